@@ -1,0 +1,3 @@
+"""rlplace: declarative placement for reinforcement learning."""
+
+__version__ = "0.1.0"

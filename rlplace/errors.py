@@ -1,0 +1,283 @@
+"""Every error a user can meet: what is wrong, what stands there, why, and the line that fixes it.
+
+::
+
+    RlplaceError
+    ├── ProblemsError (ValueError)      one or more Problems, collected and raised once; exit code 2
+    │   ├── ConfigError                 a key or value of the config
+    │   └── PlacementError              a placement that the cluster or the job cannot hold
+    ├── ClusterError                    the machines are not what the plan needs; exit code 2
+    ├── OutputError                     a file of the run cannot be written: disk full, no permission
+    ├── ChannelError
+    │   ├── ChannelFull                 put_nowait without credit
+    │   ├── ChannelEmpty                get_nowait without an item
+    │   ├── ChannelTimeout              a deadline passed; says who waited for whom
+    │   ├── ChannelClosed               put after close
+    │   ├── EndOfStream                 get after the last item of a closed channel
+    │   ├── ChannelBroken               the peer died or the run was cancelled
+    │   └── ChannelMisuse (ValueError)  an undeclared key, an item above the capacity, a batch that cannot be exact
+    ├── WeightSyncError                 a push arrived late, incomplete or damaged; the old version stays in use
+    ├── WorkerError                     a method failed on a rank: component, rank, node, remote traceback
+    ├── WorkerTimeout (TimeoutError)    a deadline passed; says which ranks were still working, on what, and where
+    ├── DivergedError                   an update of the policy is not a finite number
+    └── AcceleratorError
+        ├── AcceleratorOutOfMemory      names the residents and their bytes
+        └── NotResident                 asked to compute while offloaded
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import errno
+import functools
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a piece of config text stands."""
+
+    file: str
+    line: int | None = None  # 1-based; None for text without lines, such as a command-line override
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, in the form every error of this package has.
+
+    `code` is stable and asserted by tests; `span` is the half-open column range of `got` the caret marks.
+    """
+
+    code: str
+    key: str
+    what: str
+    got: str | None = None
+    span: tuple[int, int] | None = None
+    source: Source | None = None
+    why: str | None = None
+    fix: str | None = None
+
+    def render(self) -> str:
+        head = f"{self.key}: {self.what}"
+        lines = [f"{head:<74} [{self.code}]"]
+        if self.got is not None:
+            where = f"     ({self.source})" if self.source else ""
+            lines.append(_indent("    got: ", self.got) + where)
+            if self.span is not None:
+                start, end = self.span
+                lines.append(" " * (len("    got: ") + start) + "^" * max(1, end - start))
+        elif self.source is not None:
+            lines.append(f"     at: {self.source}")
+        if self.why is not None:
+            lines.append(_indent("    why: ", self.why))
+        if self.fix is not None:
+            lines.append(_indent("    fix: ", self.fix))
+        return "\n".join(lines)
+
+
+def _indent(label: str, text: str) -> str:
+    return label + text.replace("\n", "\n" + " " * len(label))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The nearest known word, or None when none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+class RlplaceError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ProblemsError(RlplaceError, ValueError):
+    """One or more problems of a config, collected and raised once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        if not problems:
+            raise AssertionError("a ProblemsError needs at least one problem")
+        self.problems = tuple(problems)
+        super().__init__("\n".join(p.render() for p in self.problems))
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(p.code for p in self.problems)
+
+    def __reduce__(self) -> tuple[type[ProblemsError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+class ConfigError(ProblemsError):
+    """A key or a value of the config is wrong."""
+
+
+class PlacementError(ProblemsError):
+    """The placement does not fit the cluster or the job."""
+
+
+class _OneProblem(RlplaceError):
+    """An error that carries exactly one Problem; `str()` is its rendered form."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.render())
+
+    @property
+    def code(self) -> str:
+        return self.problem.code
+
+    def __reduce__(self) -> tuple[type[_OneProblem], tuple[Problem]]:
+        return type(self), (self.problem,)
+
+
+class ClusterError(_OneProblem):
+    """The machines that were found are not what the plan needs."""
+
+
+class OutputError(_OneProblem):
+    """A file of the run cannot be written."""
+
+    @classmethod
+    def of(cls, path: Path, error: OSError) -> OutputError:
+        """The house form of what the operating system said about `path`, with the space that is left there."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return cls(
+            Problem(
+                code="disk-full" if full else "cannot-write",
+                key="runner.output_dir",
+                what="the disk is full" if full else f"cannot write: {error.strerror or error}",
+                got=str(path),
+                why=_free_space(path),
+                fix="runner.output_dir=<a folder with free space that you may write to>",
+            )
+        )
+
+
+def _free_space(path: Path) -> str | None:
+    """Bytes left where `path` is or would be; None when nobody can tell."""
+    there = next((p for p in (path, *path.parents) if p.exists()), None)
+    if there is None:
+        return None
+    try:
+        return f"{shutil.disk_usage(there).free:,} bytes are free in {there if there.is_dir() else there.parent}"
+    except OSError:
+        return None
+
+
+class ChannelError(_OneProblem):
+    """Base of what a channel raises."""
+
+
+class ChannelFull(ChannelError):
+    """`put_nowait` found no credit."""
+
+
+class ChannelEmpty(ChannelError):
+    """`get_nowait` found no item."""
+
+
+class ChannelTimeout(ChannelError, TimeoutError):
+    """The deadline of a `put` or `get` passed."""
+
+
+class ChannelClosed(ChannelError):
+    """An item was put into a closed channel."""
+
+
+class EndOfStream(ChannelError):
+    """The channel is closed and its last item was taken."""
+
+
+class ChannelBroken(ChannelError):
+    """The peer died or the run was cancelled; what was in the channel is lost."""
+
+
+class ChannelMisuse(ChannelError, ValueError):
+    """A call that this channel can never serve, however long it waits."""
+
+
+class WeightSyncError(_OneProblem):
+    """What was pushed is not the version that was asked for, whole and undamaged."""
+
+
+class DivergedError(_OneProblem):
+    """An update of the policy is not a finite number; the weights are those of before it."""
+
+
+class AcceleratorError(_OneProblem):
+    """Base of what an accelerator refuses."""
+
+
+class AcceleratorOutOfMemory(AcceleratorError):
+    """An onload would exceed the accelerator's memory; the residents are named."""
+
+
+class NotResident(AcceleratorError):
+    """A worker was asked to compute while its state was not on the accelerator."""
+
+
+class WorkerError(RlplaceError):
+    """A worker's method failed, or its process died.
+
+    `remote_traceback` is the traceback on the worker's side; `cause` the exception raised there, None when the process
+    died.
+    """
+
+    def __init__(
+        self,
+        *,
+        component: str,
+        rank: int,
+        node: int,
+        accelerators: tuple[int, ...] = (),
+        method: str,
+        what: str,
+        stage: str | None = None,
+        version: int | None = None,
+        remote_traceback: str | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        self.component = component
+        self.rank = rank
+        self.node = node
+        self.accelerators = accelerators
+        self.method = method
+        self.what = what
+        self.stage = stage
+        self.version = version
+        self.remote_traceback = remote_traceback
+        self.cause = cause
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        on = f"node {self.node}"
+        if self.accelerators:
+            on += ", accelerators " + ",".join(str(a) for a in self.accelerators)
+        if self.stage is not None:
+            on += f", stage {self.stage}"
+        if self.version is not None:
+            on += f", policy version {self.version}"
+        lines = [f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"]
+        if self.remote_traceback:
+            lines += ["  on the worker:", *("    " + line for line in self.remote_traceback.rstrip().splitlines())]
+        return "\n".join(lines)
+
+    def at(self, *, stage: str, version: int) -> WorkerError:
+        """The same failure with the stage and policy version in which it happened."""
+        return WorkerError(**{**self._facts(), "stage": stage, "version": version})
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("__")}  # less __notes__
+
+    def __reduce__(self) -> tuple[functools.partial[WorkerError], tuple[()]]:
+        return functools.partial(WorkerError, **self._facts()), ()
+
+
+class WorkerTimeout(_OneProblem, TimeoutError):
+    """Ranks did not finish a method before the caller's deadline; they are still working on it."""

@@ -1,0 +1,47 @@
+"""Named numbers with the way they are reduced over ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+Reduction = Literal["mean", "sum", "max", "min"]
+_REDUCE: Mapping[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "min": min}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metric:
+    """One rank's number. `weight` counts in a mean only (samples, episodes); weight 0 means nothing was seen."""
+
+    value: float
+    reduce: Reduction = "mean"
+    weight: float = 1.0
+
+
+Metrics = Mapping[str, Metric]  # "component/name" -> number; seconds end in _s, bytes in _bytes
+
+
+def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
+    """One number per name over all ranks that reported it. Names nobody has data for (all weights 0) are left out.
+
+    Raises ValueError when two ranks disagree on how a name is reduced.
+    """
+    by_name: dict[str, list[Metric]] = {}
+    for metrics in ranks:
+        for name, metric in metrics.items():
+            by_name.setdefault(name, []).append(metric)
+    reduced: dict[str, float] = {}
+    for name, metrics_of_name in by_name.items():
+        ways = {m.reduce for m in metrics_of_name}
+        if len(ways) > 1:
+            raise ValueError(f"metric {name}: reduced as {' and '.join(sorted(ways))}")
+        way, values = ways.pop(), [m.value for m in metrics_of_name if m.weight > 0]
+        if not values:
+            continue
+        if way == "mean":
+            total = sum(m.weight for m in metrics_of_name)
+            reduced[name] = sum(m.value * m.weight for m in metrics_of_name if m.weight > 0) / total
+        else:
+            reduced[name] = _REDUCE[way](values)
+    return reduced

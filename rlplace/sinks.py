@@ -1,0 +1,175 @@
+"""Where the numbers of an iteration go: a line on the console, a line of JSON, a TensorBoard record.
+
+A sink writes at once and completely: what a file holds is whole iterations, also after a full disk or a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from rlplace.errors import OutputError
+from rlplace.tfevents import first_record, scalars_record
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+LINES_PER_HEADER = 40
+
+
+class Sink(Protocol):
+    """Takes one iteration at a time. `env_steps` counts all envs since the start of the run."""
+
+    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Raises OutputError when a file cannot take it; then nothing of it is in the file."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent; never raises for what was already written."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """One metric on the console."""
+
+    head: str
+    metric: str
+    form: str  # of `format`; the longest expected value fits `width`
+    width: int
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        value = metrics.get(self.metric)
+        return ("-" if value is None else format(value, self.form)).rjust(self.width)
+
+
+COLUMNS = (
+    Column("return", "env/mean_return", ",.1f", 10),
+    Column("steps/s", "env/steps_per_s", ",.0f", 9),
+    Column("rollout s", "time/rollout_s", ".2f", 10),
+    Column("learn s", "time/learn_s", ".2f", 8),
+    Column("sync s", "time/sync_s", ".2f", 7),
+    Column("moves s", "time/moves_s", ".2f", 8),
+    Column("overhead", "time/overhead_share", ".0%", 9),
+)
+
+
+class ConsoleSink:
+    """One aligned line per iteration; the heading again every LINES_PER_HEADER lines, bold on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._lines = 0
+
+    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        if self._lines % LINES_PER_HEADER == 0:
+            self._print(self._heading())
+        self._lines += 1
+        self._print(f"{iteration:>5,}{env_steps:>13,}" + "".join(column.cell(metrics) for column in COLUMNS))
+
+    def close(self) -> None:
+        pass
+
+    def _heading(self) -> str:
+        text = " iter    env steps" + "".join(column.head.rjust(column.width) for column in COLUMNS)
+        return f"\x1b[1m{text}\x1b[0m" if self._stream.isatty() else text
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class WholeAppends:
+    """A file that grows by whole pieces: an append is in it completely or not at all. Owns the file descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OutputError.of(path, error) from error
+
+    def append(self, piece: bytes) -> None:
+        """Raises OutputError, with the file as it was before."""
+        assert self._fd is not None, f"{self._path} is closed"
+        try:
+            before = os.fstat(self._fd).st_size
+            try:
+                _write_all(self._fd, piece)
+            except OSError:
+                if os.fstat(self._fd).st_size > before:
+                    os.ftruncate(self._fd, before)
+                raise
+        except OSError as error:
+            raise OutputError.of(self._path, error) from error
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _write_all(fd: int, piece: bytes) -> None:
+    """One system call as a rule. A disk that fills up takes a part and names its error on the next call."""
+    done = os.write(fd, piece)
+    while done < len(piece):
+        done += os.write(fd, piece[done:])
+
+
+class JsonlSink:
+    """One JSON object per iteration. A number that JSON cannot hold (nan, inf) is null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = WholeAppends(path)
+
+    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+        line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
+        self._file.append(line.encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """An event file for `tensorboard --logdir`; the horizontal axis is env steps."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._file = WholeAppends(folder / f"events.out.tfevents.{int(clock())}.{socket.gethostname()}.{os.getpid()}")
+        self._file.append(first_record(clock()))
+
+    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        self._file.append(scalars_record(self._clock(), env_steps, metrics))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def make_sinks(names: Iterable[str], directory: Path) -> list[Sink]:
+    """The sinks of `names` ("console", "jsonl", "tensorboard"); files go to `directory`. The caller closes them.
+
+    Raises OutputError when a file cannot be made; then none is left open.
+    """
+    makers: Mapping[str, Callable[[], Sink]] = {
+        "console": ConsoleSink,
+        "jsonl": lambda: JsonlSink(directory / METRICS_FILE),
+        "tensorboard": lambda: TensorBoardSink(directory / TENSORBOARD_FOLDER),
+    }
+    with contextlib.ExitStack() as opened:
+        sinks: list[Sink] = []
+        for name in names:
+            sink = makers[name]()
+            opened.callback(sink.close)
+            sinks.append(sink)
+        opened.pop_all()
+        return sinks

@@ -1,0 +1,232 @@
+"""Turns a plain mapping into frozen dataclasses, collecting every problem instead of stopping at the first.
+
+The field's type is its rule: `int`, `float`, `bool`, `str`, `Literal`, `X | None`, `tuple[X, ...]`, nested dataclasses
+and `Mapping[str, object]` (kept verbatim). `metadata` narrows it: `unit="bytes"` reads `16GiB`; `minimum`, `above`,
+`maximum` and `below` bound a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+
+from rlplace.errors import Problem, Source, did_you_mean
+
+_T = typing.TypeVar("_T")
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+
+
+class _Missing:
+    """Marks a value that was rejected; its problem is already recorded."""
+
+
+_REJECTED = _Missing()
+
+
+@dataclasses.dataclass(slots=True)
+class Reader:
+    """Collects problems while it reads one config. Owns nothing but its list."""
+
+    sources: Mapping[str, Source]  # key path -> where its value stands
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+
+    def reject(
+        self, code: str, key: str, what: str, value: object = None, *, why: str | None = None, fix: str | None = None
+    ) -> _Missing:
+        got = None if value is _REJECTED else show(value)
+        self.problems.append(Problem(code=code, key=key, what=what, got=got, source=self.source(key), why=why, fix=fix))
+        return _REJECTED
+
+    def source(self, key: str) -> Source | None:
+        """Where `key`, or the nearest key above it, was written."""
+        while key:
+            if key in self.sources:
+                return self.sources[key]
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+        return None
+
+    def read(self, kind: type[_T], mapping: object, path: str = "") -> _T | None:
+        """An instance of the dataclass `kind`, or None when a problem was recorded below `path`."""
+        before = len(self.problems)
+        value = self._dataclass(kind, mapping, path)
+        return None if len(self.problems) > before else typing.cast(_T, value)
+
+    def _dataclass(self, kind: type, mapping: object, path: str) -> object:
+        where = path or "config"
+        if not isinstance(mapping, Mapping):
+            return self.reject("wrong-type", where, "expected a block of keys", mapping, fix=_example(kind, where))
+        fields = {f.name: f for f in dataclasses.fields(kind)}
+        hints = typing.get_type_hints(kind)
+        prefix = f"{path}." if path else ""
+        for key in mapping:
+            if key not in fields:
+                self._unknown(str(key), fields, prefix, mapping[key])
+        values: dict[str, object] = {}
+        for name, field in fields.items():
+            key = prefix + name
+            if name in mapping:
+                values[name] = self._value(hints[name], mapping[name], key, field.metadata)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.reject("missing-key", key, "is required", _REJECTED, why=field.metadata.get("doc"))
+                values[name] = _REJECTED
+        if any(v is _REJECTED for v in values.values()):
+            return _REJECTED
+        return kind(**values)
+
+    def _unknown(self, key: str, fields: Mapping[str, object], prefix: str, value: object) -> None:
+        near = did_you_mean(key, fields)
+        known = ", ".join(fields)
+        self.problems.append(
+            Problem(
+                code="unknown-key",
+                key=prefix + key,
+                what="unknown key" + (f", did you mean {near!r}?" if near else ""),
+                got=f"{key}: {show(value)}",
+                span=(0, len(key)),
+                source=self.source(prefix + key),
+                why=f"known keys here: {known}",
+                fix=f"{near}: {show(value)}" if near else f"remove {key}",
+            )
+        )
+
+    def _value(self, hint: object, value: object, key: str, rules: Mapping[str, object]) -> object:
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (types.UnionType, typing.Union):
+            if value is None and type(None) in args:
+                return None
+            options = [a for a in args if a is not type(None)]
+            literals = [a for a in options if typing.get_origin(a) is typing.Literal]
+            if any(value in typing.get_args(a) for a in literals):
+                return value
+            if literals and isinstance(value, str) and str not in options:
+                return self._word_or(options, value, key)
+            return self._value(next(a for a in options if a not in literals), value, key, rules)
+        if origin is typing.Literal:
+            return self._choice(args, value, key)
+        if origin is tuple:
+            if not isinstance(value, Sequence) or isinstance(value, str):
+                return self.reject("wrong-type", key, "expected a list", value, fix=f"{_leaf(key)}: [{show(value)}]")
+            items = tuple(self._value(args[0], v, f"{key}[{i}]", rules) for i, v in enumerate(value))
+            return _REJECTED if any(i is _REJECTED for i in items) else items
+        if origin is not None and issubclass(origin, Mapping):
+            if not isinstance(value, Mapping):
+                return self.reject("wrong-type", key, "expected a block of keys", value)
+            return value
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            return self._dataclass(hint, value, key)
+        return self._scalar(hint, value, key, rules)
+
+    def _word_or(self, options: Sequence[object], value: str, key: str) -> object:
+        """A word where a number or one of a few words is expected."""
+        words = [word for a in options for word in typing.get_args(a)]
+        near = did_you_mean(value, words)
+        return self.reject(
+            "unknown-choice",
+            key,
+            "unknown word" + (f", did you mean {near!r}?" if near else ""),
+            value,
+            why="takes a number or one of: " + ", ".join(words),
+            fix=f"{_leaf(key)}: {near or words[0]}",
+        )
+
+    def _choice(self, choices: tuple[object, ...], value: object, key: str) -> object:
+        if value in choices:
+            return value
+        near = did_you_mean(str(value), [str(c) for c in choices])
+        return self.reject(
+            "unknown-choice",
+            key,
+            "unknown choice" + (f", did you mean {near!r}?" if near else ""),
+            value,
+            why="choices: " + ", ".join(show(c) for c in choices),
+            fix=f"{_leaf(key)}: {near or show(choices[0])}",
+        )
+
+    def _scalar(self, hint: object, value: object, key: str, rules: Mapping[str, object]) -> object:
+        if rules.get("unit") == "bytes":
+            return self._bytes(value, key)
+        if hint is str:
+            if isinstance(value, str):
+                return value
+            return self.reject("wrong-type", key, "expected text", value, fix=f'{_leaf(key)}: "{show(value)}"')
+        if hint is bool:
+            if isinstance(value, bool):
+                return value
+            return self.reject("wrong-type", key, "expected true or false", value, fix=f"{_leaf(key)}: true")
+        if hint is int:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int):
+                return self.reject("wrong-type", key, "expected a whole number", value)
+            return self._bounded(value, key, rules, value)
+        if hint is float:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                fix = None
+                if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]+", value):
+                    mantissa, exponent = re.split("[eE]", value)
+                    fix = f"{_leaf(key)}: {mantissa}.0e{exponent}"  # YAML 1.1 reads 3e-4 as text
+                return self.reject("wrong-type", key, "expected a number", value, fix=fix)
+            try:
+                number = float(value)
+            except OverflowError:  # a whole number beyond the range of a float
+                number = math.inf
+            if not math.isfinite(number):
+                return self.reject("out-of-bounds", key, "must be finite", value)
+            return self._bounded(number, key, rules, value)
+        raise AssertionError(f"{key}: no rule reads the type {hint!r}")
+
+    def _bounded(self, value: float, key: str, rules: Mapping[str, object], written: object) -> object:
+        signs = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
+        bounds = {r: typing.cast(float, rules[r]) for r in signs if r in rules}
+        ok = {
+            "minimum": lambda b: value >= b,
+            "above": lambda b: value > b,
+            "maximum": lambda b: value <= b,
+            "below": lambda b: value < b,
+        }
+        if all(ok[r](b) for r, b in bounds.items()):
+            return value
+        rule = " and ".join(f"{signs[r]} {b}" for r, b in bounds.items())
+        return self.reject("out-of-bounds", key, f"must be {rule}", written)
+
+    def _bytes(self, value: object, key: str) -> object:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        match = _BYTES.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            why = "a size is a whole number of bytes or a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB)"
+            return self.reject("bad-size", key, "expected a size", value, why=why, fix=f"{_leaf(key)}: 16GiB")
+        return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _example(kind: type, where: str) -> str:
+    first = dataclasses.fields(kind)[0].name
+    return f"{_leaf(where)}: {{{first}: ...}}"
+
+
+def show(value: object) -> str:
+    """A value as it would be written in YAML, on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(show(v) for v in value) + "]"
+    return str(value)

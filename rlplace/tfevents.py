@@ -1,0 +1,84 @@
+"""Scalars as TensorBoard's event records, so that the driver needs neither TensorFlow nor a library that imports torch.
+
+A record is `length, crc(length), event, crc(event)`; an event is a protocol buffer of two or three fields. Both formats
+are fixed: see `tensorflow/core/lib/io/record_writer.h` and `tensorflow/core/util/event.proto`.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping
+
+_FILE_VERSION = b"brain.Event:2"
+_CASTAGNOLI = 0x82F63B78  # the CRC-32C polynomial, bits reversed
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+
+
+def first_record(wall_time: float) -> bytes:
+    """The record every event file begins with."""
+    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _bytes_field(3, _FILE_VERSION))
+
+
+def scalars_record(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
+    """One record with the value of every name at `step` (not negative)."""
+    values = b"".join(
+        _bytes_field(1, _bytes_field(1, name.encode()) + _field(2, _FIXED32, _float32(value)))
+        for name, value in scalars.items()
+    )
+    event = _field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step))
+    return _record(event + _bytes_field(5, values))
+
+
+def crc32c(data: bytes) -> int:
+    """The Castagnoli checksum of RFC 3720."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+@functools.cache
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_CASTAGNOLI if byte & 1 else 0)
+        table.append(byte)
+    return tuple(table)
+
+
+def _record(event: bytes) -> bytes:
+    length = struct.pack("<Q", len(event))
+    return length + _masked_crc(length) + event + _masked_crc(event)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """A checksum of data that may itself hold checksums is rotated and shifted, as the record format asks."""
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _field(number: int, wire_type: int, payload: bytes) -> bytes:
+    return _varint(number << 3 | wire_type) + payload
+
+
+def _bytes_field(number: int, payload: bytes) -> bytes:
+    return _field(number, _BYTES, _varint(len(payload)) + payload)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _float32(value: float) -> bytes:
+    """Beyond float32 a number becomes an infinity, as numpy would make it; struct alone refuses it."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))

@@ -1,0 +1,146 @@
+"""What travels between simulator, policy and learner, and how it is cut and joined along the environments.
+
+Letters: T steps of an iteration, B environments (rows), O observation shape, A action shape, K truncations.
+Rows are numbered over the whole job: row i is the same simulator in every placement. Arrays are numpy; env workers do
+not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What an env rank asks a rollout rank to decide on."""
+
+    env_rank: int
+    stage_group: int
+    step: int  # 0..T-1 within the iteration
+    first_row: int  # global row of observations[0]
+    observations: Array  # [B, *O]
+
+    @property
+    def weight(self) -> int:
+        return len(self.observations)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ActionChunk:
+    """The answer to one Observation, row for row."""
+
+    stage_group: int
+    step: int
+    first_row: int
+    actions: Array  # [B, *A]
+    logprobs: Array  # [B] float32, log-density of `actions` under policy `version`
+    values: Array  # [B] float32, value estimate of the observations
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """T steps of B neighbouring environments. `observations[t]` is what `actions[t]` answered.
+
+    An episode that ends at step t starts anew at once: `observations[t + 1]` is already the next episode's first. Where
+    it was cut by a time limit (`truncated`), its last observation is in `final_observations`, in the order of
+    `numpy.argwhere(truncated)`, so that the learner can bootstrap from it.
+    """
+
+    first_row: int
+    env_rank: int
+    version_min: int
+    version_max: int
+    observations: Array  # [T, B, *O]
+    actions: Array  # [T, B, *A]
+    logprobs: Array  # [T, B] float32
+    values: Array  # [T, B] float32
+    rewards: Array  # [T, B] float32
+    terminated: Array  # [T, B] bool, the episode reached an end
+    truncated: Array  # [T, B] bool, the episode was cut; never both
+    last_observations: Array  # [B, *O], after step T-1, autoreset applied
+    final_observations: Array  # [K, *O]
+
+    def __post_init__(self) -> None:
+        steps_rows = self.rewards.shape
+        for name in ("observations", "actions", "logprobs", "values", "terminated", "truncated"):
+            shape = getattr(self, name).shape
+            if shape[:2] != steps_rows:
+                raise ValueError(f"trajectory: {name} has shape {shape}, expected [T, B] = {steps_rows}")
+        if len(self.last_observations) != steps_rows[1]:
+            raise ValueError(f"trajectory: {len(self.last_observations)} last observations for {steps_rows[1]} rows")
+        finals, cuts = len(self.final_observations), int(self.truncated.sum())
+        if finals != cuts:
+            raise ValueError(f"trajectory: {finals} final observations for {cuts} cuts")
+        if bool((self.terminated & self.truncated).any()):
+            raise ValueError("trajectory: a step is both terminated and truncated")
+
+    @property
+    def steps(self) -> int:
+        return int(self.rewards.shape[0])
+
+    @property
+    def rows(self) -> int:
+        return int(self.rewards.shape[1])
+
+    @property
+    def weight(self) -> int:
+        """Samples in here, the weight of this item in a channel."""
+        return int(self.rewards.size)
+
+    def split(self, start: int, stop: int) -> Trajectory:
+        """Rows start..stop-1, counted within this trajectory; arrays are views where possible."""
+        if not 0 <= start < stop <= self.rows:
+            raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
+        cut = np.argwhere(self.truncated)[:, 1]
+        along_rows = {
+            name: getattr(self, name)[:, start:stop]
+            for name in ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")
+        }
+        return dataclasses.replace(
+            self,
+            first_row=self.first_row + start,
+            last_observations=self.last_observations[start:stop],
+            final_observations=self.final_observations[(cut >= start) & (cut < stop)],
+            **along_rows,
+        )
+
+
+def concat(pieces: Sequence[Trajectory]) -> Trajectory:
+    """The trajectories of neighbouring rows as one, whatever order they came in.
+
+    Raises ValueError when rows are missing or given twice.
+    """
+    pieces = sorted(pieces, key=lambda p: p.first_row)
+    if not pieces:
+        raise ValueError("trajectory: nothing to join")
+    for left, right in itertools.pairwise(pieces):
+        if left.first_row + left.rows != right.first_row:
+            raise ValueError(
+                f"trajectory: rows end at {left.first_row + left.rows - 1} and go on at {right.first_row}: "
+                + ("rows are missing" if left.first_row + left.rows < right.first_row else "rows came twice")
+            )
+    along_rows = {
+        name: np.concatenate([getattr(p, name) for p in pieces], axis=1)
+        for name in ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")
+    }
+    # argwhere order is by step first, so the final observations of the pieces interleave.
+    cuts = np.concatenate([np.argwhere(p.truncated) + [0, p.first_row] for p in pieces])
+    order = np.lexsort((cuts[:, 1], cuts[:, 0]))
+    return Trajectory(
+        first_row=pieces[0].first_row,
+        env_rank=pieces[0].env_rank,
+        version_min=min(p.version_min for p in pieces),
+        version_max=max(p.version_max for p in pieces),
+        last_observations=np.concatenate([p.last_observations for p in pieces]),
+        final_observations=np.concatenate([p.final_observations for p in pieces])[order],
+        **along_rows,
+    )

@@ -1,0 +1,229 @@
+"""How a mapping becomes a dataclass, and what a wrong one is told; every code of the reader is raised here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from rlplace.errors import Problem, Source
+from rlplace.structure import Reader, show
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    name: str
+    size: int = dataclasses.field(default=0, metadata={"unit": "bytes"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    inner: Inner
+    count: int = dataclasses.field(default=1, metadata={"minimum": 1, "maximum": 8})
+    rate: float = dataclasses.field(default=0.5, metadata={"above": 0, "below": 1})
+    flag: bool = False
+    mode: Literal["fast", "slow"] = "fast"
+    many: int | Literal["auto"] = dataclasses.field(default="auto", metadata={"minimum": 1})
+    limit: float | None = None
+    sizes: tuple[int, ...] = dataclasses.field(default=(), metadata={"minimum": 1})
+    modes: tuple[Literal["fast", "slow"], ...] = ()
+    free: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def read(**values: Any) -> Outer:
+    reader = Reader(sources={})
+    outer = reader.read(Outer, {"inner": {"name": "n"}, **values})
+    assert reader.problems == []
+    assert outer is not None
+    return outer
+
+
+def problem(sources: Mapping[str, Source] | None = None, **values: Any) -> Problem:
+    """The only problem of a mapping."""
+    reader = Reader(sources=sources or {})
+    assert reader.read(Outer, {"inner": {"name": "n"}, **values}) is None
+    assert len(reader.problems) == 1
+    return reader.problems[0]
+
+
+def test_absent_keys_have_their_defaults() -> None:
+    assert read() == Outer(inner=Inner(name="n"))
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "read_as"),
+    [
+        ("count", 8, 8),
+        ("count", 8.0, 8),  # a number like 1e1 in YAML is a float
+        ("rate", 0.25, 0.25),
+        ("flag", True, True),
+        ("mode", "slow", "slow"),
+        ("many", "auto", "auto"),
+        ("many", 3, 3),
+        ("limit", None, None),
+        ("limit", 2, 2.0),
+        ("sizes", [1, 2], (1, 2)),
+        ("modes", ["slow"], ("slow",)),
+        ("free", {"a": {"b": 1}}, {"a": {"b": 1}}),
+    ],
+)
+def test_values_are_read_by_the_type_of_their_field(key: str, written: object, read_as: object) -> None:
+    value = getattr(read(**{key: written}), key)
+    assert value == read_as
+    assert type(value) is type(read_as)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0),
+        (4096, 4096),
+        ("16GiB", 16 << 30),
+        ("1.5 KiB", 1536),
+        ("2kB", 2000),
+        ("7", 7),
+        ("3 b", 3),
+        ("1TIB", 1 << 40),
+    ],
+)
+def test_sizes_have_units(text: object, size: int) -> None:
+    assert read(inner={"name": "n", "size": text}).inner.size == size
+
+
+@pytest.mark.parametrize("text", [-1, True, 1.5, "16 gigs", "GiB", "-1GiB", "1e9", None])
+def test_what_is_no_size(text: object) -> None:
+    found = problem(inner={"name": "n", "size": text})
+    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", "size: 16GiB")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code", "fix"),
+    [
+        ("count", "three", "wrong-type", None),
+        ("count", True, "wrong-type", None),
+        ("count", 1.5, "wrong-type", None),
+        ("count", None, "wrong-type", None),
+        ("count", 0, "out-of-bounds", None),
+        ("count", 9, "out-of-bounds", None),
+        ("rate", "3e-4", "wrong-type", "rate: 3.0e-4"),
+        ("rate", "half", "wrong-type", None),
+        ("rate", False, "wrong-type", None),
+        ("rate", 0, "out-of-bounds", None),
+        ("rate", 1.0, "out-of-bounds", None),
+        ("rate", float("nan"), "out-of-bounds", None),
+        ("rate", 10**400, "out-of-bounds", None),
+        ("flag", 1, "wrong-type", "flag: true"),
+        ("flag", "yes", "wrong-type", "flag: true"),
+        ("mode", "fsat", "unknown-choice", "mode: fast"),
+        ("mode", None, "unknown-choice", "mode: fast"),
+        ("many", "atuo", "unknown-choice", "many: auto"),
+        ("many", 0, "out-of-bounds", None),
+        ("many", [1], "wrong-type", None),
+        ("limit", "none", "wrong-type", None),
+        ("sizes", 3, "wrong-type", "sizes: [3]"),
+        ("sizes", "1,2", "wrong-type", "sizes: [1,2]"),
+        ("free", [1], "wrong-type", None),
+        ("inner", 3, "wrong-type", "inner: {name: ...}"),
+    ],
+)
+def test_a_wrong_value_is_named(key: str, value: object, code: str, fix: str | None) -> None:
+    found = problem(**{key: value})
+    assert (found.code, found.key, found.got, found.fix) == (code, key, show(value), fix)
+
+
+def test_a_wrong_item_of_a_list_is_named_by_its_index() -> None:
+    assert problem(sizes=[1, 0, 2]).key == "sizes[1]"
+    assert problem(modes=["fast", "slwo"]).key == "modes[1]"
+
+
+def test_bounds_are_said_as_a_rule() -> None:
+    assert problem(count=9).what == "must be >= 1 and <= 8"
+    assert problem(rate=1.0).what == "must be > 0 and < 1"
+
+
+def test_text_is_not_guessed_from_numbers() -> None:
+    found = problem(inner={"name": 3})
+    assert (found.code, found.key, found.fix) == ("wrong-type", "inner.name", 'name: "3"')
+
+
+def test_an_unknown_key_is_met_with_the_near_one() -> None:
+    found = problem(cuont=3)
+    assert found.code == "unknown-key"
+    assert found.what == "unknown key, did you mean 'count'?"
+    assert (found.got, found.span, found.fix) == ("cuont: 3", (0, 5), "count: 3")
+    assert found.why is not None
+    assert "inner, count, rate" in found.why
+
+
+def test_an_unknown_key_without_a_near_one_is_to_be_removed() -> None:
+    found = problem(xyzzy=1)
+    assert (found.what, found.fix) == ("unknown key", "remove xyzzy")
+
+
+def test_keys_need_not_be_text() -> None:
+    reader = Reader(sources={})
+    assert reader.read(Outer, {"inner": {"name": "n"}, 7: 1}) is None
+    assert reader.problems[0].key == "7"
+
+
+def test_a_missing_key_is_named() -> None:
+    found = problem(inner={})
+    assert (found.code, found.key, found.got) == ("missing-key", "inner.name", None)
+
+
+def test_a_config_that_is_no_mapping() -> None:
+    reader = Reader(sources={})
+    assert reader.read(Outer, ["inner"]) is None
+    assert [(p.code, p.key) for p in reader.problems] == [("wrong-type", "config")]
+
+
+def test_all_problems_are_collected() -> None:
+    reader = Reader(sources={})
+    wrong = {"inner": {"name": 1, "size": "big", "nmae": 2}, "count": 0, "mode": "x", "sizes": ["a", 0]}
+    assert reader.read(Outer, wrong) is None
+    assert sorted(p.key for p in reader.problems) == [
+        "count",
+        "inner.name",
+        "inner.nmae",
+        "inner.size",
+        "mode",
+        "sizes[0]",
+        "sizes[1]",
+    ]
+
+
+def test_one_reader_reads_several_blocks_and_judges_each() -> None:
+    reader = Reader(sources={})
+    assert reader.read(Inner, {"name": 1}, "first") is None
+    assert reader.read(Inner, {"name": "n"}, "second") == Inner(name="n")
+    assert [p.key for p in reader.problems] == ["first.name"]
+
+
+@pytest.mark.parametrize(
+    ("known", "line"), [("sizes[0]", 5), ("sizes", 4), ("inner", None)], ids=["the item", "its list", "elsewhere"]
+)
+def test_a_problem_shows_the_nearest_line(known: str, line: int | None) -> None:
+    source = problem(sources={known: Source(file="f.yaml", line=line)}, sizes=[0]).source
+    assert (source and source.line) == line
+
+
+def test_a_key_below_a_written_block_shows_the_line_of_the_block() -> None:
+    assert problem({"inner": Source(file="f.yaml", line=2)}, inner={}).source == Source(file="f.yaml", line=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (3, "3"),
+        ("a", "a"),
+        ([1, None], "[1, null]"),
+        ({"a": [True], "b": {}}, "{a: [true], b: {}}"),
+    ],
+)
+def test_values_are_shown_as_yaml(value: object, text: str) -> None:
+    assert show(value) == text

@@ -1,0 +1,140 @@
+"""Cutting and joining trajectories loses nothing and keeps final observations beside their cuts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.trajectory import Observation, Trajectory, concat
+
+ALONG_ROWS = ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")
+
+
+def label(step: int, row: int) -> float:
+    """A number that tells step and global row."""
+    return 100.0 * step + row
+
+
+def trajectory(truncated: np.ndarray[Any, Any], first_row: int = 0, **changes: Any) -> Trajectory:
+    """Every entry carries its own label, so that a misplaced one is seen; a final observation adds a half to it."""
+    steps, rows = truncated.shape
+    labels = np.array([[label(t, first_row + b) for b in range(rows)] for t in range(steps)], np.float32)
+    cuts = np.argwhere(truncated)
+    fields = {
+        "first_row": first_row,
+        "env_rank": 0,
+        "version_min": 3,
+        "version_max": 3,
+        "observations": labels.reshape(steps, rows, 1),
+        "actions": labels.reshape(steps, rows, 1) + 1000,
+        "logprobs": labels + 2000,
+        "values": labels + 3000,
+        "rewards": labels + 4000,
+        "terminated": (labels % 2 == 0) & ~truncated,
+        "truncated": truncated,
+        "last_observations": labels[-1].reshape(rows, 1) + 5000,
+        "final_observations": np.array([[label(t, first_row + b) + 0.5] for t, b in cuts], np.float32).reshape(-1, 1),
+    }
+    return Trajectory(**(fields | changes))
+
+
+def assert_same(left: Trajectory, right: Trajectory) -> None:
+    for field in dataclasses.fields(Trajectory):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        np.testing.assert_array_equal(one, other, err_msg=field.name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype
+
+
+@st.composite
+def cut_in_pieces(draw: st.DrawFn) -> tuple[Trajectory, list[int]]:
+    """A trajectory with truncations anywhere, and the inner borders of a division of its rows."""
+    steps, rows = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    flags = draw(st.lists(st.booleans(), min_size=steps * rows, max_size=steps * rows))
+    whole = trajectory(np.array(flags).reshape(steps, rows), first_row=draw(st.integers(0, 20)))
+    return whole, sorted(draw(st.sets(st.integers(1, rows - 1)))) if rows > 1 else []
+
+
+@given(case=cut_in_pieces(), data=st.data())
+def test_joining_the_pieces_gives_the_whole(case: tuple[Trajectory, list[int]], data: st.DataObject) -> None:
+    whole, borders = case
+    pieces = [whole.split(a, b) for a, b in zip([0, *borders], [*borders, whole.rows], strict=True)]
+    assert_same(concat(data.draw(st.permutations(pieces))), whole)
+
+
+@given(case=cut_in_pieces(), data=st.data())
+def test_a_piece_is_what_its_own_rows_would_have_made(case: tuple[Trajectory, list[int]], data: st.DataObject) -> None:
+    whole, _ = case
+    start = data.draw(st.integers(0, whole.rows - 1))
+    stop = data.draw(st.integers(start + 1, whole.rows))
+    assert_same(whole.split(start, stop), trajectory(whole.truncated[:, start:stop], whole.first_row + start))
+
+
+def test_final_observations_are_ordered_by_step_then_row() -> None:
+    truncated = np.array([[False, True, False, True], [True, False, True, False]])
+    whole = trajectory(truncated)
+    expected = [[1.5], [3.5], [100.5], [102.5]]
+    np.testing.assert_array_equal(whole.final_observations, expected)
+    np.testing.assert_array_equal(whole.split(0, 2).final_observations, [[1.5], [100.5]])
+    np.testing.assert_array_equal(concat([whole.split(2, 4), whole.split(0, 2)]).final_observations, expected)
+
+
+def test_joined_versions_span_those_of_the_pieces() -> None:
+    none = np.zeros((2, 2), bool)
+    old, new = trajectory(none, 0, version_min=3, version_max=4), trajectory(none, 2, version_min=4, version_max=6)
+    whole = concat([new, old])
+    assert (whole.version_min, whole.version_max, whole.first_row) == (3, 6, 0)
+
+
+@pytest.mark.parametrize(("first_row", "words"), [(3, "rows are missing"), (1, "rows came twice")])
+def test_pieces_must_be_neighbours(first_row: int, words: str) -> None:
+    none = np.zeros((2, 2), bool)
+    with pytest.raises(ValueError, match=words):
+        concat([trajectory(none, 0), trajectory(none, first_row)])
+
+
+def test_nothing_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match="nothing to join"):
+        concat([])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 1), (1, 1), (2, 1), (0, 3)])
+def test_rows_outside_cannot_be_split_off(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match=f"rows {start}:{stop} of 2"):
+        trajectory(np.zeros((2, 2), bool)).split(start, stop)
+
+
+@pytest.mark.parametrize("field", [name for name in ALONG_ROWS if name != "rewards"])
+def test_every_array_has_the_steps_and_rows_of_the_rewards(field: str) -> None:
+    whole = trajectory(np.zeros((3, 2), bool))
+    with pytest.raises(ValueError, match=rf"{field} has shape \(2, 2.*\[T, B\] = \(3, 2\)"):
+        dataclasses.replace(whole, **{field: getattr(whole, field)[:2]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"last_observations": np.zeros((1, 1), np.float32)}, "1 last observations for 2 rows"),
+        ({"final_observations": np.zeros((0, 1), np.float32)}, "0 final observations for 1 cuts"),
+        ({"terminated": np.ones((2, 2), bool)}, "both terminated and truncated"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        trajectory(np.array([[True, False], [False, False]]), **changes)
+
+
+def test_the_weight_of_an_item_is_its_samples() -> None:
+    assert trajectory(np.zeros((3, 2), bool)).weight == 6
+    asked = Observation(env_rank=0, stage_group=0, step=0, first_row=4, observations=np.zeros((5, 2), np.float32))
+    assert asked.weight == 5
+
+
+def test_a_piece_shares_memory_with_the_whole() -> None:
+    whole = trajectory(np.zeros((3, 4), bool))
+    assert np.shares_memory(whole.split(1, 3).observations, whole.observations)

@@ -1,0 +1,177 @@
+"""The errors of a channel, in the house form: who waited, for whom, and what the channel held at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelClosed,
+    ChannelEmpty,
+    ChannelFull,
+    ChannelMisuse,
+    ChannelTimeout,
+    EndOfStream,
+    Problem,
+    did_you_mean,
+)
+
+_SHOWN = 8  # names of waiters or keys listed before "and N more"
+
+
+def put_timeout(
+    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, seen: Iterable[str]
+) -> ChannelTimeout:
+    return ChannelTimeout(
+        Problem(
+            code="channel-timeout",
+            key=place(spec, key),
+            what=f"{owner} waited {waited_s:.1f} s for credit",
+            why=f"{_holding(spec, stats)}\nit waited for {_peers('consumers', seen)}\n{_waiters(stats)}",
+            fix="find out why the consumers stopped, or raise the deadline if they are really this slow",
+        )
+    )
+
+
+def get_timeout(
+    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, seen: Iterable[str]
+) -> ChannelTimeout:
+    here = stats.depth_by_key.get(key, 0)
+    return ChannelTimeout(
+        Problem(
+            code="channel-timeout",
+            key=place(spec, key),
+            what=f"{owner} waited {waited_s:.1f} s for an item",
+            why=f"this key holds {here} items; {_holding(spec, stats)}\n"
+            f"it waited for {_peers('producers', seen)}\n{_waiters(stats)}",
+            fix="find out why the producers stopped, or raise the deadline if they are really this slow",
+        )
+    )
+
+
+def full(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelFull:
+    return ChannelFull(
+        Problem(code="channel-full", key=place(spec, key), what=f"no credit for {owner}", why=_holding(spec, stats))
+    )
+
+
+def empty(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelEmpty:
+    return ChannelEmpty(
+        Problem(
+            code="channel-empty", key=place(spec, key), what=f"nothing to take for {owner}", why=_holding(spec, stats)
+        )
+    )
+
+
+def closed(spec: ChannelSpec, owner: str, key: str, why: str) -> ChannelClosed:
+    return ChannelClosed(
+        Problem(code="channel-closed", key=place(spec, key), what=f"{owner} put into a closed channel", why=why)
+    )
+
+
+def end_of_stream(spec: ChannelSpec, owner: str, key: str, why: str) -> EndOfStream:
+    return EndOfStream(
+        Problem(code="end-of-stream", key=place(spec, key), what=f"{owner} asked after the last item", why=why)
+    )
+
+
+def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
+    return ChannelBroken(
+        Problem(code="channel-broken", key=f"channel {spec.name}", what=f"broken for {owner}", why=why)
+    )
+
+
+def silent(spec: ChannelSpec, owner: str, method: str, waited_s: float) -> ChannelTimeout:
+    return ChannelTimeout(
+        Problem(
+            code="channel-timeout",
+            key=f"channel {spec.name}",
+            what=f"{owner} waited {waited_s:.1f} s for the channel itself to answer {method}",
+            why="the process that holds the channel is starting, overloaded or cut off",
+            fix="look at the load of the channel's node, or raise the deadline",
+        )
+    )
+
+
+def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
+    declared = spec.keys or ()
+    near = did_you_mean(key, declared)
+    return ChannelMisuse(
+        Problem(
+            code="unknown-key",
+            key=f"channel {spec.name}",
+            what=f"{owner} used an undeclared key" + (f", did you mean {near!r}?" if near else ""),
+            got=repr(key),
+            why=f"declared keys: {_listed(repr(k) for k in declared)}",
+            fix=f"key={near!r}" if near else None,
+        )
+    )
+
+
+def item_too_large(spec: ChannelSpec, owner: str, key: str, size_bytes: int) -> ChannelMisuse:
+    return ChannelMisuse(
+        Problem(
+            code="item-too-large",
+            key=place(spec, key),
+            what=f"{owner} put an item that can never fit",
+            got=f"{size_bytes} bytes",
+            why=f"the whole channel holds {spec.capacity_bytes} bytes",
+            fix=f"capacity_bytes={size_bytes} or more, or smaller items",
+        )
+    )
+
+
+def bad_weight(spec: ChannelSpec, owner: str, key: str, weight: float) -> ChannelMisuse:
+    return ChannelMisuse(
+        Problem(
+            code="bad-weight",
+            key=place(spec, key),
+            what=f"{owner} gave a weight that is no amount",
+            got=repr(weight),
+            why="an item weighs 0 or more, a batch more than 0, both finite",
+        )
+    )
+
+
+def inexact(spec: ChannelSpec, owner: str, key: str, weight: float, reachable: Iterable[float]) -> ChannelMisuse:
+    return ChannelMisuse(
+        Problem(
+            code="inexact-batch",
+            key=place(spec, key),
+            what=f"{owner} asked for a batch of weight {weight:g} exactly",
+            why=f"in order, the items sum to {_listed(f'{w:g}' for w in reachable)}; nothing was taken",
+            fix='policy="at_least", or items whose weights divide the batch',
+        )
+    )
+
+
+def place(spec: ChannelSpec, key: str) -> str:
+    return f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
+
+
+def _holding(spec: ChannelSpec, stats: ChannelStats) -> str:
+    held = f"the channel holds {stats.depth_items} of {spec.capacity_items} items"
+    if spec.capacity_bytes is not None:
+        held += f", {stats.depth_bytes} of {spec.capacity_bytes} bytes"
+    if stats.depth_by_key and set(stats.depth_by_key) != {""}:
+        held += f" ({_listed(f'{k!r}: {n}' for k, n in stats.depth_by_key.items())})"
+    return held
+
+
+def _waiters(stats: ChannelStats) -> str:
+    return (
+        f"waiting to put: {_listed(stats.waiting_producers) or 'nobody'}; "
+        f"waiting to get: {_listed(stats.waiting_consumers) or 'nobody'}"
+    )
+
+
+def _peers(role: str, seen: Iterable[str]) -> str:
+    names = _listed(seen)
+    return f"the {role}, so far {names}" if names else f"{role}, and none has used this channel yet"
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more

@@ -1,0 +1,86 @@
+"""The terms of PPO, one small function each, and their sum over one rank's part of a minibatch.
+
+Every function here is per sample ([N] in, [N] out), so that a mean over ranks is a sum of local sums divided by the
+global count.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+    """Clipped surrogate, to be minimised (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
+    """Half the squared error; with `value_clip`, the worse of the free and the clipped estimate.
+
+    The clip is that of the PPO authors' code (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function
+    clipping").
+    """
+    error = (values - returns).square()
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (near - returns).square())
+    return 0.5 * error
+
+
+def kl_divergence(log_ratio: Tensor) -> Tensor:
+    """Estimates KL(old || new) from samples of old: r - 1 - log r, unbiased and never negative.
+
+    It is the estimator k3 of Schulman, "Approximating KL divergence" (2020), with r = new / old.
+    """
+    return log_ratio.expm1() - log_ratio
+
+
+def is_clipped(log_ratio: Tensor, clip_ratio: float) -> Tensor:
+    """1.0 where the ratio left the trust region, else 0.0."""
+    return ((log_ratio.exp() - 1.0).abs() > clip_ratio).to(log_ratio.dtype)
+
+
+class PPOTerms(NamedTuple):
+    """One rank's share of each global mean, scalars: summed over ranks they are the means over the minibatch."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+
+    def loss(self, value_coef: float, entropy_coef: float) -> Tensor:
+        """What to differentiate (Schulman et al. 2017, equation 9, with the sign turned)."""
+        return self.policy_loss + value_coef * self.value_loss - entropy_coef * self.entropy
+
+
+def ppo_terms(
+    *,
+    logprobs: Tensor,
+    values: Tensor,
+    entropies: Tensor,
+    old_logprobs: Tensor,
+    old_values: Tensor,
+    advantages: Tensor,
+    returns: Tensor,
+    clip_ratio: float,
+    value_clip: float | None,
+    count: int,
+) -> PPOTerms:
+    """All tensors are [N], this rank's samples, possibly none; `count` is the size of the minibatch over all ranks."""
+    log_ratio = logprobs - old_logprobs
+    with torch.no_grad():
+        kl = kl_divergence(log_ratio).sum() / count
+        clipped = is_clipped(log_ratio, clip_ratio).sum() / count
+    return PPOTerms(
+        policy_loss=policy_loss(log_ratio, advantages, clip_ratio).sum() / count,
+        value_loss=value_loss(values, old_values, returns, value_clip).sum() / count,
+        entropy=entropies.sum() / count,
+        approx_kl=kl,
+        clip_fraction=clipped,
+    )

@@ -1,0 +1,92 @@
+"""Running mean and variance that merge exactly over ranks, and reward scaling by the deviation of the return.
+
+A batch is first reduced to three sums that simply add up over ranks; only then is it merged into the running moments.
+The result therefore does not depend on how rows are spread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Count, mean and population variance, all float64."""
+
+    count: Tensor  # []
+    mean: Tensor  # [*S]
+    var: Tensor  # [*S]
+
+
+def no_moments(shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> Moments:
+    """Nothing seen: scaling by these is the identity."""
+    return Moments(
+        count=torch.zeros((), dtype=torch.float64, device=device),
+        mean=torch.zeros(shape, dtype=torch.float64, device=device),
+        var=torch.ones(shape, dtype=torch.float64, device=device),
+    )
+
+
+def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
+    """[1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
+
+    `samples` is [N, *S]. Shifting by a value near the mean (here: the running mean, equal on all ranks) keeps the sum
+    of squares from cancelling (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", section 3).
+    """
+    centred = (
+        (samples.double() - shift).flatten(start_dim=1) if samples.dim() > 1 else (samples.double() - shift)[:, None]
+    )
+    count = torch.full((1,), float(len(samples)), dtype=torch.float64, device=samples.device)
+    return torch.cat([count, centred.sum(dim=0), centred.square().sum(dim=0)])
+
+
+def merge(running: Moments, sums: Tensor) -> Moments:
+    """The moments of everything seen before and the batch of `sums`, which were shifted by `running.mean`.
+
+    Chan, Golub, LeVeque 1983, equations 2.1: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b). An empty batch changes
+    nothing.
+    """
+    count, total, squares = sums[0], *sums[1:].view(2, *running.mean.shape)
+    if float(count) == 0.0:
+        return running
+    delta = total / count  # batch mean minus running mean
+    batch_m2 = squares - total * delta
+    merged_count = running.count + count
+    m2 = running.var * running.count + batch_m2 + delta.square() * (running.count * count / merged_count)
+    return Moments(
+        count=merged_count, mean=running.mean + delta * (count / merged_count), var=(m2 / merged_count).clamp(min=0.0)
+    )
+
+
+class ReturnScale:
+    """Divides rewards by the running deviation of the discounted return; owns the return each row has gathered so far.
+
+    Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
+    """
+
+    CLIP = 10.0  # scaled rewards beyond this are outliers of the first iterations
+
+    def __init__(self, rows: int, gamma: float, device: torch.device | str = "cpu") -> None:
+        self.moments = no_moments((), device)
+        self._gamma = gamma
+        self._returns = torch.zeros(rows, dtype=torch.float64, device=device)
+
+    def __call__(self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+        """[T, B] scaled rewards, by statistics that already include this batch.
+
+        `done` marks the last step of an episode, ended or cut. `sum_over_ranks` must be called by all ranks, also those
+        without rows.
+        """
+        returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
+        for t, (reward, last) in enumerate(zip(rewards.double(), done, strict=True)):
+            self._returns = self._returns * self._gamma + reward
+            returns[t] = self._returns
+            self._returns = torch.where(last, 0.0, self._returns)
+        sums = sum_over_ranks(shifted_sums(returns.flatten(), self.moments.mean))
+        self.moments = merge(self.moments, sums)
+        scale = torch.sqrt(self.moments.var + 1e-8)
+        return (rewards / scale.to(rewards.dtype)).clamp(-self.CLIP, self.CLIP)

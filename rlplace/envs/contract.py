@@ -1,0 +1,64 @@
+"""What every simulator does for an env worker, and every adapter for its simulators.
+
+Letters: B rows of one simulator, O observation shape, A action shape, K truncated rows, N episodes ended in the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for that
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rlplace.config import EnvConfig
+    from rlplace.envs.spaces import Spaces
+    from rlplace.errors import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step of B rows. Where an episode ended, the row in `observations` is already the first of the next episode.
+
+    The arrays belong to the caller; the simulator makes new ones at each step.
+    """
+
+    observations: NDArray[np.float32]  # [B, *O], after autoreset
+    rewards: NDArray[np.float32]  # [B]
+    terminated: NDArray[np.bool_]  # [B]
+    truncated: NDArray[np.bool_]  # [B], never where terminated
+    final_observations: NDArray[np.float32]  # [K, *O], last observation of truncated rows, in row order
+    episode_returns: Sequence[float]  # N, undiscounted
+    episode_lengths: Sequence[int]  # N, steps
+
+
+class Simulator(Protocol):
+    """A vector of B environments. Used by one thread."""
+
+    def reset(self, seeds: Sequence[int]) -> NDArray[np.float32]:
+        """Begins all episodes and gives [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
+        ...
+
+    def step(self, actions: NDArray[Any]) -> StepResult:
+        """`actions` [B, *A] as sampled; the simulator clips them to its bounds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Adapter(Protocol):
+    """One simulator library. Stateless; a class whose instances need no arguments."""
+
+    def check(self, config: EnvConfig) -> Sequence[Problem]:
+        """What can be seen to be wrong without building a simulator. Fast; empty when the library is missing."""
+        ...
+
+    def describe(self, config: EnvConfig) -> Spaces:
+        """Shapes, by building one simulator. Raises ConfigError."""
+        ...
+
+    def make(self, config: EnvConfig, rows: int) -> Simulator:
+        """A vector of `rows` environments."""
+        ...

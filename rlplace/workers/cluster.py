@@ -1,0 +1,221 @@
+"""The machines a job runs on: what is declared or found, the launcher that starts workers there, and their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
+from rlplace.errors import ClusterError, Problem
+from rlplace.placement.slots import Slot
+from rlplace.placement.strategies import PlacementStrategy
+from rlplace.placement.topology import Topology
+from rlplace.workers.group import GroupBuilder, WorkerGroup, close_all, wait_all
+from rlplace.workers.launch import GroupOrder, InlineLauncher, Launcher, StartReport
+
+EMULATED_PER_NODE = 8  # where `auto` finds no GPU
+
+Launch = tuple[GroupBuilder, PlacementStrategy, Mapping[str, Channel]]
+
+
+def detect_accelerators() -> int:
+    """GPUs of this machine that this process may use, counted without torch and without starting anything."""
+    found = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*")) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    # CUDA reads the list up to the first number that does not exist.
+    count = 0
+    for name in map(str.strip, visible.split(",")):
+        if not name or name.startswith("-") or (name.isdecimal() and int(name) >= found):
+            break
+        count += 1
+    return min(count, found)
+
+
+def declared_topology(config: ClusterConfig) -> Topology:
+    """The machines as the config says; `auto` is filled in from this machine. Raises ClusterError."""
+    return _topology(
+        config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
+    )
+
+
+def _topology(
+    num_nodes: int, accelerators_per_node: int | Literal["auto"], accelerator: AcceleratorConfig, *, local: bool
+) -> Topology:
+    found = detect_accelerators()
+    kind = accelerator.kind
+    if kind == "auto":
+        kind = "cuda" if found else "emulated"
+    count = accelerators_per_node
+    if count == "auto":
+        count = found if kind == "cuda" else EMULATED_PER_NODE
+    if kind == "cuda" and (count == 0 or (local and count > found)):
+        why = f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)"
+        raise ClusterError(
+            Problem(
+                code="too-few-accelerators",
+                key="cluster.accelerators_per_node",
+                what=f"{count or 'some'} GPUs are asked for",
+                got=str(accelerators_per_node),
+                why=why,
+                fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
+            )
+        )
+    return Topology.uniform(num_nodes, count, kind, accelerator.memory if kind == "emulated" else 0)
+
+
+class Cluster:
+    """Nodes and their accelerators. Starts on first use or with `start`; owns what is launched on it until `close`."""
+
+    def __init__(
+        self,
+        num_nodes: int = 1,
+        accelerators_per_node: int | Literal["auto"] = "auto",
+        *,
+        accelerator: AcceleratorConfig | None = None,
+        launcher: Literal["ray", "inline"] = "ray",
+        ray: RayConfig | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        """`topology` overrides the counts, for machines that are not alike."""
+        self._ray = ray or RayConfig()
+        local = self._ray.address is None
+        self.topology = topology or _topology(
+            num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
+        )
+        self.start_report = StartReport()
+        self._launcher = _make_launcher(launcher, self.topology, self._ray)
+        self._groups: dict[str, WorkerGroup] = {}
+        self._started = False
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, config: ClusterConfig, topology: Topology | None = None) -> Cluster:
+        return cls(topology=topology or declared_topology(config), launcher=config.launcher, ray=config.ray)
+
+    def start(self) -> None:
+        """Reaches the machines; done by the first `channel` or launch otherwise. Idempotent. Raises ClusterError."""
+        if self._closed:
+            raise ClusterError(
+                Problem(code="cluster-closed", key="cluster", what="is closed", fix="make a new Cluster(...)")
+            )
+        if not self._started:
+            self._launcher.start(self.start_report)
+            self._started = True
+
+    def reserve(self) -> None:
+        """Takes all accelerators of all nodes. Without it the first `launch_all` takes what its groups use."""
+        self.start()
+        self._launcher.reserve(whole(self.topology), self.start_report)
+
+    def channel(self, spec: ChannelSpec) -> Channel:
+        self.start()
+        return self._launcher.channel(spec)
+
+    def launch_all(
+        self, launches: Mapping[str, Launch], *, seed: int = 0, timeout_s: float | None = None
+    ) -> dict[str, WorkerGroup]:
+        """Groups by name, all started, verified and set up together, or none.
+
+        Raises ClusterError, WorkerError and, after `timeout_s` (None: `ray.start_timeout_s`), WorkerTimeout.
+        """
+        limit_s = self._ray.start_timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        orders = [self._order(name, *launch, seed) for name, launch in launches.items()]
+        self.start()
+        self._launcher.reserve([slot for order in orders for slot in order.slots], self.start_report)
+        handles = self._launcher.launch(orders, self.start_report)
+        groups = {
+            order.name: WorkerGroup(
+                name=order.name,
+                worker=order.worker,
+                handles=handles[order.name],
+                channels=order.channels,
+                forget=self._launcher.forget,
+            )
+            for order in orders
+        }
+        ready = False
+        try:
+            with self.start_report.phase("setup"):
+                wait_all([g.setup() for g in groups.values()], max(1.0, limit_s - (time.monotonic() - began)))
+            ready = True
+        finally:
+            if not ready:
+                close_all(list(groups.values()), 0.0)
+        self._groups.update(groups)
+        return groups
+
+    def _order(
+        self, name: str, builder: GroupBuilder, strategy: PlacementStrategy, channels: Mapping[str, Channel], seed: int
+    ) -> GroupOrder:
+        if name in self._groups and not self._groups[name].closed:
+            raise ClusterError(
+                Problem(
+                    code="group-exists",
+                    key=name,
+                    what="a group of this name is running",
+                    why="the name stands for the component in errors, channels and accounts",
+                    fix=f'close it first, or launch(..., name="{name}_2")',
+                )
+            )
+        slots = tuple(dataclasses.replace(slot, component=name) for slot in strategy.get_placement(self))
+        return GroupOrder(
+            name=name, worker=builder.worker, config=builder.config, slots=slots, channels=channels, seed=seed
+        )
+
+    def describe(self) -> str:
+        """One line: the accelerators, whether they are emulated, the workers, and where start-up time went."""
+        kinds = {node.kind for node in self.topology.nodes}
+        emulated = " emulated (computing on the CPU)" if kinds == {"emulated"} else ""
+        workers = ", ".join(f"{g.world_size} {name}" for name, g in self._groups.items())
+        return (
+            f"{self.topology.describe()}{emulated}; {workers or 'no'} workers as {self._launcher.describe()}; "
+            f"start {self.start_report}"
+        )
+
+    def close(self) -> None:
+        """Ends all groups and whatever was started for them. Idempotent; bounded in time."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            close_all(list(self._groups.values()))
+        finally:
+            self._launcher.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def whole(topology: Topology) -> tuple[Slot, ...]:
+    """One slot per node with all its accelerators: what to reserve when the job's slots are not known yet."""
+    return tuple(
+        Slot(
+            component="",
+            rank=node.rank,
+            node=node.rank,
+            local_rank=0,
+            local_world_size=1,
+            accelerators=tuple(node.numbers),
+            local_accelerators=tuple(range(node.accelerators)),
+        )
+        for node in topology.nodes
+    )
+
+
+def _make_launcher(kind: str, topology: Topology, ray: RayConfig) -> Launcher:
+    if kind == "inline":
+        return InlineLauncher(topology)
+    from rlplace.workers.ray_launch.launcher import RayLauncher
+
+    return RayLauncher(topology, ray)

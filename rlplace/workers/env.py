@@ -1,0 +1,192 @@
+"""The env worker: steps stage groups of simulators in turn by the rollout ranks' actions; the actor gets what happened.
+
+::
+
+    group 0   ask ─────── sim ask ─────── sim ask          while group 0 is simulated here,
+    group 1       ask ─────── sim ask ─────── sim ask      rollout decides for group 1, and the other way round
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.envs import find_adapter, row_seeds
+from rlplace.envs.contract import Simulator, StepResult
+from rlplace.metrics import Metric, Metrics
+from rlplace.placement.routes import Share
+from rlplace.placement.schedule import Residency
+from rlplace.trajectory import ActionChunk, Observation
+from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES, Job
+from rlplace.workers.recording import Recording
+from rlplace.workers.refusals import cancelled, not_resident, out_of_step
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+
+_SIMULATOR = "simulator"
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class StageGroup:
+    """Neighbouring rows that step together, with the episodes in progress."""
+
+    index: int
+    first_row: int  # global
+    columns: slice  # its rows within the rank
+    simulator: Simulator
+    observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
+
+
+@dataclasses.dataclass(slots=True)
+class Clock:
+    """Where the time of one `run` went, in seconds."""
+
+    sim_s: float = 0.0
+    wait_s: float = 0.0
+    put_s: float = 0.0
+
+
+class EnvWorker(Worker):
+    """Owns its simulators; their episodes go on across iterations and offloads.
+
+    Env rank e holds the global rows from e * rows_per_rank on: its stage groups one after the other.
+    """
+
+    config: Job
+
+    def __init__(self, config: Job, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._residency = Residency.OFF
+        self._groups: list[StageGroup] = []
+        self._shares: Sequence[Share] = config.routes.observations.sends(context.rank)
+        self._to_actor: Sequence[Share] = config.routes.trajectories.sends(context.rank)
+
+    @property
+    def _rows(self) -> int:
+        return self.config.config.env.total_num_envs // self.context.world_size
+
+    def setup(self) -> None:
+        config = self.config.config
+        adapter = find_adapter(config.env.adapter)
+        rows = self._rows // config.rollout.pipeline_stage_num
+        for index in range(config.rollout.pipeline_stage_num):
+            first_row = self.context.rank * self._rows + index * rows
+            simulator = adapter.make(config.env, rows)
+            group = StageGroup(
+                index=index,
+                first_row=first_row,
+                columns=slice(index * rows, (index + 1) * rows),
+                simulator=simulator,
+                observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
+            )
+            self._groups.append(group)
+
+    def move(self, to: Residency) -> MoveReport:
+        """A simulator is either here or not: WEIGHTS counts as OFF. The episodes stay on the host."""
+        began, device = time.perf_counter(), self.context.device
+        if to == Residency.FULL:
+            device.acquire(self.config.config.env.accelerator_memory, _SIMULATOR)
+        else:
+            device.release(_SIMULATOR)
+        self._residency = to
+        seconds = time.perf_counter() - began
+        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0, seconds=seconds)
+
+    def run(self, iteration: int) -> Metrics:
+        """Steps every environment T times and sends one trajectory; returns when its last piece is put."""
+        if self._residency != Residency.FULL:
+            raise not_resident(self.context.owner, "run", has=self._residency, needs=Residency.FULL)
+        steps, clock = self.config.config.algorithm.rollout_steps, Clock()
+        recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
+        for group in self._groups:
+            recording.begin(group.columns, group.observations)
+            self._ask(group, 0, clock)
+        for step in range(steps):
+            for group in self._groups:
+                if self.context.cancelled.is_set():
+                    raise cancelled(self.context.owner, "run")
+                self._receive(group, step, recording, clock)
+                recording.result(
+                    step, group.columns, self._simulate(group, recording.actions[step, group.columns], clock)
+                )
+                if step + 1 < steps:
+                    self._ask(group, step + 1, clock)
+        self._send(recording, clock)
+        return _metrics(recording, clock)
+
+    def _ask(self, group: StageGroup, step: int, clock: Clock) -> None:
+        """Puts the group's observations to the rollout ranks that decide on them."""
+        began, channel = time.perf_counter(), self.context.channels[OBSERVATIONS]
+        block = self._shares[0].start  # first group row of this rank
+        for share in self._shares:
+            start, stop = share.start - block, share.stop - block
+            piece = Observation(
+                env_rank=self.context.rank,
+                stage_group=group.index,
+                step=step,
+                first_row=group.first_row + start,
+                observations=group.observations[start:stop],
+            )
+            channel.put(piece, key=str(share.target), weight=piece.weight)
+        clock.put_s += time.perf_counter() - began
+
+    def _receive(self, group: StageGroup, step: int, recording: Recording, clock: Clock) -> None:
+        """Waits for the answers of all rollout ranks to the group's observations, in whatever order they come."""
+        began, channel = time.perf_counter(), self.context.channels[ACTIONS]
+        block = self._shares[0].start
+        due = {group.first_row + s.start - block: s.stop - s.start for s in self._shares}
+        while due:
+            chunk: ActionChunk = channel.get(key=f"{self.context.rank}/{group.index}")
+            rows = due.pop(chunk.first_row, None)
+            if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
+                raise out_of_step(
+                    self.context.owner,
+                    "got an answer to something else",
+                    got=_spoken(chunk.stage_group, chunk.step, chunk.first_row),
+                    expected=_spoken(group.index, step, *due, *([] if rows is None else [chunk.first_row])),
+                )
+            start = group.columns.start + chunk.first_row - group.first_row
+            recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
+        clock.wait_s += time.perf_counter() - began
+
+    def _simulate(self, group: StageGroup, actions: NDArray[np.generic], clock: Clock) -> StepResult:
+        began = time.perf_counter()
+        result = group.simulator.step(actions)
+        group.observations = result.observations
+        clock.sim_s += time.perf_counter() - began
+        return result
+
+    def _send(self, recording: Recording, clock: Clock) -> None:
+        began, first_row = time.perf_counter(), self.context.rank * self._rows
+        trajectory = recording.trajectory(first_row=first_row, env_rank=self.context.rank)
+        for share in self._to_actor:
+            piece = trajectory.split(share.start - first_row, share.stop - first_row)
+            self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
+        clock.put_s += time.perf_counter() - began
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.simulator.close()
+        self._groups = []
+        self.context.device.release(_SIMULATOR)
+
+
+def _spoken(stage_group: int, step: int, *first_rows: int) -> str:
+    return f"stage group {stage_group}, step {step}, rows from {' or '.join(map(str, sorted(first_rows))) or 'none'}"
+
+
+def _metrics(recording: Recording, clock: Clock) -> Metrics:
+    returns, lengths = recording.episode_returns, recording.episode_lengths
+    episodes = len(returns)
+    return {
+        "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
+        "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
+        "env/episodes": Metric(episodes, "sum"),
+        "env/steps": Metric(recording.rewards.size, "sum"),
+        "env/sim_s": Metric(clock.sim_s, "max"),
+        "env/wait_s": Metric(clock.wait_s, "max"),
+        "env/put_s": Metric(clock.put_s, "max"),
+    }

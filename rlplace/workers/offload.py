@@ -1,0 +1,85 @@
+"""Moves tensors between accelerator and host without their owners noticing: storages empty and fill in place.
+
+Optimizers, FSDP and views hold on to tensor objects, so tensors must not be replaced. Resizing the storage below them
+to nothing releases the memory and leaves every view valid for the day the bytes come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from rlplace.workers.devices import Device
+
+
+class Offloadable:
+    """The storages of some tensors, all on the accelerator or all on the host. Owns the host copies.
+
+    `tensors` is asked anew at every offload. Born on the accelerator: what the tensors hold is accounted at once.
+    """
+
+    def __init__(self, what: str, device: Device, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self.what = what
+        self._device = device
+        self._tensors = tensors
+        self._host: list[tuple[torch.UntypedStorage, Tensor]] | None = None  # None: on the accelerator
+        device.acquire(self.accelerator_bytes, what)
+
+    @property
+    def resident(self) -> bool:
+        return self._host is None
+
+    @property
+    def accelerator_bytes(self) -> int:
+        """Bytes now held below the tensors, measured."""
+        return sum(storage.nbytes() for storage in storages(self._tensors()))
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host copies, measured."""
+        return sum(copy.untyped_storage().nbytes() for _, copy in self._host or ())
+
+    @torch.no_grad()
+    def offload(self) -> None:
+        """Copies to the host, releases the storage, then gives the bytes back. Free when already offloaded."""
+        if self._host is not None:
+            return
+        self._host = []
+        for storage in storages(self._tensors()):
+            on_gpu = storage.device.type == "cuda"
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
+            copy.copy_(_as_bytes(storage))
+            self._host.append((storage, copy))
+        for storage, _ in self._host:
+            storage.resize_(0)
+        self._device.release(self.what)  # a GPU also takes back here what torch's allocator would keep
+
+    @torch.no_grad()
+    def onload(self) -> None:
+        """Brings the bytes back as they were. Free when already resident.
+
+        Raises AcceleratorOutOfMemory; then nothing has changed.
+        """
+        if self._host is None:
+            return
+        self._device.acquire(self.host_bytes, self.what)
+        for storage, copy in self._host:
+            storage.resize_(copy.numel())
+            _as_bytes(storage).copy_(copy)
+        self._host = None
+
+
+def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """The distinct storages below `tensors` that hold memory; views and tied weights count once."""
+    distinct: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            distinct.setdefault(storage.data_ptr(), storage)
+    return list(distinct.values())
+
+
+def _as_bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

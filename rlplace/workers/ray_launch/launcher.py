@@ -1,0 +1,237 @@
+"""Slots -> Ray actors: reserve, place, check after start, end.
+
+::
+
+    session ─▶ one placement group, a bundle per used node ─▶ one actor per slot in its node's bundle
+            ─▶ each reports node, pid, visible devices; compared with the plan ─▶ rendezvous of rank 0 ─▶ constructors
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.comm.ray_channel import RayChannel
+from rlplace.config import RayConfig
+from rlplace.errors import ClusterError, Problem
+from rlplace.placement.slots import Slot
+from rlplace.placement.topology import Topology
+from rlplace.workers import reservation
+from rlplace.workers.devices import CudaDevice, Device, EmulatedDevice
+from rlplace.workers.launch import GroupOrder, StartReport, WorkerHandle, failed, memory_account
+from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayWorker, explain
+from rlplace.workers.ray_launch.session import RaySession
+from rlplace.workers.reservation import Demand, Expected, Machine, WorkerReport
+
+_END_S = 10.0  # for processes to be gone after they were told to
+
+
+class RayLauncher:
+    """Owns the Ray session, the reservation, the actors and the channels of one cluster."""
+
+    def __init__(self, topology: Topology, config: RayConfig) -> None:
+        self._topology = topology
+        self._config = config
+        self._session = RaySession(config)
+        self._account: RayAccount | None = None
+        self._machines: list[Machine] = []
+        self._reserved: dict[int, Demand] = {}
+        self._bundles: PlacementGroup | None = None
+        self._physical: dict[int, dict[int, str]] = {}  # node -> local number -> GPU id
+        self._workers: list[RayWorker] = []
+        self._channels: list[RayChannel] = []
+        self._processes: list[psutil.Process] = []  # of workers on this host
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, report: StartReport) -> None:
+        with report.phase("ray"):
+            self._session.start()
+            self._machines = self._session.machines()
+            if any(node.kind == "emulated" for node in self._topology.nodes):
+                self._account = RayAccount.start(memory_account(self._topology))
+
+    def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
+        if self._reserved:
+            problem = reservation.unreserved(slots, self._reserved)
+            if problem is not None:
+                raise ClusterError(problem)
+            return
+        with report.phase("reserve"):
+            needed = reservation.demands(slots, self._topology)
+            problem = reservation.too_small(needed, self._machines, self._session.address)
+            if problem is not None:
+                raise ClusterError(problem)
+            self._bundles = placement_group(
+                [demand.resources for demand in needed.values()],
+                strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
+                bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
+            )
+            if not self._bundles.wait(self._config.reserve_timeout_s):
+                waited_s = self._config.reserve_timeout_s
+                problem = reservation.still_missing(needed, self._machines, self._session.free(), waited_s)
+                raise ClusterError(problem)
+            self._reserved = needed
+            self._physical = self._physical_accelerators()
+
+    def _physical_accelerators(self) -> dict[int, dict[int, str]]:
+        """The plan's local numbers, in order, are the GPUs Ray gave to the node's bundle, in order."""
+        asked = {
+            node: ray.remote(_visible_gpus).options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node)).remote()
+            for node, d in self._reserved.items()
+            if d.kind == "cuda" and d.accelerators
+        }
+        return {
+            node: dict(zip(self._reserved[node].accelerators, sorted(ids, key=_by_number), strict=True))
+            for node, ids in zip(asked, ray.get(list(asked.values())), strict=True)
+        }
+
+    def _on(self, node: int) -> dict[str, Any]:
+        """Options that put a process into the bundle of a node."""
+        assert self._bundles is not None, "reserve comes before launch"
+        index = list(self._reserved).index(node)
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=index)
+        }
+
+    # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
+        expected = {slot: self._expected(slot) for order in orders for slot in order.slots}
+        with report.phase("processes"):
+            groups = {order.name: [self._process(slot, expected[slot]) for slot in order.slots] for order in orders}
+            workers = [worker for group in groups.values() for worker in group]
+            self._workers += workers
+            one_node = len({slot.node for slot in expected}) == 1
+            reports = self._reports(workers, {o.name for o in orders if o.worker.needs_own_process}, one_node)
+            self._processes += _processes_here(reports.values())
+            for worker in workers:
+                problem = expected[worker.slot].misfit(worker.slot, reports[worker])
+                if problem is not None:
+                    raise ClusterError(problem)
+        for order in orders:
+            first = reports[groups[order.name][0]]
+            for worker in groups[order.name]:
+                worker.build(order.birth(worker.slot, self._device(worker.slot)), first.address, first.port)
+        return {name: tuple(group) for name, group in groups.items()}
+
+    def _expected(self, slot: Slot) -> Expected:
+        return reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
+
+    def _process(self, slot: Slot, expected: Expected) -> RayWorker:
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(expected.visible), "OMP_NUM_THREADS": "1"}
+        host: Any = ray.remote(concurrency_groups={CONTROL: 2})(RayHost)  # type: ignore[call-overload]
+        options = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
+        return RayWorker(slot, host.options(**options, **self._on(slot.node)).remote(environment))
+
+    def _reports(
+        self, workers: Sequence[RayWorker], serving: set[str], one_node: bool
+    ) -> dict[RayWorker, WorkerReport]:
+        """What the processes say once they run. Raises ClusterError for late ones, WorkerError for dead ones."""
+        asked = {}
+        for worker in workers:
+            serves = worker.slot.rank == 0 and worker.slot.component in serving
+            asked[worker] = worker.report(("127.0.0.1" if one_node else "") if serves else None)
+        _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=self._config.start_timeout_s)
+        if late:
+            missing = [
+                f"{w.slot.component} rank {w.slot.rank} (node {w.slot.node})" for w in workers if asked[w] in late
+            ]
+            raise ClusterError(_late(missing, self._config.start_timeout_s))
+        reports = {}
+        for worker, reference in asked.items():
+            try:
+                reports[worker] = ray.get(reference)
+            except RayActorError as error:
+                raise failed(worker.slot, "start", explain(error)) from error
+        return reports
+
+    def _device(self, slot: Slot) -> Device:
+        if self._topology.nodes[slot.node].kind == "cuda":
+            return CudaDevice(
+                reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
+            )
+        assert self._account is not None, "start makes the account of emulated accelerators"
+        return EmulatedDevice(self._account, slot)
+
+    def channel(self, spec: ChannelSpec) -> Channel:
+        channel = RayChannel.create(spec)
+        self._channels.append(channel)
+        return channel
+
+    def forget(self, owner: str) -> None:
+        if self._account is not None and ray.is_initialized():
+            self._account.release_all(owner)
+
+    def describe(self) -> str:
+        where = "started here" if self._session.local else f"at {self._session.address}"
+        return f"processes of Ray {ray.__version__} {where}"
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.stop()
+        try:
+            if not self._session.local and ray.is_initialized():
+                self._give_back()
+        finally:
+            self._session.close()
+            self._end_processes()
+
+    def _give_back(self) -> None:
+        """What would outlive us in a Ray that goes on."""
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.destroy()
+        if self._account is not None:
+            self._account.stop()
+        if self._bundles is not None:
+            remove_placement_group(self._bundles)
+        self._account, self._bundles, self._reserved = None, None, {}
+
+    def _end_processes(self) -> None:
+        """Ray ends its processes without waiting for them; a process that stays would hold its GPU's memory."""
+        processes, self._processes = self._processes, []
+        _, alive = psutil.wait_procs(processes, timeout=_END_S)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _visible_gpus() -> list[str]:
+    return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def _by_number(gpu: str) -> tuple[int, str]:
+    return (int(gpu), "") if gpu.isdecimal() else (-1, gpu)
+
+
+def _processes_here(reports: Any) -> list[psutil.Process]:
+    here = ray.get_runtime_context().get_node_id()
+    found = []
+    for report in reports:
+        if report.machine == here:
+            with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
+                found.append(psutil.Process(report.pid))
+    return found
+
+
+def _late(missing: Sequence[str], waited_s: float) -> Problem:
+    return Problem(
+        code="workers-late",
+        key="cluster.ray.start_timeout_s",
+        what=f"{len(missing)} worker processes did not start within {waited_s:g} s",
+        got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
+        why="each worker is a process of its own; an overloaded node starts them slowly, one without memory not at all",
+        fix=f"cluster.ray.start_timeout_s={2 * waited_s:g}, or fewer ranks",
+    )

@@ -1,0 +1,185 @@
+"""Starting or joining Ray, what its nodes are, and leaving it without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from rlplace.config import RayConfig
+from rlplace.errors import ClusterError, Problem
+from rlplace.workers.reservation import Machine, in_order
+
+_ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
+_REACH_S = 5.0  # for a cluster to accept a connection
+# Messages of Ray that say again, at length, what our own errors say, or that fear many small workers.
+_QUIET = "worker died or was killed|PYTHON worker processes have been started"
+
+_ENVIRONMENT = {
+    "RAY_worker_niceness": "0",  # Ray's default of 15 starves workers on a busy machine
+    "OMP_NUM_THREADS": "1",  # parallelism is by processes
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
+}
+
+
+class RaySession:
+    """This process's connection to Ray. Ends what it started: a Ray that was there before stays."""
+
+    def __init__(self, config: RayConfig) -> None:
+        self._config = config
+        self._begun = False
+        self._shared = False  # Ray was already connected when we came
+
+    def start(self) -> None:
+        """Idempotent. Raises ClusterError when Ray cannot be started or reached."""
+        if self._begun:
+            return
+        with _environment(_ENVIRONMENT):
+            import ray
+
+            self._shared = ray.is_initialized()
+            self._begun = True  # a start that is interrupted has something to close, too
+            if not self._shared and self._config.address is None:
+                _start_local(self._config.start_timeout_s)
+            elif not self._shared:
+                _join(self._config.address or "auto")
+
+    @property
+    def local(self) -> bool:
+        """Whether Ray was started here and ends with us."""
+        return self._config.address is None and not self._shared
+
+    @property
+    def address(self) -> str:
+        return self._config.address or "the Ray of this machine"
+
+    def machines(self) -> list[Machine]:
+        """Living nodes in rank order: the head first, the others by address."""
+        import ray
+
+        return in_order(
+            [
+                Machine(
+                    id=node["NodeID"],
+                    address=node["NodeManagerAddress"],
+                    head="node:__internal_head__" in node["Resources"],
+                    total=node["Resources"],
+                    port=node["NodeManagerPort"],
+                )
+                for node in ray.nodes()
+                if node["Alive"]
+            ]
+        )
+
+    def free(self) -> Mapping[str, Mapping[str, float]]:
+        """Resources nobody uses now, by node id."""
+        from ray._private.state import available_resources_per_node  # no public function tells it per node
+
+        return available_resources_per_node()
+
+    def close(self) -> None:
+        """Ends the Ray that was started here, or leaves the one that was joined. Idempotent."""
+        if not self._begun:
+            return
+        self._begun = False
+        if not self._shared:
+            import ray
+
+            with _signals_kept():
+                ray.shutdown()
+
+
+def _start_local(timeout_s: float) -> None:
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _signals_kept():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",  # nobody else should reach it
+                )
+            return
+        except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
+            ray.shutdown()
+            if attempt == _ATTEMPTS or time.monotonic() > deadline:
+                raise ClusterError(
+                    Problem(
+                        code="ray-did-not-start",
+                        key="cluster.ray",
+                        what=f"Ray did not start on this machine in {attempt} attempts",
+                        got=f"{type(error).__name__}: {error}".partition("\n")[0],
+                        why="starting Ray needs free memory, space for /tmp/ray and a machine that is not overloaded",
+                        fix="try again; ray.address joins a Ray that runs already; cluster.launcher=inline needs none",
+                    )
+                ) from error
+
+
+def _join(address: str) -> None:
+    import ray
+
+    _reach(address)
+    try:
+        with _signals_kept():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _unreachable(address, str(error)) from error
+
+
+def _reach(address: str) -> None:
+    """Ray takes half a minute to find out that nobody listens; a connection tells it at once."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():  # "auto", or an address with a scheme: Ray reads those
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from error
+
+
+def _unreachable(address: str, what: str) -> ClusterError:
+    return ClusterError(
+        Problem(
+            code="cluster-unreachable",
+            key="cluster.ray.address",
+            what="no Ray cluster answers here",
+            got=address,
+            why=what.strip().partition("\n")[0],
+            fix="cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join",
+        )
+    )
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What Ray reads when it is imported and what its processes inherit; the user's own settings win."""
+    ours = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray replaces the process's SIGTERM handler by its own; it belongs to the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,179 @@
+"""What a job asks of real machines and whether it got it: demands per node, what is missing, who sits wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rlplace.errors import Problem
+from rlplace.placement.slots import Slot
+from rlplace.placement.topology import Topology
+
+CPU_SHARE = 0.01  # of the emulated reservation: workers ask for no CPU, so that many fit on few cores
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One living node of the cluster software."""
+
+    id: str
+    address: str
+    head: bool
+    total: Mapping[str, float]  # resources
+    port: int = 0  # tells apart nodes that share an address, as simulated ones do
+
+
+def in_order(machines: Sequence[Machine]) -> list[Machine]:
+    """Node rank i is entry i: the head first, the others by address."""
+    return sorted(machines, key=lambda m: (not m.head, _numeric(m.address), m.port))
+
+
+def _numeric(address: str) -> tuple[int | str, ...]:
+    parts = address.split(".")
+    return tuple(map(int, parts)) if all(p.isdecimal() for p in parts) else (address,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the job uses of one node."""
+
+    node: int
+    accelerators: tuple[int, ...]  # numbered within the node, ascending
+    kind: str
+
+    @property
+    def resources(self) -> dict[str, float]:
+        if self.kind == "cuda" and self.accelerators:
+            return {"GPU": float(len(self.accelerators))}
+        return {"CPU": CPU_SHARE}
+
+    def covers(self, slot: Slot) -> bool:
+        return set(visible_to(slot)) <= set(self.accelerators)
+
+
+def visible_to(slot: Slot) -> tuple[int, ...]:
+    """The accelerators, numbered within the node, that a rank may see."""
+    return slot.visible_accelerators or slot.local_accelerators
+
+
+def demands(slots: Sequence[Slot], topology: Topology) -> dict[int, Demand]:
+    """By node rank, ascending; only nodes that are used."""
+    used: dict[int, set[int]] = {}
+    for slot in slots:
+        used.setdefault(slot.node, set()).update(visible_to(slot))
+    return {n: Demand(node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind) for n in sorted(used)}
+
+
+def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem | None:
+    """A slot outside of what was reserved at the first launch."""
+    for slot in slots:
+        if slot.node not in reserved or not reserved[slot.node].covers(slot):
+            return Problem(
+                code="not-reserved",
+                key=f"{slot.component} rank {slot.rank}",
+                what=f"its accelerators on node {slot.node} were not reserved",
+                got=",".join(map(str, visible_to(slot))) or "no accelerator",
+                why="the first launch_all reserves what its groups use, and a reservation does not grow",
+                fix="launch all groups with one launch_all, or call cluster.reserve() before it",
+            )
+    return None
+
+
+def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address: str) -> Problem | None:
+    """What the cluster does not have even when nobody else uses it. `machines` in order."""
+    most = max(needed, default=0)
+    if most >= len(machines):
+        return Problem(
+            code="cluster-too-small",
+            key="cluster.num_nodes",
+            what=f"the placement uses node {most}, the cluster has {_count(len(machines), 'node')}",
+            got=str(most + 1),
+            why=f"{address} has " + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
+            fix=f"cluster.num_nodes={len(machines)}     (or add {_count(most + 1 - len(machines), 'node')})",
+        )
+    for node, demand in needed.items():
+        lack = _lack(demand, machines[node].total)
+        if lack is not None:
+            return Problem(
+                code="cluster-too-small",
+                key="cluster.accelerators_per_node",
+                what=f"node {node} has too little",
+                got=lack,
+                why=f"node {node} is {machines[node].address}; the placement uses its accelerators "
+                + ",".join(map(str, demand.accelerators)),
+                fix="place the components on fewer accelerators, or join a larger cluster: ray.address",
+            )
+    return None
+
+
+def still_missing(
+    needed: Mapping[int, Demand], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
+) -> Problem:
+    """What kept the reservation waiting. `free` maps machine ids to what is free there now."""
+    lines = []
+    for node, demand in needed.items():
+        lack = _lack(demand, free.get(machines[node].id, {}))
+        if lack is not None:
+            lines.append(f"node {node} ({machines[node].address}): {lack}")
+    return Problem(
+        code="reserve-timeout",
+        key="cluster",
+        what=f"its accelerators were not free within {waited_s:g} s",
+        got="\n".join(lines) or "all of it is free now",
+        why="the job reserves everything it uses at once, and other jobs hold what is missing",
+        fix="end the other jobs, or wait longer: cluster.ray.reserve_timeout_s",
+    )
+
+
+def _lack(demand: Demand, has: Mapping[str, float]) -> str | None:
+    lacks = [
+        f"needs {n:g} {kind}, has {has.get(kind, 0):g}" for kind, n in demand.resources.items() if has.get(kind, 0) < n
+    ]
+    return "; ".join(lacks) or None
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a started process says about itself."""
+
+    machine: str  # id of the node it runs on
+    host: str
+    pid: int
+    visible: tuple[str, ...]  # ids of the GPUs it can see
+    address: str = ""  # of the rendezvous it opened
+    port: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Where the plan wants a rank: the machine, and the ids of the GPUs it may see there."""
+
+    machine: str
+    visible: tuple[str, ...]
+
+    def misfit(self, slot: Slot, report: WorkerReport) -> Problem | None:
+        """What is wrong about where the worker is."""
+        if (report.machine, report.visible) == (self.machine, self.visible):
+            return None
+        elsewhere = report.machine != self.machine
+        return Problem(
+            code="worker-misplaced",
+            key=f"{slot.component} rank {slot.rank}",
+            what="runs on another node than planned" if elsewhere else "sees other accelerators than planned",
+            got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
+            why=f"planned is node {slot.node}, {self.machine[:8]}, visible {_names(self.visible)}",
+            fix="start again; if it stays, look for something that sets CUDA_VISIBLE_DEVICES on that host",
+        )
+
+
+def _names(ids: tuple[str, ...]) -> str:
+    return ",".join(ids) or "none"
+
+
+def expected(slot: Slot, machine: Machine, physical: Mapping[int, str]) -> Expected:
+    """`physical` maps a node's reserved local numbers to GPU ids; empty where accelerators are emulated."""
+    return Expected(machine=machine.id, visible=tuple(physical[n] for n in visible_to(slot) if physical))

@@ -1,0 +1,110 @@
+"""The Worker contract: one process of a component, what it is told at birth, and its lifecycle.
+
+::
+
+    created ── setup ──▶ ready ◀── move(...) ──▶ offloaded
+                           └───────── close ──────────┘──▶ closed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlplace.comm.channel import Channel
+from rlplace.placement.hybrid import Slot
+from rlplace.placement.schedule import Residency
+
+if TYPE_CHECKING:
+    from rlplace.workers.devices import Device
+    from rlplace.workers.group import GroupBuilder
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one group meet for collectives; port 0 for a class that does not need its own process.
+
+    Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to whoever uses it.
+    """
+
+    host: str
+    port: int
+    listen_fd: int | None = None
+    timeout_s: float = 120.0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WorkerContext:
+    """What a worker knows about its place. Made by the launcher, owned by the worker's process."""
+
+    slot: Slot
+    world_size: int
+    device: Device  # the memory of this slot's accelerators: accounted where emulated, real on a GPU
+    rendezvous: Rendezvous
+    channels: Mapping[str, Channel]  # already named for this rank
+    seed: int = 0
+    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when siblings failed
+
+    @property
+    def rank(self) -> int:
+        return self.slot.rank
+
+    @property
+    def owner(self) -> str:
+        """This worker's name in errors and statistics."""
+        return f"{self.slot.component} rank {self.slot.rank}"
+
+    @property
+    def log(self) -> logging.Logger:
+        return logging.getLogger(f"rlplace.{self.slot.component}.{self.slot.rank}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MoveReport:
+    """What a change of residency did on one rank."""
+
+    residency: Residency
+    accelerator_bytes: int  # held on each of the rank's accelerators after the move, measured
+    host_bytes: int  # offloaded copies held on the host after the move, measured
+    seconds: float
+
+
+class Worker:
+    """Base of all workers. A subclass adds methods; each is callable on the group by its name.
+
+    `config` is whatever frozen value `create_group` was given. The constructor must be cheap: heavy imports belong in
+    `setup`.
+    """
+
+    # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
+    needs_own_process: ClassVar[bool] = False
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        self.config = config
+        self.context = context
+
+    @classmethod
+    def create_group(cls, config: Any = None) -> GroupBuilder:
+        """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot."""
+        from rlplace.workers.group import GroupBuilder
+
+        return GroupBuilder(worker=cls, config=config)
+
+    def setup(self) -> None:
+        """Imports, builds and connects; ends with residency OFF. Collectives among the group's ranks are allowed."""
+
+    def move(self, to: Residency) -> MoveReport:
+        """Brings this rank's state on or off its accelerators. Moving to the present residency is allowed and free."""
+        return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0, seconds=0.0)
+
+    def onload(self) -> MoveReport:
+        return self.move(Residency.FULL)
+
+    def offload(self) -> MoveReport:
+        return self.move(Residency.OFF)
+
+    def close(self) -> None:
+        """Releases everything. Called once, also after a failure; must not block."""

@@ -1,0 +1,220 @@
+"""Actor ranks in processes of their own, without a launcher: real FSDP and gloo, synthetic simulators, local channels.
+
+Each rank builds the same global iteration from the weights it was pushed, and learns from its own rows of it. What a
+rank learned can therefore only differ by how rows were split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.weight_sync import ChannelWeightReceiver
+from rlplace.config import RunConfig, read_config
+from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.metrics import Metric
+from rlplace.models.distributions import noise_shape, sample
+from rlplace.models.mlp import ActorCritic, build_policy
+from rlplace.placement.routes import Route, Routes, Share, Way
+from rlplace.placement.schedule import Residency
+from rlplace.placement.slots import Slot
+from rlplace.trajectory import Trajectory
+from rlplace.workers.actor import FSDPActor
+from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.job import TRAJECTORIES, WEIGHTS, Job
+from rlplace.workers.worker import Rendezvous, WorkerContext
+
+TWO_JOINTS = ContinuousActions(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+THREE_CHOICES = DiscreteActions(n=3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Iterations of learning whose rows are split over actor ranks as `split` says."""
+
+    split: tuple[int, ...]  # rows of each rank; 0 is allowed
+    actions: ContinuousActions | DiscreteActions = TWO_JOINTS
+    algorithm: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    actor: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    iterations: int = 2
+    offload: bool = False  # leave the accelerator between all stages
+
+    @property
+    def config(self) -> RunConfig:
+        return read_config(
+            {
+                "cluster": {"component_placement": {}},
+                "env": {"id": "synthetic", "total_num_envs": sum(self.split)},
+                "actor": {"model": {"hidden": [16, 16]}, **self.actor},
+                "algorithm": {"rollout_steps": 8, "epochs": 2, "num_minibatches": 3, **self.algorithm},
+                "runner": {"seed": 7, "total_env_steps": 8 * sum(self.split) * 4},
+            }
+        )
+
+    @property
+    def spaces(self) -> Spaces:
+        return Spaces(observation_shape=(5,), actions=self.actions)
+
+    @property
+    def job(self) -> Job:
+        rows, edges = sum(self.split), np.cumsum([0, *self.split])
+        shares = tuple(
+            Share(source=0, target=rank, start=int(edges[rank]), stop=int(edges[rank + 1]), way=Way.SAME_NODE)
+            for rank, count in enumerate(self.split)
+            if count
+        )
+        trajectories = Route(source="env", target="actor", rows=rows, shares=shares)
+        copies = tuple(
+            Share(source=rank, target=rank, start=rank, stop=rank + 1, way=Way.SAME_NODE)
+            for rank in range(len(self.split))
+        )
+        weights = Route(source="actor", target="rollout", rows=len(self.split), shares=copies)
+        routes = Routes(observations=trajectories, trajectories=trajectories, weights=weights)
+        return Job(config=self.config, spaces=self.spaces, routes=routes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What one rank has to show at the end."""
+
+    weights: dict[str, NDArray[Any]]
+    metrics: list[dict[str, Metric]]  # per iteration
+    weights_digest: str
+    state_digest: str
+
+
+def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory:
+    """All rows of iteration `index` as `policy` would have sampled them in a simulator that is a random process."""
+    config, rows = scenario.config, sum(scenario.split)
+    steps = config.algorithm.rollout_steps
+    rng = np.random.default_rng([3, index])
+    observations = (rng.standard_normal((steps + 1, rows, 5)) * [1, 2, 3, 4, 5] + [0, 1, 2, 3, 4]).astype(np.float32)
+    shape = (steps, rows, *noise_shape(scenario.actions))
+    discrete = isinstance(scenario.actions, DiscreteActions)
+    noise = (rng.random(shape) if discrete else rng.standard_normal(shape)).astype(np.float32)
+    with torch.no_grad():
+        output = policy(torch.tensor(observations[:-1]).flatten(0, 1))
+        actions, logprobs = sample(output, torch.tensor(noise).flatten(0, 1))
+    actions_of_rows = actions.numpy().reshape(steps, rows, *actions.shape[1:])
+    pull = actions_of_rows if discrete else actions_of_rows.sum(axis=-1)
+    terminated = rng.random((steps, rows)) < 0.1
+    truncated = (rng.random((steps, rows)) < 0.15) & ~terminated
+    return Trajectory(
+        first_row=0,
+        env_rank=0,
+        version_min=index,
+        version_max=index,
+        observations=observations[:-1],
+        actions=actions_of_rows,
+        logprobs=logprobs.numpy().reshape(steps, rows),
+        values=output.values.numpy().reshape(steps, rows),
+        rewards=(observations[:-1, :, 0] * pull + 3.0).astype(np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        last_observations=observations[-1],
+        final_observations=rng.standard_normal((int(truncated.sum()), 5)).astype(np.float32),
+    )
+
+
+def make_actor(scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: int = 1 << 30) -> FSDPActor:
+    """One rank that is set up, with channels of its own. The call is a collective."""
+    world_size = len(scenario.split)
+    slot = Slot(
+        component="actor",
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        local_world_size=world_size,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
+    )
+    channels = {
+        name: LocalChannel(ChannelSpec(name=name, capacity_items=64, timeout_s=30.0))
+        for name in (TRAJECTORIES, WEIGHTS)
+    }
+    context = WorkerContext(
+        slot=slot,
+        world_size=world_size,
+        device=EmulatedDevice(MemoryAccount([capacity] * world_size), slot),
+        rendezvous=rendezvous,
+        channels=channels,
+    )
+    actor = FSDPActor(scenario.job, context)
+    actor.setup()
+    return actor
+
+
+def listen() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=64)
+
+
+def rendezvous_at(listener: socket.socket) -> Rendezvous:
+    """As rank 0 has it: the socket becomes the store's."""
+    port = listener.getsockname()[1]
+    return Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=60.0)
+
+
+def follow(scenario: Scenario, actor: FSDPActor) -> Learned:
+    """Iterations as the loop runs them: sync, roll out, learn."""
+    rank = actor.context.rank
+    policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
+    receiver = ChannelWeightReceiver(actor.context.channels[WEIGHTS], rank)
+    metrics = []
+    for index in range(scenario.iterations):
+        _sync(scenario, actor, receiver, policy, index)
+        for share in actor.config.routes.trajectories.receives(rank):
+            piece = iteration(scenario, policy, index).split(share.start, share.stop)
+            actor.context.channels[TRAJECTORIES].put(piece, key=str(rank), weight=piece.weight)
+        actor.move(Residency.FULL)
+        metrics.append(dict(actor.learn(index, index)))
+        if scenario.offload:
+            actor.move(Residency.OFF)
+    _sync(scenario, actor, receiver, policy, scenario.iterations)
+    actor.move(Residency.FULL)
+    return Learned(
+        weights={name: tensor.numpy() for name, tensor in policy.state_dict().items()},
+        metrics=metrics,
+        weights_digest=actor.digest(),
+        state_digest=actor.state_digest(),
+    )
+
+
+def _sync(
+    scenario: Scenario, actor: FSDPActor, receiver: ChannelWeightReceiver, policy: ActorCritic, version: int
+) -> None:
+    actor.move(Residency.WEIGHTS if scenario.offload else Residency.FULL)
+    actor.push_weights(version)
+    policy.load_state_dict(receiver.pull(version).tensors)
+    if scenario.offload:
+        actor.move(Residency.OFF)
+
+
+def _rank(scenario: Scenario, rank: int, port: int, listener: socket.socket | None) -> Learned:
+    torch.set_num_threads(1)
+    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+    actor = make_actor(scenario, rank, rendezvous)
+    try:
+        return follow(scenario, actor)
+    finally:
+        actor.close()
+
+
+def run_ranks(scenario: Scenario) -> list[Learned]:
+    """The scenario in one process per rank, forked from one that has torch imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.actor_ranks", "rlplace.workers.learner", "torch._dynamo"])
+    world_size = len(scenario.split)
+    with listen() as listener, ProcessPoolExecutor(world_size, mp_context=context) as pool:
+        port = listener.getsockname()[1]
+        ranks = [pool.submit(_rank, scenario, r, port, None if r else listener) for r in range(world_size)]
+        return [rank.result(timeout=120.0) for rank in ranks]

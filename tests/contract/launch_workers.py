@@ -1,0 +1,141 @@
+"""Workers for the launch suites; a module of their own, so that other processes can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import Any, ClassVar
+
+from rlplace.placement.schedule import Residency
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+
+
+class Unpicklable(Exception):
+    """Its constructor cannot be called by pickle."""
+
+    def __init__(self, *, lock: Any) -> None:
+        super().__init__("holds a lock")
+        self.lock = lock
+
+
+class Probe(Worker):
+    """Answers, fails, waits and dies as told."""
+
+    def setup(self) -> None:
+        self.seen = [("setup", threading.get_ident())]
+
+    def rank(self) -> int:
+        return self.context.rank
+
+    def about(self) -> dict[str, Any]:
+        context = self.context
+        return {
+            "owner": context.owner,
+            "world_size": context.world_size,
+            "accelerators": context.slot.accelerators,
+            "seed": context.seed,
+            "channels": sorted(context.channels),
+            "config": self.config,
+            "rendezvous": context.rendezvous,
+        }
+
+    def process(self) -> tuple[int, str | None, str | None]:
+        return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS")
+
+    def same_thread(self) -> bool:
+        return self.seen[0][1] == threading.get_ident()
+
+    def add(self, a: int, b: int = 0, *, scale: int = 1) -> int:
+        return (a + b) * scale + 100 * self.context.rank
+
+    def fail_on(self, rank: int, kind: str = "value") -> int:
+        if self.context.rank == rank:
+            if kind == "unpicklable":
+                raise Unpicklable(lock=threading.Lock())
+            if kind == "exit":
+                raise SystemExit(3)
+            raise ValueError(f"rank {rank} was told to fail")
+        return self.context.rank
+
+    def fail_or_get(self, rank: int, channel: str) -> Any:
+        """One rank fails, the others wait for an item that nobody will put."""
+        return self.fail_on(rank) if self.context.rank == rank else self.context.channels[channel].get()
+
+    def die_or_get(self, rank: int, channel: str) -> Any:
+        if self.context.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.context.channels[channel].get()
+
+    def put(self, channel: str, item: Any) -> None:
+        self.context.channels[channel].put(item)
+
+    def get(self, channel: str) -> Any:
+        return self.context.channels[channel].get()
+
+    def until_cancelled(self) -> bool:
+        return self.context.cancelled.wait(60.0)
+
+    def stuck(self) -> None:
+        """Reacts to nothing but the end of its process."""
+        threading.Event().wait(60.0)
+
+    def acquire(self, size_bytes: int, what: str) -> int:
+        self.context.device.acquire(size_bytes, what)
+        return self.context.device.held_bytes()
+
+    def release(self, what: str) -> int:
+        self.context.device.release(what)
+        return self.context.device.held_bytes()
+
+
+class Mover(Worker):
+    """100 bytes of weights, 50 more when full."""
+
+    def move(self, to: Residency) -> MoveReport:
+        device = self.context.device
+        for level, what, size in ((Residency.WEIGHTS, "weights", 100), (Residency.FULL, "gradients", 50)):
+            if to >= level:
+                device.acquire(size, what)
+            else:
+                device.release(what)
+        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0, seconds=0.0)
+
+
+class Fragile(Worker):
+    """Its constructor fails on one rank."""
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        if context.rank == config:
+            raise ValueError(f"no constructor on rank {config}")
+
+
+class Closing(Worker):
+    """Writes into a folder what it lived through."""
+
+    def close(self) -> None:
+        with open(f"{self.config}/{self.context.rank}", "a", encoding="utf-8") as file:
+            file.write("closed\n")
+
+
+class Collective(Worker):
+    """Meets the other ranks at the rendezvous, without torch: rank 0 accepts on the socket it was given."""
+
+    needs_own_process: ClassVar[bool] = True
+
+    def meet(self) -> list[int]:
+        rendezvous = self.context.rendezvous
+        if self.context.rank:
+            with socket.create_connection((rendezvous.host, rendezvous.port), timeout=30.0) as peer:
+                peer.sendall(bytes([self.context.rank]))
+            return []
+        assert rendezvous.listen_fd is not None
+        met = []
+        with socket.socket(fileno=rendezvous.listen_fd) as door:
+            door.settimeout(30.0)
+            for _ in range(self.context.world_size - 1):
+                with door.accept()[0] as peer:
+                    met.append(peer.recv(1)[0])
+        return sorted(met)

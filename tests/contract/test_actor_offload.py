@@ -1,0 +1,100 @@
+"""Offloading empties storages in place: whoever holds a tensor or a view finds the same bytes afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlplace.errors import AcceleratorOutOfMemory
+from rlplace.placement.slots import Slot
+from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.offload import Offloadable, storages
+
+
+def device(capacity: int) -> EmulatedDevice:
+    slot = Slot(
+        component="actor",
+        rank=0,
+        node=0,
+        local_rank=0,
+        local_world_size=1,
+        accelerators=(0,),
+        local_accelerators=(0,),
+    )
+    return EmulatedDevice(MemoryAccount([capacity]), slot)
+
+
+def odd_bits() -> Tensor:
+    """Values that a copy by value could change: signed zero, infinity, a nan with a payload, a subnormal."""
+    patterns = [-(1 << 31), 0x7F800000, 0x7FC0BEEF, 1]
+    return torch.tensor(patterns, dtype=torch.int32).view(torch.float32).repeat(8)
+
+
+def test_the_way_there_and_back_changes_no_bit() -> None:
+    tensor, accelerator = odd_bits(), device(1 << 10)
+    view, before = tensor[3:7], tensor.view(torch.int32).tolist()
+    part = Offloadable("weights", accelerator, lambda: [tensor])
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (128, 0, 128)
+    part.offload()
+    assert not part.resident
+    assert tensor.untyped_storage().nbytes() == view.untyped_storage().nbytes() == 0
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (0, 128, 0)
+    part.onload()
+    assert part.resident
+    assert tensor.view(torch.int32).tolist() == before
+    assert view.view(torch.int32).tolist() == before[3:7]
+    view.fill_(2.0)
+    assert tensor[3:7].tolist() == [2.0] * 4
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (128, 0, 128)
+
+
+def test_moving_twice_is_moving_once() -> None:
+    tensor = torch.arange(4.0)
+    part = Offloadable("weights", device(1 << 10), lambda: [tensor])
+    part.offload()
+    part.offload()
+    part.onload()
+    part.onload()
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_shared_storage_counts_once() -> None:
+    tensor, empty = torch.zeros(4, 4), torch.zeros(0)
+    assert [storage.nbytes() for storage in storages([tensor, tensor[1], tensor.T, empty])] == [64]
+
+
+def test_no_room_leaves_it_on_the_host() -> None:
+    tensor, accelerator = torch.arange(4.0), device(20)
+    part = Offloadable("weights", accelerator, lambda: [tensor])
+    part.offload()
+    accelerator.acquire(8, "somebody else")
+    with pytest.raises(AcceleratorOutOfMemory, match="weights"):
+        part.onload()
+    assert (part.resident, part.accelerator_bytes, part.host_bytes) == (False, 0, 16)
+    accelerator.release("somebody else")
+    part.onload()
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_tensors_made_later_are_moved_too() -> None:
+    tensors = [torch.zeros(4)]
+    part = Offloadable("optimizer state", device(1 << 10), lambda: tensors)
+    tensors.append(torch.ones(4))
+    part.offload()
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0]
+    part.onload()
+    assert tensors[1].tolist() == [1.0] * 4
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_its_memory_back() -> None:
+    from rlplace.workers.devices import CudaDevice
+
+    tensor = torch.randn(64 << 20, device="cuda")
+    before, held = tensor.sum().item(), torch.cuda.memory_reserved()
+    part = Offloadable("weights", CudaDevice(), lambda: [tensor])
+    part.offload()
+    assert torch.cuda.memory_reserved() <= held - (256 << 20)
+    part.onload()
+    assert tensor.sum().item() == before

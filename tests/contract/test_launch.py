@@ -1,0 +1,323 @@
+"""What a launched worker group promises, on threads and on Ray alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.config import AcceleratorConfig, RayConfig
+from rlplace.errors import (
+    AcceleratorOutOfMemory,
+    ChannelBroken,
+    ClusterError,
+    PlacementError,
+    WorkerError,
+    WorkerTimeout,
+)
+from rlplace.placement.schedule import Residency
+from rlplace.placement.strategies import FlexiblePlacementStrategy
+from rlplace.workers.cluster import Cluster
+from rlplace.workers.group import WorkerGroup, wait_all
+from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe
+
+MakeCluster = Callable[..., Cluster]
+
+
+def on(*accelerators: int) -> FlexiblePlacementStrategy:
+    """One rank per accelerator."""
+    return FlexiblePlacementStrategy([[a] for a in accelerators])
+
+
+@pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
+def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
+    """For Ray, one of it for this file; the clusters of the tests join it and leave it running."""
+    if request.param == "inline":
+        yield "inline"
+        return
+    from rlplace.workers.ray_launch.session import RaySession
+
+    session = RaySession(RayConfig())
+    session.start()
+    yield "ray"
+    session.close()
+
+
+@pytest.fixture
+def make_cluster(launcher: str) -> Iterator[MakeCluster]:
+    made: list[Cluster] = []
+
+    def make(accelerators: int = 4, memory: int = 1000, **options: Any) -> Cluster:
+        accelerator = AcceleratorConfig(kind="emulated", memory=memory)
+        made.append(Cluster(1, accelerators, accelerator=accelerator, launcher=launcher, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(make_cluster: MakeCluster) -> Cluster:
+    return make_cluster()
+
+
+@pytest.fixture
+def probes(cluster: Cluster) -> WorkerGroup:
+    channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=2))}
+    return launch(cluster, "probe", on(0, 1, 2), channels=channels, seed=7)
+
+
+def launch(cluster: Cluster, name: str, strategy: FlexiblePlacementStrategy, **options: Any) -> WorkerGroup:
+    return Probe.create_group("a config").launch(cluster, name=name, placement_strategy=strategy, **options)
+
+
+# ── calling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls_fan_out_and_results_come_by_rank(probes: WorkerGroup) -> None:
+    assert probes.world_size == 3
+    assert probes.rank().wait() == [0, 1, 2]
+    assert probes.add(1, b=2, scale=10).wait() == [30, 130, 230]
+    assert probes.execute_on(2, 0).add(1).wait() == [201, 1]
+    assert probes.execute_on([1]).rank().wait() == [1]
+    first, second = probes.add(1), probes.execute_on(1).rank()
+    assert wait_all([second, first], timeout_s=30) == [[1], [1, 101, 201]]
+    assert first.done()
+    assert first.wait() == first.wait(), "waiting twice gives the same"
+    assert probes.same_thread().wait() == [True] * 3
+
+
+def test_a_worker_knows_its_place(probes: WorkerGroup) -> None:
+    about = probes.about().wait()
+    assert [a["owner"] for a in about] == ["probe rank 0", "probe rank 1", "probe rank 2"]
+    assert [a["accelerators"] for a in about] == [(0,), (1,), (2,)]
+    assert all(a["world_size"] == 3 and a["seed"] == 7 and a["channels"] == ["idle"] for a in about)
+    assert all(a["config"] == "a config" and a["rendezvous"].port == 0 for a in about)
+
+
+def test_unknown_methods_and_ranks_are_refused_at_once(probes: WorkerGroup) -> None:
+    with pytest.raises(AttributeError, match=r"Probe has no method 'rnak'; did you mean 'rank'\?"):
+        probes.rnak()
+    with pytest.raises(AttributeError, match="no method '_secret'"):
+        probes.execute_on(0)._secret()
+    with pytest.raises(PlacementError, match="rank 3 does not exist") as refused:
+        probes.execute_on(1, 3)
+    assert refused.value.codes == ("no-such-rank",)
+    with pytest.raises(PlacementError, match="no rank is named"):
+        probes.execute_on()
+
+
+def test_groups_talk_through_channels(cluster: Cluster) -> None:
+    channel = cluster.channel(ChannelSpec(name="mail", capacity_items=1))
+    groups = cluster.launch_all(
+        {
+            "source": (Probe.create_group(), on(0), {"mail": channel}),
+            "sink": (Probe.create_group(), on(0), {"mail": channel}),
+        }
+    )
+    getting = groups["sink"].get("mail")
+    assert wait_all([groups["source"].put("mail", {"x": 1}), getting], timeout_s=30) == [[None], [{"x": 1}]]
+    with pytest.raises(ClusterError) as refused:
+        launch(cluster, "sink", on(1))
+    assert refused.value.code == "group-exists"
+
+
+# ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failure_names_its_rank_and_stays(probes: WorkerGroup) -> None:
+    where = r"probe rank 1 \(node 0, accelerators 1\)"
+    with pytest.raises(WorkerError, match=where + ": fail_on failed: ValueError") as raised:
+        probes.fail_on(1).wait(timeout_s=60)
+    error = raised.value
+    assert (error.component, error.rank, error.node, error.accelerators) == ("probe", 1, 0, (1,))
+    assert error.method == "fail_on"
+    assert isinstance(error.cause, ValueError)
+    assert error.__cause__ is error.cause
+    assert "launch_workers.py" in (error.remote_traceback or "")
+    assert "host.py" not in (error.remote_traceback or ""), "only the worker's own frames help"
+    with pytest.raises(WorkerError) as again:
+        probes.rank()
+    assert again.value is error
+    assert probes.failure is error
+    assert probes.closed
+
+
+@pytest.mark.parametrize("kind", ["unpicklable", "exit"])
+def test_whatever_is_raised_arrives(probes: WorkerGroup, kind: str, launcher: str) -> None:
+    with pytest.raises(WorkerError, match=r"holds a lock|SystemExit: 3") as raised:
+        probes.fail_on(0, kind=kind).wait(timeout_s=60)
+    assert "fail_on" in (raised.value.remote_traceback or "")
+    if kind == "unpicklable" and launcher == "ray":
+        assert raised.value.cause is None, "only its text survives the journey"
+
+
+def test_a_failure_frees_its_siblings(probes: WorkerGroup) -> None:
+    """Ranks 1 and 2 wait on a channel whose deadline is two minutes away."""
+    with pytest.raises(WorkerError, match="told to fail") as raised:
+        probes.fail_or_get(0, "idle").wait(timeout_s=60)
+    assert raised.value.rank == 0, "not the ranks whose channel was broken because of it"
+
+
+def test_groups_waited_for_together_fail_together(cluster: Cluster) -> None:
+    idle = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
+    groups = cluster.launch_all(
+        {"env": (Probe.create_group(), on(0, 1), {}), "rollout": (Probe.create_group(), on(2), idle)}
+    )
+    waiting, patient = groups["rollout"].get("idle"), groups["env"].execute_on(0).until_cancelled()
+    with pytest.raises(WorkerError, match="env rank 1") as raised:
+        wait_all([waiting, patient, groups["env"].execute_on(1).fail_on(1)], timeout_s=60)
+    with pytest.raises(WorkerError, match="env rank 1"):
+        groups["rollout"].rank()
+    assert groups["rollout"].failure is raised.value
+    with pytest.raises(ChannelBroken):
+        idle["idle"].get(timeout_s=30)
+
+
+def test_a_failure_nobody_waits_for_still_breaks_the_channels(cluster: Cluster) -> None:
+    idle = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
+    groups = cluster.launch_all(
+        {"env": (Probe.create_group(), on(0), idle), "rollout": (Probe.create_group(), on(1), idle)}
+    )
+    groups["env"].fail_on(0)
+    with pytest.raises(WorkerError, match=r"env rank 0.*told to fail") as raised:
+        groups["rollout"].get("idle").wait(timeout_s=60)
+    assert raised.value.component == "rollout"
+    assert isinstance(raised.value.cause, ChannelBroken)
+
+
+def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
+    with pytest.raises(WorkerError, match="no constructor on rank 1") as raised:
+        Fragile.create_group(1).launch(cluster, name="fragile", placement_strategy=on(0, 1))
+    assert raised.value.rank == 1
+    retry = Fragile.create_group(None).launch(cluster, name="fragile", placement_strategy=on(0, 1))
+    assert retry.onload().wait()[1].residency is Residency.FULL
+
+
+# ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_deadline_says_who_is_still_working(probes: WorkerGroup) -> None:
+    pending = probes.execute_on(0, 2).get("idle")
+    assert probes.execute_on(1).rank().wait(timeout_s=30) == [1]
+    with pytest.raises(WorkerTimeout, match=r"probe\.get: not finished after 0\.5 s") as raised:
+        pending.wait(timeout_s=0.5)
+    assert raised.value.code == "worker-deadline"
+    assert raised.value.problem.got == "still working: probe ranks 0,2 in get"
+    why = raised.value.problem.why or ""
+    assert "launch_workers.py" in why, "the line a rank is at"
+    assert "waiting to get from channel idle" in why
+    assert not pending.done()
+    for item in ("a", "b"):
+        probes.execute_on(1).put("idle", item).wait(timeout_s=30)
+    assert sorted(pending.wait(timeout_s=30)) == ["a", "b"], "a deadline breaks nothing"
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_emulated_memory_is_shared_and_names_the_residents(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(accelerators=2, memory=1000)
+    groups = cluster.launch_all(
+        {"actor": (Probe.create_group(), on(0, 1), {}), "rollout": (Probe.create_group(), on(1), {})}
+    )
+    assert groups["actor"].acquire(600, "weights").wait() == [600, 600]
+    assert groups["actor"].acquire(400, "weights").wait() == [400, 400], "a label is replaced, not added to"
+    assert groups["rollout"].acquire(500, "kv cache").wait() == [500]
+    with pytest.raises(WorkerError) as raised:
+        groups["rollout"].acquire(200, "workspace").wait(timeout_s=60)
+    cause = raised.value.cause
+    assert isinstance(cause, AcceleratorOutOfMemory)
+    assert cause.code == "accelerator-out-of-memory"
+    why = cause.problem.why or ""
+    assert "accelerator 1 has 1000 bytes, 100 bytes free" in why
+    assert "actor rank 1: weights 400 bytes" in why
+    assert "rollout rank 0: kv cache 500 bytes" in why
+    assert (cause.problem.fix or "").startswith("actor.enable_offload: true")
+    assert groups["actor"].release("weights").wait() == [0, 0], "other groups live on"
+
+
+def test_moves_are_accounted_and_end_with_the_worker(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(accelerators=1, memory=150)
+    group = Mover.create_group().launch(cluster, name="mover", placement_strategy=on(0))
+    assert [r.accelerator_bytes for r in group.onload().wait()] == [150]
+    assert [r.accelerator_bytes for r in group.move(Residency.WEIGHTS).wait()] == [100]
+    assert [r.accelerator_bytes for r in group.offload().wait()] == [0]
+    group.onload().wait()
+    group.close()
+    again = Mover.create_group().launch(cluster, name="mover", placement_strategy=on(0))
+    assert [r.accelerator_bytes for r in again.onload().wait()] == [150], "the closed worker's memory is free"
+
+
+# ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_closing_closes_each_worker_once(cluster: Cluster, tmp_path: Path) -> None:
+    with Closing.create_group(str(tmp_path)).launch(cluster, name="closing", placement_strategy=on(0, 1)) as group:
+        group.onload().wait()
+    group.close()
+    assert {f.name: f.read_text() for f in tmp_path.iterdir()} == {"0": "closed\n", "1": "closed\n"}
+    with pytest.raises(ClusterError) as refused:
+        group.onload()
+    assert refused.value.code == "group-closed"
+    cluster.close()
+    cluster.close()
+    with pytest.raises(ClusterError) as gone:
+        launch(cluster, "late", on(0))
+    assert gone.value.code == "cluster-closed"
+
+
+def test_closing_frees_who_is_busy(cluster: Cluster) -> None:
+    idle = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
+    group = launch(cluster, "busy", on(0, 1), channels=idle)
+    waiting, stuck = group.execute_on(0).get("idle"), group.execute_on(1).stuck()
+    seen: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            wait_all([waiting, stuck], timeout_s=60)
+        except WorkerError as error:
+            seen.append(error)
+
+    watcher = threading.Thread(target=wait)
+    watcher.start()
+    group.close(grace_s=0.5)
+    watcher.join(30.0)
+    assert len(seen) == 1, "whoever waits is told"
+
+
+def test_describe_says_what_runs_where(cluster: Cluster) -> None:
+    cluster.launch_all({"probe": (Probe.create_group(), on(0, 1), {})})
+    text = cluster.describe()
+    assert "4 accelerators, 0-3 (1 node x 4) emulated (computing on the CPU); 2 probe workers" in text
+    assert "setup" in cluster.start_report.seconds
+
+
+# ── where they differ ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_threads_cannot_share_a_process_group() -> None:
+    with Cluster(1, 2, launcher="inline", accelerator=AcceleratorConfig(kind="emulated")) as cluster:
+        with pytest.raises(ClusterError, match=r"actor \(2 ranks\)") as refused:
+            Collective.create_group().launch(cluster, name="actor", placement_strategy=on(0, 1))
+        assert refused.value.code == "inline-needs-one-rank"
+        alone = Collective.create_group().launch(cluster, name="actor", placement_strategy=on(0))
+        assert alone.meet().wait() == [[]]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("launcher")
+@pytest.mark.parametrize("launcher", ["ray"], indirect=True)
+def test_processes_are_placed_seen_and_met() -> None:
+    with Cluster(1, 4, accelerator=AcceleratorConfig(kind="emulated")) as cluster:
+        group = Collective.create_group().launch(cluster, name="actor", placement_strategy=on(0, 1, 2))
+        assert group.meet().wait(timeout_s=60) == [[1, 2], [], []]
+        probes = launch(cluster, "probe", on(0, 0))
+        seen = probes.process().wait()
+        assert len({pid for pid, _, _ in seen}) == 2, "two ranks of one accelerator are two processes"
+        assert [(visible, threads) for _, visible, threads in seen] == [("", "1")] * 2

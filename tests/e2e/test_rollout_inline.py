@@ -1,0 +1,123 @@
+"""The rollout stage over real simulators, policies and channels: the same samples in every layout, and nothing lost."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from rlplace.errors import ChannelBroken
+from rlplace.metrics import reduce_metrics
+from rlplace.trajectory import Trajectory, concat
+from rlplace.workers.job import OBSERVATIONS
+from tests.rollout_stage import Layout, RolloutStage, env_block
+
+STEPS, ITERATIONS, ROWS = 10, 3, 24
+PENDULUM = {
+    "id": "InvertedPendulum-v5",
+    "max_episode_steps": 8,
+    "total_num_envs": ROWS,
+}  # cuts in every iteration, ends in most
+CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 12, "total_num_envs": ROWS}
+LAYOUTS = [
+    Layout(env=2),
+    Layout(rollout=3),
+    Layout(stage_groups=2),
+    Layout(env=2, rollout=1, actor=2, stage_groups=3),
+    Layout(env=1, rollout=4, actor=3, stage_groups=2),
+    Layout(env=4, rollout=3, actor=5, stage_groups=1),
+    Layout(env=4, rollout=3, actor=8, stage_groups=3),
+    Layout(env=4, rollout=4, actor=8, stage_groups=2),
+]
+
+
+def sampled(layout: Layout, env: dict[str, object]) -> list[Trajectory]:
+    """One trajectory of all rows per iteration; new weights before each, as a sync would bring."""
+    stage = RolloutStage(layout, env, steps=STEPS)
+    whole = []
+    for iteration in range(ITERATIONS):
+        stage.load(seed=iteration, version=iteration)
+        stage.run(iteration)
+        pieces = [piece for rank in stage.trajectories().values() for piece in rank]
+        whole.append(concat(pieces))
+        assert all(channel.stats().depth_items == 0 for channel in stage.channels.values())
+    stage.close()
+    return whole
+
+
+@pytest.fixture(scope="module", params=[PENDULUM, CARTPOLE], ids=["continuous", "discrete"])
+def env(request: pytest.FixtureRequest) -> dict[str, object]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(env: dict[str, object]) -> list[Trajectory]:
+    """What one env and one rollout rank sample."""
+    return sampled(Layout(), env)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_samples_the_same(layout: Layout, env: dict[str, object], alone: list[Trajectory]) -> None:
+    for iteration, (expected, got) in enumerate(zip(alone, sampled(layout, env), strict=True)):
+        assert (got.first_row, got.rows, got.steps) == (0, ROWS, STEPS)
+        assert (got.version_min, got.version_max) == (iteration, iteration)
+        for name in ("terminated", "truncated"):
+            assert np.array_equal(getattr(got, name), getattr(expected, name)), name
+        for name in (
+            "actions",
+            "logprobs",
+            "values",
+            "rewards",
+            "observations",
+            "last_observations",
+            "final_observations",
+        ):
+            np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_the_samples_hold_together(alone: list[Trajectory]) -> None:
+    """Iterations join without a gap, episodes end and are cut, and final observations are no first ones."""
+    for before, after in itertools.pairwise(alone):
+        assert np.array_equal(before.last_observations, after.observations[0])
+    assert sum(int(t.terminated.sum()) for t in alone) > 0
+    assert sum(int(t.truncated.sum()) for t in alone) > 0
+    first = alone[0]
+    cuts = np.argwhere(first.truncated[:-1])
+    following = first.observations[cuts[:, 0] + 1, cuts[:, 1]]
+    assert not np.any(np.all(first.final_observations[: len(cuts)] == following, axis=1))
+
+
+def test_the_same_seed_gives_the_same_bits(env: dict[str, object]) -> None:
+    layout = Layout(env=2, rollout=2, stage_groups=2)
+    for a, b in zip(sampled(layout, env), sampled(layout, env), strict=True):
+        assert np.array_equal(a.observations, b.observations)
+        assert np.array_equal(a.actions, b.actions)
+        assert np.array_equal(a.logprobs, b.logprobs)
+
+
+def test_every_step_is_counted() -> None:
+    stage = RolloutStage(Layout(env=2, rollout=3, stage_groups=3), env_block("Script-v0", terminate_at=5), steps=STEPS)
+    numbers = reduce_metrics(stage.run(0))
+    assert (numbers["env/steps"], numbers["env/episodes"]) == (12 * STEPS, 24)
+    assert (numbers["env/return"], numbers["env/episode_length"]) == (15.0, 5.0)
+    assert numbers["rollout/batches"] == STEPS * 3 * len(stage.job.routes.observations.shares)
+    stage.close()
+
+
+def test_the_death_of_one_rank_ends_all_others() -> None:
+    stage = RolloutStage(Layout(env=2, rollout=2), env_block("Script-v0"), steps=STEPS)
+
+    def die(iteration: int) -> None:
+        stage.channels[OBSERVATIONS].get(key="1")
+        for channel in stage.channels.values():
+            channel.break_("rollout rank 1 died")
+
+    calls = [stage.env[0].run, stage.env[1].run, stage.rollout[0].generate, die]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        pending = [threads.submit(call, 0) for call in calls]
+    errors = [p.exception() for p in pending[:-1]]
+    assert [type(e) for e in errors] == [ChannelBroken] * 3
+    assert all("rollout rank 1 died" in str(e) for e in errors)
+    stage.close()

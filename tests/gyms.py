@@ -1,0 +1,92 @@
+"""Gymnasium environments made for tests, registered when this is imported; each step is plain to see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from numpy.typing import NDArray
+
+
+class Script(gymnasium.Env[NDArray[np.float64], Any]):
+    """Shows [episode, step, luck, last action]; luck is drawn at each reset. Rewards the step number, 1-based.
+
+    Ends episodes at step `terminate_at`, cuts them at `truncate_at`. A list has one step per episode; its last stays.
+    """
+
+    def __init__(
+        self,
+        terminate_at: int | list[int] | None = None,
+        truncate_at: int | None = None,
+        action_space: str = "discrete",
+        dtype: str = "float64",
+    ) -> None:
+        self.observation_space = Box(0, 250, (4,), np.dtype(dtype).type)
+        self.action_space = {
+            "discrete": Discrete(3),
+            "from_five": Discrete(3, start=5),
+            "box": Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64),
+        }[action_space]
+        self._terminate_at = terminate_at
+        self._truncate_at = truncate_at
+        self._dtype = dtype
+        self.episode = 0
+        self.taken: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode += 1
+        self._step = 0
+        self._luck = int(self.np_random.integers(200))
+        return self._show(0.0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.taken.append(action)
+        self._step += 1
+        ends = self._terminate_at
+        if isinstance(ends, list):
+            ends = ends[min(self.episode, len(ends)) - 1]
+        shown = self._show(float(np.sum(action)))
+        return shown, float(self._step), self._step == ends, self._step == self._truncate_at, {}
+
+    def _show(self, action: float) -> NDArray[Any]:
+        return np.array([self.episode, self._step, self._luck, action], self._dtype)
+
+
+class DictObservations(Script):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Dict({"a": Box(0, 1), "b": Box(0, 1)})  # type: ignore[assignment]
+
+
+class ManyActions(Script):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = MultiDiscrete([2, 3])
+
+
+class NeedsAbsent(Script):
+    """Its library is nowhere."""
+
+    def __init__(self) -> None:
+        import no_such_simulator_library  # noqa: F401
+
+
+class Broken(Script):
+    """Has a bug of its own."""
+
+    def __init__(self) -> None:
+        raise ValueError("a bug in the simulator")
+
+
+for _name, _class in {
+    "Script-v0": Script,
+    "DictObservations-v0": DictObservations,
+    "ManyActions-v0": ManyActions,
+    "NeedsAbsent-v0": NeedsAbsent,
+    "Broken-v0": Broken,
+}.items():
+    gymnasium.register(_name, entry_point=_class)
+gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)

@@ -1,0 +1,260 @@
+"""The floors, doors and house rules of docs/architecture.md; imports inside functions count too."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "rlplace"
+
+FLOORS = (  # lowest first; a room imports from floors below its own
+    ("errors",),
+    ("config", "metrics", "sinks", "structure", "tfevents", "trajectory"),
+    ("algo", "placement"),
+    ("comm",),
+    ("envs", "models", "workers"),
+    ("loop",),
+    ("compose", "plan", "run", "train"),
+)
+PEERS = {  # and from these rooms of its own floor
+    "config": {"structure"},
+    "sinks": {"tfevents"},
+    "models": {"envs"},
+    "workers": {"envs", "models"},
+    "plan": {"compose", "train"},
+    "run": {"compose"},
+    "train": {"compose", "run"},
+}
+DOORS = {  # library -> the only modules (or rooms) that may import it
+    "gymnasium": {"envs"},
+    "hydra": {"compose"},
+    "mujoco": {"envs"},
+    "numpy": {"comm", "envs", "models", "trajectory", "workers"},
+    "omegaconf": {"compose"},
+    "psutil": {"workers"},
+    "ray": {"comm.ray_channel", "workers.ray_launch"},
+    "safetensors": {"models", "workers"},
+    "torch": {"algo", "comm.codec", "models", "workers"},
+    "vllm": {"workers.vllm_engine"},
+    "yaml": {"compose", "plan", "run"},
+}
+# library -> what may not pull it in when imported, not even through others
+PURE = {"compose", "config", "errors", "metrics", "placement", "sinks", "structure", "tfevents"}
+PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
+DRIVER = PLANNER | {"envs", "loop", "run", "trajectory", "workers.group", "workers.worker"}  # starts fast, stays small
+WITHOUT = {
+    "numpy": PURE,
+    "ray": PLANNER | {"workers.env"},
+    "torch": DRIVER | {"workers.actor", "workers.env", "workers.rollout"},  # 100 MB in every process that imports it
+    "vllm": DRIVER | {"workers.rollout"},
+}
+
+FILE_LINES, FUNCTION_LINES = 350, 60
+EMPTY_NAMES = {"manager", "handler", "util", "utils", "helper", "helpers", "common", "misc"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Module:
+    """One source file; `name` is relative to the package: "placement.schedule", "" for the package itself."""
+
+    name: str
+    source: str
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    def within(self, places: set[str]) -> bool:
+        return any(self.name == place or self.name.startswith(place + ".") for place in places)
+
+
+def modules() -> list[Module]:
+    found = []
+    for file in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = file.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        found.append(Module(".".join(p for p in parts if p != "__init__"), file.read_text(encoding="utf-8")))
+    return found
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import below `tree`; "from rlplace import config" gives "rlplace.config"."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            whole = node.module == PACKAGE
+            yield from ((node.lineno, f"{PACKAGE}.{a.name}" if whole else str(node.module)) for a in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+            yield from ((node.lineno, str(a.value)) for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+def floor_of(room: str) -> int | None:
+    return next((i for i, rooms in enumerate(FLOORS) if room in rooms), None)
+
+
+def wrong_floors(module: Module) -> Iterator[str]:
+    floor = floor_of(module.room)
+    if floor is None:
+        if module.name:
+            yield f"{module.name}: the room {module.room!r} stands on no floor"
+        return
+    for line, name in imports(module.tree):
+        room = name.removeprefix(PACKAGE + ".").partition(".")[0]
+        below = floor_of(room)
+        if not name.startswith(PACKAGE + ".") or room == module.room or below is None:
+            continue
+        if below > floor or (below == floor and room not in PEERS.get(module.room, set())):
+            yield f"{module.name}:{line}: {module.room} (floor {floor}) imports {room} (floor {below})"
+
+
+def wrong_doors(module: Module) -> Iterator[str]:
+    for line, name in imports(module.tree):
+        library = name.partition(".")[0]
+        if library == PACKAGE or library in sys.stdlib_module_names:
+            continue
+        if library not in DOORS:
+            yield f"{module.name}:{line}: {library} has no door in this package"
+        elif not module.within(DOORS[library]):
+            yield f"{module.name}:{line}: {library} is imported only by {', '.join(sorted(DOORS[library]))}"
+
+
+def missing_purpose(module: Module) -> Iterator[str]:
+    if module.tree.body and not ast.get_docstring(module.tree):
+        yield f"{module.name}: does not open with a sentence of purpose"
+
+
+def too_long(module: Module) -> Iterator[str]:
+    lines = module.source.count("\n")
+    if lines > FILE_LINES:
+        yield f"{module.name}: {lines} lines"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES:
+                yield f"{module.name}:{node.lineno}: {node.name} has {length} lines"
+
+
+def empty_names(module: Module) -> Iterator[str]:
+    named = [(0, module.name.rpartition(".")[2])]
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    named += [(node.lineno, node.name) for node in ast.walk(module.tree) if isinstance(node, definitions)]
+    for line, name in named:
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+        if words & EMPTY_NAMES:
+            yield f"{module.name}:{line}: {name} says nothing"
+
+
+def work_at_import(module: Module) -> Iterator[str]:
+    """Statements that do or hold something when imported: calls, loops, variables, empty containers, `global`."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield f"{module.name}:{node.lineno}: global {', '.join(node.names)}"
+    for node in module.tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+            continue
+        if isinstance(node, ast.Assign | ast.AnnAssign) and not _is_state(node):
+            continue
+        yield f"{module.name}:{node.lineno}: {ast.unparse(node).splitlines()[0]}"
+
+
+def _is_state(node: ast.Assign | ast.AnnAssign) -> bool:
+    """Constants and type names are capitalised; a container that begins empty is there to be filled."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    named = [name for target in targets for name in ast.walk(target) if not isinstance(name, ast.expr_context)]
+    constant = all(
+        isinstance(n, ast.Tuple) or (isinstance(n, ast.Name) and re.match(r"_*[A-Z]|__\w+__$", n.id)) for n in named
+    )
+    empty = node.value is not None and ast.unparse(node.value) in ("[]", "{}", "set()", "list()", "dict()")
+    return not constant or empty
+
+
+RULES = (wrong_floors, wrong_doors, missing_purpose, too_long, empty_names, work_at_import)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
+    assert [violation for module in modules() for violation in rule(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (wrong_floors, "placement.spec", "from rlplace.workers.worker import Worker"),
+        (wrong_floors, "placement.spec", "def f():\n    import rlplace.loop"),
+        (wrong_floors, "placement.spec", "from rlplace import algo"),
+        (wrong_floors, "envs.adapter", "from rlplace.workers import worker"),
+        (wrong_floors, "comm.codec", "import importlib\nimportlib.import_module('rlplace.loop')"),
+        (wrong_floors, "cellar", "x = 1"),
+        (wrong_doors, "loop", "def f():\n    import ray.util"),
+        (wrong_doors, "workers.group", "from ray import get"),
+        (wrong_doors, "placement.spec", "import numpy"),
+        (wrong_doors, "workers.env", "import pandas"),
+        (wrong_doors, "train", "if TYPE_CHECKING:\n    from omegaconf import DictConfig"),
+        (missing_purpose, "loop", "x = 1"),
+        (too_long, "loop", "\n" * (FILE_LINES + 1)),
+        (too_long, "loop", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
+        (empty_names, "comm.utils", ""),
+        (empty_names, "comm.codec", "class BufferManager: ..."),
+        (empty_names, "comm.codec", "def put_helper(): ..."),
+        (work_at_import, "loop", "current = None"),
+        (work_at_import, "loop", "REGISTRY = {}"),
+        (work_at_import, "loop", "print('hello')"),
+        (work_at_import, "loop", "def f():\n    global STATE\n    STATE = 1"),
+    ],
+)
+def test_the_rule_can_fail(rule: Callable[[Module], Iterator[str]], name: str, source: str) -> None:
+    assert len(list(rule(Module(name, source)))) == 1
+
+
+def test_what_the_rules_allow() -> None:
+    source = '"""Sends."""\nfrom rlplace.errors import ChannelError\nimport numpy\nLIMIT: int = 3\nA, B = 1, 2\n'
+    assert [violation for rule in RULES for violation in rule(Module("comm.codec", source))] == []
+
+
+def test_every_room_and_door_exists() -> None:
+    """A name in the tables above that no longer exists would guard nothing."""
+    there = {module.name for module in modules()}
+    later = {"workers.vllm_engine"}  # the door stands open for the engine that is planned
+    rooms = {room for floor in FLOORS for room in floor}
+    places = {place for table in (DOORS, WITHOUT) for places in table.values() for place in places}
+    assert (rooms | places) - there - later == set()
+
+
+@pytest.mark.parametrize("library", WITHOUT)
+def test_importing_a_light_module_pulls_in_nothing_heavy(library: str) -> None:
+    light = [f"{PACKAGE}.{module.name}" for module in modules() if module.within(WITHOUT[library])]
+    assert importing(light, library) == ""
+
+
+def test_what_a_light_module_pulls_in_is_noticed() -> None:
+    assert importing(["json", "rlplace.trajectory", "hashlib"], "numpy") == "rlplace.trajectory imports numpy\n"
+
+
+def importing(names: list[str], library: str) -> str:
+    """What a fresh interpreter says when it imports `names` in turn: nothing while `library` stays away."""
+    script = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+    if {library!r} in sys.modules:
+        sys.exit(f"{{name}} imports {library}")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.stderr

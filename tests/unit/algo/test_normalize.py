@@ -1,0 +1,87 @@
+"""Running moments equal those of everything seen, however it came; rewards are scaled, not shifted."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlplace.algo.normalize import ReturnScale, merge, no_moments, shifted_sums
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    cuts=st.lists(st.integers(0, 30), max_size=5),
+    offset=st.sampled_from([0.0, 1e4]),
+)
+def test_batches_and_parts_do_not_matter(seed: int, cuts: list[int], offset: float) -> None:
+    samples = torch.tensor(np.random.default_rng(seed).standard_normal((30, 2, 3)) + offset)
+    running = no_moments((2, 3))
+    for start, stop in pairwise([0, *sorted(cuts), 30]):
+        batch = samples[start:stop]
+        parts = [shifted_sums(batch[:4], running.mean), shifted_sums(batch[4:], running.mean)]
+        running = merge(running, sum(parts))
+    assert running.count.item() == 30
+    assert torch.allclose(running.mean, samples.mean(dim=0), rtol=1e-12)
+    assert torch.allclose(running.var, samples.var(dim=0, correction=0), rtol=1e-6)
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    running = merge(no_moments(), shifted_sums(torch.tensor([1.0, 3.0]), torch.zeros(())))
+    assert merge(running, shifted_sums(torch.zeros(0), running.mean)) is running
+
+
+def alone(values: Tensor) -> Tensor:
+    return values
+
+
+def test_rewards_by_hand() -> None:
+    scale = ReturnScale(rows=1, gamma=0.5)
+    scaled = scale(torch.tensor([[2.0], [2.0], [4.0]]), torch.tensor([[False], [True], [False]]), alone)
+    # Returns gathered: 2, then 0.5 * 2 + 2 = 3, then anew 4: variance 2/3.
+    assert scale.moments.var.item() == pytest.approx(2.0 / 3.0)
+    assert scaled.flatten().tolist() == pytest.approx([2.0 / np.sqrt(2 / 3)] * 2 + [4.0 / np.sqrt(2 / 3)])
+    scale(torch.tensor([[1.0]]), torch.tensor([[False]]), alone)
+    assert scale.moments.mean.item() == pytest.approx((2 + 3 + 4 + 3) / 4)  # 0.5 * 4 + 1 was carried over
+
+
+class SumOfAll:
+    """A sum over ranks in two rounds: first each rank adds its own, then each is given the total."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(3, dtype=torch.float64)
+
+    def add(self, sums: Tensor) -> Tensor:
+        self.total = self.total + sums
+        return sums
+
+    def __call__(self, sums: Tensor) -> Tensor:
+        return self.total
+
+
+def test_rewards_do_not_depend_on_the_split() -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole, parts = ReturnScale(5, 0.9), [ReturnScale(3, 0.9), ReturnScale(0, 0.9), ReturnScale(2, 0.9)]
+    for _ in range(3):
+        rewards = torch.randn(4, 5, generator=generator) + 2.0
+        done = torch.rand(4, 5, generator=generator) < 0.3
+        expected = whole(rewards, done, alone)
+        cuts = list(zip(rewards.split([3, 0, 2], dim=1), done.split([3, 0, 2], dim=1), strict=True))
+        total = SumOfAll()
+        for part, (reward, last) in zip(copy.deepcopy(parts), cuts, strict=True):
+            part(reward, last, total.add)
+        scaled = [part(reward, last, total) for part, (reward, last) in zip(parts, cuts, strict=True)]
+        assert torch.allclose(torch.cat(scaled, dim=1), expected, atol=1e-6)
+
+
+def test_outliers_are_clipped() -> None:
+    rewards = torch.zeros(200, 1)
+    rewards[100] = 1e6
+    scaled = ReturnScale(1, 0.0)(rewards, torch.ones(200, 1, dtype=torch.bool), alone)
+    assert scaled.max().item() == ReturnScale.CLIP

@@ -1,0 +1,171 @@
+"""Autoreset in the same step, ends and cuts, final observations, seeds and clipping, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlplace.config import EnvConfig
+from rlplace.envs import find_adapter, row_seeds
+from rlplace.envs.gymnasium_vector import GymnasiumVector
+from tests.gyms import Script
+
+ZEROS = np.zeros(1, np.int64)
+
+
+def vector(rows: int = 1, limit: int | None = None, **kwargs: Any) -> GymnasiumVector:
+    return GymnasiumVector([Script(**kwargs) for _ in range(rows)], max_episode_steps=limit)
+
+
+def test_an_end_is_followed_by_the_next_episode_in_the_same_step() -> None:
+    envs = vector(terminate_at=2)
+    first = envs.reset([0])
+    one, two, three = (envs.step(ZEROS) for _ in range(3))
+    assert first[0, :2].tolist() == [1, 0]
+    assert (one.terminated.tolist(), one.truncated.tolist(), one.episode_returns) == ([False], [False], [])
+    assert two.observations[0, :2].tolist() == [2, 0]
+    assert (two.terminated.tolist(), two.truncated.tolist()) == ([True], [False])
+    assert (two.rewards.tolist(), two.episode_returns, two.episode_lengths) == ([2.0], [3.0], [2])
+    assert two.final_observations.shape == (0, 4)
+    assert three.observations[0, :2].tolist() == [2, 1]
+    assert (three.rewards.tolist(), three.terminated.tolist()) == ([1.0], [False])
+
+
+@pytest.mark.parametrize("how", [{"truncate_at": 2}, {"limit": 2}])
+def test_a_cut_shows_where_it_was_cut(how: dict[str, int]) -> None:
+    envs = vector(**how)
+    envs.reset([0])
+    envs.step(ZEROS)
+    cut = envs.step(ZEROS)
+    assert (cut.terminated.tolist(), cut.truncated.tolist()) == ([False], [True])
+    assert cut.final_observations[:, :2].tolist() == [[1, 2]]
+    assert cut.observations[0, :2].tolist() == [2, 0]
+    assert (cut.episode_returns, cut.episode_lengths) == ([3.0], [2])
+
+
+@pytest.mark.parametrize("how", [{"truncate_at": 2}, {"limit": 2}])
+def test_both_at_once_is_an_end(how: dict[str, int]) -> None:
+    envs = vector(terminate_at=2, **how)
+    envs.reset([0])
+    envs.step(ZEROS)
+    both = envs.step(ZEROS)
+    assert (both.terminated.tolist(), both.truncated.tolist()) == ([True], [False])
+    assert both.final_observations.shape == (0, 4)
+
+
+def test_the_time_limit_counts_from_each_reset() -> None:
+    envs = vector(limit=3, terminate_at=[2, 9])
+    envs.reset([0])
+    cuts = [bool(envs.step(ZEROS).truncated[0]) for _ in range(8)]
+    assert cuts == [False, False, False, False, True, False, False, True]
+    envs.step(ZEROS)
+    envs.reset([0])
+    assert [bool(envs.step(ZEROS).truncated[0]) for _ in range(3)] == [False, False, True]
+
+
+def test_final_observations_are_of_the_cut_rows_in_row_order() -> None:
+    ends = [{"truncate_at": 1}, {"terminate_at": 1}, {}, {"truncate_at": 1}]
+    envs = GymnasiumVector([Script(**how) for how in ends], max_episode_steps=None)
+    luck = envs.reset([3, 4, 5, 6])[:, 2]
+    result = envs.step(np.zeros(4, np.int64))
+    assert result.truncated.tolist() == [True, False, False, True]
+    assert result.terminated.tolist() == [False, True, False, False]
+    assert result.final_observations[:, 2].tolist() == [luck[0], luck[3]]
+    assert result.observations[:, 0].tolist() == [2, 2, 1, 2]
+
+
+def test_all_arrays_have_the_types_and_shapes_of_the_contract() -> None:
+    envs = vector(rows=3, truncate_at=1)
+    assert envs.reset([0, 1, 2]).dtype == np.float32
+    result = envs.step(np.zeros(3, np.int64))
+    kinds = {
+        name: (getattr(result, name).dtype, getattr(result, name).shape)
+        for name in ("observations", "rewards", "terminated", "truncated", "final_observations")
+    }
+    assert kinds == {
+        "observations": (np.float32, (3, 4)),
+        "rewards": (np.float32, (3,)),
+        "terminated": (np.bool_, (3,)),
+        "truncated": (np.bool_, (3,)),
+        "final_observations": (np.float32, (3, 4)),
+    }
+
+
+def test_results_stay_as_they_are_when_stepping_on() -> None:
+    envs = vector(rows=2)
+    envs.reset([0, 1])
+    result = envs.step(np.zeros(2, np.int64))
+    before = result.observations.copy()
+    envs.step(np.ones(2, np.int64))
+    assert np.array_equal(result.observations, before)
+
+
+def test_bytes_are_shown_as_numbers() -> None:
+    assert vector(dtype="uint8").reset([0]).dtype == np.float32
+
+
+def test_discrete_actions_count_from_the_spaces_first() -> None:
+    env = Script(action_space="from_five")
+    envs = GymnasiumVector([env], max_episode_steps=None)
+    envs.reset([0])
+    for action in (0, 2):
+        envs.step(np.array([action]))
+    assert env.taken == [5, 7]
+
+
+def test_the_simulator_gets_continuous_actions_clipped_and_the_caller_keeps_them() -> None:
+    env = Script(action_space="box")
+    envs = GymnasiumVector([env], max_episode_steps=None)
+    envs.reset([0])
+    actions = np.array([[-3.0, 3.0]], np.float32)
+    envs.step(actions)
+    envs.step(np.array([[0.25, 0.125]], np.float32))
+    assert [taken.tolist() for taken in env.taken] == [[-1.0, 0.5], [0.25, 0.125]]
+    assert actions.tolist() == [[-3.0, 3.0]]
+
+
+def test_a_row_depends_on_its_seed_alone() -> None:
+    together, apart = vector(rows=4, terminate_at=1), vector(rows=2, terminate_at=1)
+    seeds = row_seeds(7, 0, 4)
+    whole, part = together.reset(seeds), apart.reset(row_seeds(7, 2, 2))
+    assert np.array_equal(whole[2:], part)
+    for _ in range(5):  # later episodes too
+        whole, part = together.step(np.zeros(4, np.int64)).observations, apart.step(np.zeros(2, np.int64)).observations
+        assert np.array_equal(whole[2:], part)
+
+
+def test_row_seeds_differ_by_row_and_job() -> None:
+    seeds = [*row_seeds(0, 0, 1000), *row_seeds(1, 0, 1000)]
+    assert len(set(seeds)) == 2000
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert row_seeds(0, 0, 1000)[17:19] == row_seeds(0, 17, 2)
+
+
+def test_it_is_gymnasium_step_for_step() -> None:
+    """Against environments made by Gymnasium with all its wrappers, reset by hand."""
+    rows, steps, limit = 3, 120, 20
+    envs = find_adapter("gymnasium").make(EnvConfig(id="CartPole-v1", max_episode_steps=limit), rows)
+    theirs = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(rows)]
+    seeds = row_seeds(0, 0, rows)
+    shown = [env.reset(seed=seed)[0] for env, seed in zip(theirs, seeds, strict=True)]
+    assert np.array_equal(envs.reset(seeds), np.stack(shown))
+    actions = np.random.default_rng(0).integers(2, size=(steps, rows))
+    ends = 0
+    for t in range(steps):
+        result = envs.step(actions[t])
+        finals = list(result.final_observations)
+        for row, env in enumerate(theirs):
+            observation, reward, terminated, truncated, _ = env.step(int(actions[t, row]))
+            if truncated and not terminated:
+                assert np.array_equal(finals.pop(0), observation)
+            if terminated or truncated:
+                observation, ends = env.reset()[0], ends + 1
+            assert np.array_equal(result.observations[row], observation)
+            assert (result.rewards[row], result.terminated[row]) == (reward, terminated)
+            assert result.truncated[row] == (truncated and not terminated)
+        assert finals == []
+    assert ends > rows
+    envs.close()

@@ -1,0 +1,158 @@
+"""Finding simulators: what a config may name, what it is told when it cannot be found, and what spaces come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from rlplace.config import EnvConfig
+from rlplace.envs import check, describe, find_adapter
+from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
+from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.errors import ConfigError, Problem, Source
+
+
+class OwnAdapter(GymnasiumAdapter):
+    """Found by its path."""
+
+
+def config(name: str = "CartPole-v1", **fields: object) -> EnvConfig:
+    return dataclasses.replace(EnvConfig(id=name), **fields)  # type: ignore[arg-type]
+
+
+def problem(broken: EnvConfig) -> Problem:
+    """The one problem that describing meets."""
+    with pytest.raises(ConfigError) as caught:
+        describe(broken)
+    assert len(caught.value.problems) == 1
+    return caught.value.problems[0]
+
+
+def test_describe_discrete() -> None:
+    assert describe(config()) == Spaces(observation_shape=(4,), actions=DiscreteActions(n=2), max_episode_steps=500)
+
+
+def test_describe_continuous() -> None:
+    spaces = describe(config("InvertedPendulum-v5", max_episode_steps=50))
+    actions = ContinuousActions(shape=(1,), low=(-3.0,), high=(3.0,))
+    assert spaces == Spaces(observation_shape=(4,), actions=actions, max_episode_steps=50)
+
+
+def test_the_simulators_own_limit_counts_unless_the_config_sets_one() -> None:
+    assert describe(config("tests.gyms:Limited-v0")).max_episode_steps == 7
+    assert describe(config("tests.gyms:Limited-v0", max_episode_steps=9)).max_episode_steps == 9
+    assert describe(config("tests.gyms:Script-v0")).max_episode_steps is None
+
+
+def test_a_good_config_has_no_problems() -> None:
+    assert check(config()) == ()
+    assert check(config("tests.gyms:Script-v0", kwargs={"terminate_at": 3})) == ()
+
+
+def test_a_misspelt_simulator() -> None:
+    broken = config("InvertedPendulm-v5")
+    found = problem(broken)
+    assert (found.code, found.key, found.got) == ("unknown-simulator", "env.id", "InvertedPendulm-v5")
+    assert found.what == "unknown simulator, did you mean 'InvertedPendulum-v5'?"
+    assert found.fix == "id: InvertedPendulum-v5"
+    assert check(broken) == (found,)
+
+
+def test_a_version_is_part_of_the_id() -> None:
+    assert problem(config("CartPole")).fix == "id: CartPole-v1"
+
+
+def test_a_simulator_like_no_other() -> None:
+    found = problem(config("qqqq"))
+    assert (found.code, found.what) == ("unknown-simulator", "unknown simulator")
+    assert found.fix == "id: package.module:Name-v0, where package.module registers Name-v0"
+
+
+def test_a_misspelt_simulator_of_a_module() -> None:
+    found = problem(config("tests.gyms:Scrip-v0"))
+    assert (found.code, found.fix, found.span) == ("unknown-simulator", "id: tests.gyms:Script-v0", (11, 19))
+
+
+def test_a_module_that_is_not_there() -> None:
+    found = problem(config("no_such_module:Thing-v0"))
+    assert (found.code, found.span) == ("unknown-simulator", (0, 14))
+    assert found.why == "Thing-v0 should be registered by no_such_module, and there is no module no_such_module"
+
+
+def test_the_problem_says_where_the_id_was_written() -> None:
+    source = Source(file="hybrid_ppo.yaml", line=7)
+    (found,) = check(config("CartPol-v1"), {"env.id": source})
+    assert found.source == source
+    with pytest.raises(ConfigError, match=r"hybrid_ppo\.yaml:7"):
+        describe(config("CartPol-v1"), {"env.id": source})
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("gymnasum", "unknown simulator library, did you mean 'gymnasium'?", "adapter: gymnasium"),
+        ("qqqq", "unknown simulator library", "adapter: gymnasium"),
+        ("no_such_module:Adapter", "no adapter can be found there", None),
+        ("tests.gyms:NoSuchAdapter", "no adapter can be found there", None),
+    ],
+)
+def test_an_unknown_adapter(name: str, what: str, fix: str | None) -> None:
+    broken = config(adapter=name)
+    found = problem(broken)
+    assert (found.code, found.key, found.got, found.what) == ("unknown-adapter", "env.adapter", name, what)
+    assert fix is None or found.fix == fix
+    assert check(broken) == (found,)
+
+
+def test_an_adapter_of_your_own() -> None:
+    assert type(find_adapter(f"{__name__}:OwnAdapter")).__name__ == "OwnAdapter"
+
+
+def test_without_gymnasium_a_plan_is_possible_and_a_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    assert check(config()) == ()
+    found = problem(config())
+    assert (found.code, found.why, found.fix) == ("missing-library", "gymnasium", "pip install 'rlplace[envs]'")
+
+
+def test_a_simulator_whose_library_is_missing() -> None:
+    found = problem(config("tests.gyms:NeedsAbsent-v0"))
+    assert (found.code, found.why) == ("missing-library", "no_such_simulator_library")
+
+
+def test_arguments_the_simulator_does_not_take() -> None:
+    found = problem(config(kwargs={"gravty": 9.8}))
+    assert (found.code, found.key, found.got) == ("bad-simulator-kwargs", "env.kwargs", "gravty: 9.8")
+    assert found.why is not None
+    assert "gravty" in found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("max_episode_steps", 5, "remove it here and set env.max_episode_steps"),
+        ("id", "Ant-v5", "remove it here and set env.id"),
+        ("disable_env_checker", False, "remove it"),
+    ],
+)
+def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: str) -> None:
+    broken = config(kwargs={name: value})
+    found = problem(broken)
+    assert (found.code, found.key, found.fix) == ("reserved-simulator-kwarg", f"env.kwargs.{name}", fix)
+    assert check(broken) == (found,)
+
+
+@pytest.mark.parametrize("name", ["DictObservations-v0", "ManyActions-v0"])
+def test_spaces_no_policy_can_take(name: str) -> None:
+    found = problem(config(f"tests.gyms:{name}"))
+    assert (found.code, found.key) == ("unsupported-space", "env.id")
+    assert found.fix is not None
+    assert "where you register it" in found.fix
+
+
+def test_a_bug_of_the_simulator_is_not_the_configs() -> None:
+    with pytest.raises(ValueError, match="a bug in the simulator") as caught:
+        describe(config("tests.gyms:Broken-v0"))
+    assert not isinstance(caught.value, ConfigError)

@@ -1,0 +1,256 @@
+"""The env worker alone: every answer is put before `run` begins, so the test is the only thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rlplace.comm.local import LocalChannel
+from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident
+from rlplace.metrics import Metrics
+from rlplace.placement.schedule import Residency
+from rlplace.trajectory import ActionChunk, Observation, Trajectory
+from rlplace.workers.env import EnvWorker
+from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES
+from tests.rollout_stage import Layout, Ledger, channels_of, context_of, env_block, plan_of
+
+
+class OneEnvRank:
+    """One env worker of a job of 12 environments, with the far ends of its channels."""
+
+    def __init__(self, layout: Layout, *, rank: int = 0, steps: int = 3, env: dict[str, object] | None = None) -> None:
+        self.plan, self.job = plan_of(layout, env or env_block("Script-v0"), steps)
+        self.channels: dict[str, LocalChannel] = channels_of(self.plan, capacity_items=1000)
+        self.worker = EnvWorker(self.job, context_of(self.plan, "env", rank, self.channels))
+        self.rank, self.steps, self.groups = rank, steps, layout.stage_groups
+        self.worker.setup()
+        self.worker.move(Residency.FULL)
+
+    @property
+    def held(self) -> dict[str, int]:
+        assert isinstance(self.worker.context.device, Ledger)
+        return self.worker.context.device.held
+
+    def pieces(self, group: int) -> Iterator[tuple[int, int]]:
+        """(first row, rows) of each answer a step of the group waits for."""
+        rows = 12 // self.worker.context.world_size // self.groups
+        shares = self.job.routes.observations.sends(self.rank)
+        for share in shares:
+            first = (self.rank * self.groups + group) * rows + share.start - self.rank * rows
+            yield first, share.stop - share.start
+
+    def answer(self, *, version: int = 0, newest_first: bool = False) -> None:
+        """Answers all steps. Action of a row: (row + step) % 3; value: the row; log-probability: minus the step."""
+        for group in range(self.groups):
+            for step in range(self.steps):
+                pieces = list(self.pieces(group))
+                for first, rows in reversed(pieces) if newest_first else pieces:
+                    self.put(group, step, first, rows, version=version)
+
+    def put(self, group: int, step: int, first: int, rows: int, *, version: int = 0, key: str | None = None) -> None:
+        numbers = np.arange(first, first + rows)
+        chunk = ActionChunk(
+            stage_group=group,
+            step=step,
+            first_row=first,
+            actions=(numbers + step) % 3,
+            logprobs=np.full(rows, -step, np.float32),
+            values=numbers.astype(np.float32),
+            version=version,
+        )
+        self.channels[ACTIONS].put_nowait(chunk, key=key or f"{self.rank}/{group}")
+
+    def asked(self, rollout_rank: int = 0) -> list[Observation]:
+        channel, key = self.channels[OBSERVATIONS], str(rollout_rank)
+        return [channel.get_nowait(key=key) for _ in range(channel.stats().depth_by_key.get(key, 0))]
+
+    def sent(self, actor_rank: int = 0) -> Trajectory:
+        return self.channels[TRAJECTORIES].get_nowait(key=str(actor_rank))  # type: ignore[no-any-return]
+
+    def run(self, iteration: int = 0) -> Metrics:
+        self.answer()
+        return self.worker.run(iteration)
+
+
+def test_it_asks_for_each_group_and_step_in_turn() -> None:
+    env = OneEnvRank(Layout(stage_groups=2), steps=2)
+    env.run()
+    asked = [(o.env_rank, o.stage_group, o.step, o.first_row, o.weight) for o in env.asked()]
+    assert asked == [(0, 0, 0, 0, 6), (0, 1, 0, 6, 6), (0, 0, 1, 0, 6), (0, 1, 1, 6, 6)]
+
+
+@pytest.mark.parametrize(("rank", "first_rows"), [(0, [0, 3]), (1, [6, 9])])
+def test_a_rank_holds_its_groups_one_after_the_other(rank: int, first_rows: list[int]) -> None:
+    env = OneEnvRank(Layout(env=2, stage_groups=2), rank=rank, steps=1)
+    env.run()
+    assert [(o.first_row, o.weight) for o in env.asked()] == [(first, 3) for first in first_rows]
+    assert (trajectory := env.sent()).first_row == rank * 6
+    assert trajectory.env_rank == rank
+
+
+def test_a_group_is_cut_over_the_rollout_ranks() -> None:
+    env = OneEnvRank(Layout(rollout=3), steps=1)
+    env.run()
+    assert [(o.first_row, o.weight) for rank in range(3) for o in env.asked(rank)] == [(0, 4), (4, 4), (8, 4)]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("layout", [Layout(rollout=3), Layout(rollout=3, stage_groups=2)], ids=str)
+def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layout, newest_first: bool) -> None:
+    env = OneEnvRank(layout, steps=4, env=env_block("Script-v0", terminate_at=3))
+    env.answer(newest_first=newest_first)
+    env.worker.run(0)
+    rows, steps = np.arange(12), np.arange(4)
+    trajectory = env.sent()
+    assert np.array_equal(trajectory.actions, (rows[None] + steps[:, None]) % 3)
+    assert trajectory.actions.dtype == np.int64
+    assert np.array_equal(trajectory.values, np.tile(rows, (4, 1)))
+    assert np.array_equal(trajectory.logprobs, np.tile(-steps[:, None], (1, 12)))
+    assert np.array_equal(trajectory.rewards, np.tile([[1], [2], [3], [1]], (1, 12)))
+    assert np.array_equal(trajectory.terminated, np.tile([[False], [False], [True], [False]], (1, 12)))
+    assert not trajectory.truncated.any()
+    # [episode, step, luck, action before]
+    assert np.array_equal(trajectory.observations[:, :, 1], np.tile([[0], [1], [2], [0]], (1, 12)))
+    assert np.array_equal(trajectory.observations[1:3, :, 3], trajectory.actions[:2])
+    assert np.array_equal(trajectory.last_observations[:, :2], np.tile([2, 1], (12, 1)))
+
+
+def test_what_was_asked_is_what_was_recorded() -> None:
+    env = OneEnvRank(Layout(stage_groups=3), steps=3)
+    env.run()
+    trajectory = env.sent()
+    for asked in env.asked():
+        recorded = trajectory.observations[asked.step, asked.first_row : asked.first_row + asked.weight]
+        assert np.array_equal(asked.observations, recorded)
+
+
+def test_final_observations_of_all_groups_are_in_the_order_of_the_cuts() -> None:
+    env = OneEnvRank(Layout(stage_groups=3), steps=4, env=env_block("Script-v0", truncate_at=2))
+    env.run()
+    trajectory = env.sent()
+    cuts = np.argwhere(trajectory.truncated)
+    assert len(cuts) == 24
+    luck = trajectory.observations[cuts[:, 0], cuts[:, 1], 2]
+    assert np.array_equal(trajectory.final_observations[:, 2], luck)
+    assert len(np.unique(luck)) > 12
+
+
+def test_the_trajectory_is_cut_over_the_actor_ranks() -> None:
+    env = OneEnvRank(Layout(actor=5), steps=2)
+    env.run()
+    pieces = [env.sent(rank) for rank in range(5)]
+    assert [(p.first_row, p.rows) for p in pieces] == [(0, 3), (3, 3), (6, 2), (8, 2), (10, 2)]
+    assert np.array_equal(np.concatenate([p.values[0] for p in pieces]), np.arange(12))
+
+
+def test_versions_are_stamped() -> None:
+    env = OneEnvRank(Layout(rollout=2), steps=1)
+    (first, rows), (second, more) = env.pieces(0)
+    env.put(0, 0, first, rows, version=7)
+    env.put(0, 0, second, more, version=8)
+    env.worker.run(0)
+    assert ((sent := env.sent()).version_min, sent.version_max) == (7, 8)
+
+
+def test_episodes_go_on_over_iterations_and_offloads() -> None:
+    env = OneEnvRank(Layout(stage_groups=2), steps=2)
+    env.run(0)
+    last = env.sent().last_observations
+    env.worker.offload()
+    env.worker.onload()
+    env.run(1)
+    following = env.sent()
+    assert np.array_equal(following.observations[0], last)
+    assert following.observations[:, 0, 1].tolist() == [2, 3]
+
+
+def test_a_trajectory_stays_as_it_is_in_the_next_iteration() -> None:
+    env = OneEnvRank(Layout())
+    env.run(0)
+    trajectory = env.sent()
+    before = trajectory.observations.copy()
+    env.run(1)
+    assert np.array_equal(trajectory.observations, before)
+
+
+def test_the_numbers_of_an_iteration() -> None:
+    env = OneEnvRank(Layout(stage_groups=2), steps=5, env=env_block("Script-v0", terminate_at=2))
+    metrics = env.run()
+    values = {name: (m.value, m.reduce, m.weight) for name, m in metrics.items() if not name.endswith("_s")}
+    assert values == {
+        "env/return": (3.0, "mean", 24),
+        "env/episode_length": (2.0, "mean", 24),
+        "env/episodes": (24, "sum", 1.0),
+        "env/steps": (60, "sum", 1.0),
+    }
+    assert {name for name in metrics if name.endswith("_s")} == {"env/sim_s", "env/wait_s", "env/put_s"}
+
+
+def test_without_a_finished_episode_there_is_no_return() -> None:
+    assert OneEnvRank(Layout()).run()["env/return"].weight == 0
+
+
+def test_moves_account_for_the_simulator() -> None:
+    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1000})
+    assert env.held == {"simulator": 1000}
+    assert env.worker.offload().accelerator_bytes == 0
+    assert env.held == {}
+    report = env.worker.onload()
+    assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1000, 0)
+    env.worker.close()
+    assert env.held == {}
+
+
+@pytest.mark.parametrize("residency", [Residency.OFF, Residency.WEIGHTS])
+def test_stepping_while_offloaded_is_refused(residency: Residency) -> None:
+    env = OneEnvRank(Layout())
+    env.worker.move(residency)
+    with pytest.raises(NotResident) as caught:
+        env.run()
+    assert caught.value.code == "not-resident"
+    assert env.asked() == []
+
+
+def test_an_onload_that_does_not_fit_leaves_the_worker_off() -> None:
+    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1000})
+    env.worker.offload()
+    env.worker.context.device.limit = 999  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        env.worker.onload()
+    with pytest.raises(NotResident):
+        env.worker.run(0)
+
+
+def test_a_cancelled_worker_stops_before_its_next_step() -> None:
+    env = OneEnvRank(Layout())
+    env.worker.context.cancelled.set()
+    with pytest.raises(ChannelBroken) as caught:
+        env.run()
+    assert caught.value.code == "cancelled"
+    assert env.channels[ACTIONS].stats().gets == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "step", "first", "rows"),
+    [(0, 1, 0, 12), (1, 0, 0, 12), (0, 0, 6, 6), (0, 0, 0, 11)],
+    ids=["step", "group", "row", "rows"],
+)
+def test_an_answer_to_something_else_is_refused(group: int, step: int, first: int, rows: int) -> None:
+    env = OneEnvRank(Layout())
+    env.put(group, step, first, rows, key="0/0")
+    with pytest.raises(ChannelMisuse) as caught:
+        env.worker.run(0)
+    assert caught.value.code == "out-of-step"
+    assert caught.value.problem.got is not None
+    assert caught.value.problem.got.startswith(f"stage group {group}, step {step}, rows from {first}")
+
+
+def test_the_same_rows_are_not_answered_twice() -> None:
+    env = OneEnvRank(Layout(rollout=2))
+    env.put(0, 0, 0, 6)
+    env.put(0, 0, 0, 6)
+    with pytest.raises(ChannelMisuse) as caught:
+        env.worker.run(0)
+    assert caught.value.code == "out-of-step"

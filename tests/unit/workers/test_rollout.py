@@ -1,0 +1,155 @@
+"""The rollout worker alone: every observation is put before `generate` begins, so the test is the only thread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlplace.comm.weight_sync import ChannelWeightSender
+from rlplace.errors import ChannelBroken, NotResident, WeightSyncError
+from rlplace.models.mlp import build_policy
+from rlplace.placement.schedule import Residency
+from rlplace.trajectory import ActionChunk, Observation
+from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
+from rlplace.workers.rollout import RolloutWorker
+from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
+
+
+class OneRolloutRank:
+    """One rollout worker of a job of 12 environments, FULL but without weights, with the far ends of its channels."""
+
+    def __init__(self, layout: Layout, *, rank: int = 0, steps: int = 1, gym: str = "discrete") -> None:
+        self.plan, self.job = plan_of(layout, env_block("Script-v0", action_space=gym), steps)
+        self.channels = channels_of(self.plan, capacity_items=1000)
+        self.worker = RolloutWorker(self.job, context_of(self.plan, "rollout", rank, self.channels))
+        self.rank = rank
+        self.worker.setup()
+        self.worker.move(Residency.FULL)
+
+    def load(self, seed: int = 1, version: int = 3) -> None:
+        config = self.job.config
+        weights = build_policy(self.job.spaces, config.actor, config.algorithm, seed).state_dict()
+        ChannelWeightSender(self.channels[WEIGHTS], targets=[self.rank]).push(version, weights).wait()
+        self.worker.pull_weights(version)
+
+    def ask(self, first: int, stop: int, *, env_rank: int = 0, group: int = 0, step: int = 0) -> None:
+        rows = np.arange(first, stop, dtype=np.float32)
+        piece = Observation(
+            env_rank=env_rank,
+            stage_group=group,
+            step=step,
+            first_row=first,
+            observations=np.stack([rows, rows + step, rows * 0, rows * 0 + 1], axis=1),
+        )
+        self.channels[OBSERVATIONS].put_nowait(piece, key=str(self.rank))
+
+    def answer(self, env_rank: int = 0, group: int = 0) -> ActionChunk:
+        return self.channels[ACTIONS].get_nowait(key=f"{env_rank}/{group}")  # type: ignore[no-any-return]
+
+
+def test_each_observation_is_answered_to_whom_it_came_from() -> None:
+    rank = OneRolloutRank(Layout(env=2, stage_groups=2), steps=1)
+    rank.load(version=3)
+    rows = {(0, 0): 0, (1, 1): 9, (1, 0): 6, (0, 1): 3}
+    for (env_rank, group), first in rows.items():
+        rank.ask(first, first + 3, env_rank=env_rank, group=group)
+    metrics = rank.worker.generate(0)
+    for (env_rank, group), first in rows.items():
+        chunk = rank.answer(env_rank, group)
+        assert (chunk.stage_group, chunk.step, chunk.first_row, chunk.version) == (group, 0, first, 3)
+        assert (len(chunk.actions), len(chunk.logprobs), len(chunk.values)) == (3, 3, 3)
+    assert metrics["rollout/batches"].value == 4
+    assert {n for n in metrics if n.endswith("_s")} == {"rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
+
+
+def test_it_serves_its_share_and_no_more() -> None:
+    """Of 12 rows over 4 env and 3 rollout ranks, rank 1 gets rows 4-7: a piece each of env ranks 1 and 2."""
+    rank = OneRolloutRank(Layout(env=4, rollout=3), rank=1, steps=2)
+    rank.load()
+    for step in (0, 1, 2):
+        rank.ask(4, 6, env_rank=1, step=step)
+        rank.ask(6, 8, env_rank=2, step=step)
+    assert rank.worker.generate(0)["rollout/batches"].value == 4
+    assert rank.channels[OBSERVATIONS].stats().depth_items == 2
+
+
+@pytest.mark.parametrize("gym", ["discrete", "box"])
+def test_how_rows_are_cut_does_not_change_an_action(gym: str) -> None:
+    whole, halves = OneRolloutRank(Layout(), gym=gym), OneRolloutRank(Layout(env=2), gym=gym)
+    for rank in (whole, halves):
+        rank.load()
+    whole.ask(0, 12)
+    whole.worker.generate(5)
+    halves.ask(6, 12, env_rank=1)
+    halves.ask(0, 6)
+    halves.worker.generate(5)
+    expected, got = whole.answer(), [halves.answer(0), halves.answer(1)]
+    assert np.allclose(np.concatenate([c.actions for c in got]), expected.actions, atol=1e-6)
+    assert np.allclose(np.concatenate([c.logprobs for c in got]), expected.logprobs, atol=1e-5)
+
+
+def test_each_iteration_samples_anew() -> None:
+    rank = OneRolloutRank(Layout(), gym="box")
+    rank.load()
+    actions = []
+    for iteration in (0, 1, 1):
+        rank.ask(0, 12)
+        rank.worker.generate(iteration)
+        actions.append(rank.answer().actions)
+    assert not np.array_equal(actions[0], actions[1])
+    assert np.array_equal(actions[1], actions[2])
+
+
+def test_pulled_weights_are_equal_to_the_bit() -> None:
+    ranks = [OneRolloutRank(Layout(rollout=2), rank=r) for r in (0, 1)]
+    for rank in ranks:
+        rank.load(seed=4)
+    assert ranks[0].worker.digest() == ranks[1].worker.digest()
+    ranks[1].load(seed=5)
+    assert ranks[0].worker.digest() != ranks[1].worker.digest()
+
+
+def test_weights_of_another_version_are_refused_and_the_old_ones_stay() -> None:
+    rank = OneRolloutRank(Layout())
+    rank.load(version=3)
+    digest = rank.worker.digest()
+    weights = build_policy(rank.job.spaces, rank.job.config.actor, rank.job.config.algorithm, 2).state_dict()
+    ChannelWeightSender(rank.channels[WEIGHTS], targets=[0]).push(5, weights).wait()
+    with pytest.raises(WeightSyncError):
+        rank.worker.pull_weights(4)
+    assert rank.worker.digest() == digest
+
+
+def test_generating_needs_a_sync_after_an_offload() -> None:
+    rank = OneRolloutRank(Layout())
+    rank.load()
+    rank.worker.offload()
+    rank.ask(0, 12)
+    with pytest.raises(NotResident) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "not-resident"
+    rank.worker.onload()
+    rank.ask(0, 12)
+    with pytest.raises(NotResident) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "no-weights"
+
+
+def test_a_move_reports_what_is_held() -> None:
+    rank = OneRolloutRank(Layout())
+    report = rank.worker.onload()
+    assert (report.residency, report.host_bytes) == (Residency.FULL, 0)
+    assert report.accelerator_bytes == rank.worker.context.device.held_bytes() > 0
+    rank.worker.close()
+    assert rank.worker.context.device.held_bytes() == 0
+
+
+def test_a_cancelled_worker_takes_no_further_observation() -> None:
+    rank = OneRolloutRank(Layout())
+    rank.load()
+    rank.ask(0, 12)
+    rank.worker.context.cancelled.set()
+    with pytest.raises(ChannelBroken) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "cancelled"
+    assert rank.channels[OBSERVATIONS].stats().depth_items == 1

@@ -1,0 +1,233 @@
+"""The config edge: Hydra's command line in, one plain mapping with the place of every value out.
+
+Only this module touches Hydra and OmegaConf. Their errors leave it in the form of all other errors, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+# A run keeps its own files (run.py); Hydra should neither change directory nor write.
+_QUIET = (
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """One composed config, plain Python values only."""
+
+    name: str
+    mapping: Mapping[str, Any]
+    sources: Mapping[str, Source]  # key path -> where its value was written
+
+
+def with_hydra(argv: Sequence[str]) -> list[Composed]:
+    """The configs that `argv` (without the program) names: several under `--multirun`, none for `--cfg`.
+
+    Raises ConfigError for a config or override that does not exist or does not parse; SystemExit for Hydra's own flags.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself
+    found: list[Composed | ConfigError] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=None)
+    def main(composed: DictConfig) -> None:
+        try:  # what leaves this function as an error, Hydra would announce in its own words
+            found.append(_plain(composed))
+        except ConfigError as error:
+            found.append(error)
+        except OmegaConfBaseException as error:
+            found.append(ConfigError([_problem(error, argv)]))
+
+    # argparse wants the overrides side by side; people write them around the flags.
+    overrides = [word for word in argv if _is_override(word)]
+    flags = [word for word in argv if not _is_override(word)]
+    saved, sys.argv = sys.argv, [sys.argv[0], *flags, *overrides, *_QUIET]
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([_problem(error, argv)]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([_yaml_problem(error)]) from error
+    finally:
+        sys.argv = saved
+    for composed in found:
+        if isinstance(composed, ConfigError):
+            raise composed
+    return [composed for composed in found if isinstance(composed, Composed)]
+
+
+def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
+    """The shipped configs and the first comment line of each."""
+    names = {}
+    for file in sorted(directory.glob("*.yaml")):
+        first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+        names[file.stem] = first.removeprefix("#").strip()
+    return names
+
+
+def config_directory(argv: Sequence[str]) -> Path:
+    """Where the primary config of this command line is looked for."""
+    chosen = _flag(argv, "--config-dir", "-cd") or _flag(argv, "--config-path", "-cp")
+    return Path(chosen).resolve() if chosen else CONFIG_DIR
+
+
+def config_name(argv: Sequence[str]) -> str | None:
+    name = _flag(argv, "--config-name", "-cn")
+    return name.removesuffix(".yaml") if name else None
+
+
+def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
+    """Key path -> line for every key of a YAML text. The mark is where the key stands."""
+    found: dict[str, Source] = {}
+
+    def visit(node: yaml.Node | None, path: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = f"{path}.{key.value}" if path else str(key.value)
+                found[below] = Source(file=file, line=key.start_mark.line + 1)
+                visit(value, below)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                found[f"{path}[{i}]"] = Source(file=file, line=value.start_mark.line + 1)
+                visit(value, f"{path}[{i}]")
+
+    visit(yaml.compose(text, Loader=yaml.SafeLoader), prefix)
+    return found
+
+
+def _plain(composed: DictConfig) -> Composed:
+    run = HydraConfig.get()
+    name = run.job.config_name
+    if name is None:
+        raise ConfigError([_no_config()])
+    mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(mapping, dict)
+    sources: dict[str, Source] = {}
+    for place in run.runtime.config_sources:
+        file = Path(place.path) / f"{name.removesuffix('.yaml')}.yaml"
+        if place.schema == "file" and file.is_file():
+            sources.update(line_sources(file.read_text(encoding="utf-8"), _short(file)))
+    for override in run.overrides.task:
+        key = override.partition("=")[0].lstrip("+~")
+        for below in [k for k in sources if k.startswith((f"{key}.", f"{key}["))]:
+            del sources[below]
+        sources[key] = Source(file=f"command line: {override}")
+    return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
+
+
+def _short(file: Path) -> str:
+    """The path as the user would type it from here."""
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def _flag(argv: Sequence[str], *names: str) -> str | None:
+    for i, word in enumerate(argv):
+        for name in names:
+            if word == name and i + 1 < len(argv):
+                return argv[i + 1]
+            if word.startswith(name + "="):
+                return word.partition("=")[2]
+    return None
+
+
+def _is_override(word: str) -> bool:
+    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+
+
+def _no_config() -> Problem:
+    names = config_names()
+    return Problem(
+        code="no-config",
+        key="--config-name",
+        what="no config was named",
+        why="shipped configs:\n" + "\n".join(f"{n:<20} {about}" for n, about in names.items()),
+        fix="--config-name hybrid_ppo",
+    )
+
+
+def _problem(error: Exception, argv: Sequence[str]) -> Problem:
+    """One of Hydra's own complaints in our form."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    if "primary config" in text:
+        wanted, directory = config_name(argv) or "", config_directory(argv)
+        names = config_names(directory) if directory.is_dir() else {}
+        near = did_you_mean(wanted, names)
+        return Problem(
+            code="unknown-config",
+            key="--config-name",
+            what="no such config" + (f", did you mean {near!r}?" if near else ""),
+            got=wanted,
+            why=f"{_short(directory)} holds: " + (", ".join(names) or "no .yaml file"),
+            fix=f"--config-name {near or 'hybrid_ppo'}",
+        )
+    overrides = [w for w in argv if _is_override(w)]
+    if "Ambiguous value" in text:
+        bad = next((w for w in overrides if w in first), overrides[0] if overrides else "")
+        key, _, value = bad.partition("=")
+        return Problem(
+            code="override-is-sweep",
+            key=key,
+            what="a comma on the command line means a sweep over several values",
+            got=bad,
+            why="Hydra splits at the comma; write a list to mean one value with several pieces",
+            fix=f"{key}=[{value}]",
+        )
+    if "Could not override" in text or "not in struct" in text:
+        key = first.partition("'")[2].partition("'")[0].rstrip(".")
+        bad = next((w for w in overrides if w.partition("=")[0] == key), key)
+        return Problem(
+            code="unknown-override",
+            key=key,
+            what="the config has no such key to override",
+            got=bad,
+            why="an override changes a key that the YAML file has; +key=value adds one",
+            fix=_override_fix(key, bad, argv),
+        )
+    return Problem(code="bad-config", key="config", what=first, why=text if text != first else None)
+
+
+def _override_fix(key: str, bad: str, argv: Sequence[str]) -> str:
+    name, directory = config_name(argv), config_directory(argv)
+    file = directory / f"{name}.yaml"
+    known = line_sources(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else {}
+    near = did_you_mean(key, known)
+    return bad.replace(key, near, 1) if near else f"+{bad}"
+
+
+def _yaml_problem(error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or "is not YAML"
+    tab = "found character '\\t'" in str(error)
+    return Problem(
+        code="bad-yaml",
+        key="config",
+        what=what,
+        got=(mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None),
+        source=Source(file=_short(Path(mark.name)), line=mark.line + 1) if mark else None,
+        why="YAML indents with blanks only, never with tabs" if tab else getattr(error, "context", None),
+        fix="replace the tab by blanks" if tab else "see the line named above",
+    )

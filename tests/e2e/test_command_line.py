@@ -1,0 +1,124 @@
+"""What `python -m rlplace.train` and `rlplace.plan` say before anything starts; problems end with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplace import compose, plan, train
+
+CONFIGS = sorted(compose.config_names())
+ROOT = Path(__file__).parents[2]
+
+
+def problem_codes(text: str) -> list[str]:
+    heads = [line.rstrip() for line in text.splitlines() if not line.startswith("    ")]
+    return [head.rpartition("[")[2][:-1] for head in heads if head.endswith("]")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_config_plans(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--config-name", name, "dry_run=true"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("plan: ")
+    assert "nothing was started" in out
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_config_fits_a_page_and_explains_every_key(name: str) -> None:
+    lines = (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 90
+    assert lines[0].startswith("# ")
+
+
+def test_the_plan_command_prints_what_train_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--config-name", "hybrid_ppo"]) == 0
+    planned = capsys.readouterr().out
+    assert train.main(["--config-name", "hybrid_ppo", "dry_run=true"]) == 0
+    assert capsys.readouterr().out.startswith(planned)
+
+
+def test_an_override_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--config-name", "hybrid_ppo", "--format", "json", "cluster.component_placement.env=0-1"]) == 0
+    assert "0-1" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ([], ["no-config"]),
+        (["--config-name", "hybrid_pp"], ["unknown-config"]),
+        (["--config-name", "hybrid_ppo", "cluster.component_placement.actr=0-1"], ["unknown-override"]),
+        (["--config-name", "hybrid_ppo", "+cluster.component_placement.actr=0-1"], ["unknown-component"]),
+        (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-1,4-5"], ["override-is-sweep"]),
+        (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-8"], ["accelerator-out-of-range"]),
+        (["--config-name", "hybrid_ppo", "cluster.component_placement.env=0-2:0-1"], ["uneven-ranks"]),
+        (["--config-name", "hybrid_ppo", "actor.enable_offload=false"], ["residents-clash"]),
+        (["--config-name", "hybrid_ppo", "env.id=InvertedPendulm-v5"], ["unknown-simulator"]),
+        (["--config-name", "hybrid_ppo", "env.total_num_envs=12"], ["uneven-envs"]),
+        (["--config-name", "hybrid_ppo", "actor.precision=fp8"], ["unknown-choice"]),
+        (["--config-name", "hybrid_ppo", "cluster.accelerator.kind=cuda"], ["too-few-accelerators"]),
+    ],
+)
+def test_wrong_input_is_explained_and_nothing_starts(
+    words: list[str], codes: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert train.main(words) == 2
+    err = capsys.readouterr().err
+    assert problem_codes(err) == codes
+    assert err.count("    fix: ") == len(codes)
+    assert "nothing was started" in err
+
+
+def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster.component_placement.actor=0-8", "env.total_num_envs=12", "env.id=InvertedPendulm-v5"]
+    assert train.main(["--config-name", "hybrid_ppo", *words]) == 2
+    err = capsys.readouterr().err
+    assert problem_codes(err) == ["accelerator-out-of-range", "uneven-envs", "unknown-simulator"]
+    assert "(command line: env.total_num_envs=12)" in err
+
+
+def test_a_problem_in_a_file_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (compose.CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("rollout: 4-7", "rollout: 4–7"), encoding="utf-8")
+    assert train.main(["--config-dir", str(tmp_path), "--config-name", "mine"]) == 2
+    line = 1 + text.splitlines().index("    rollout: 4-7")
+    assert f"mine.yaml:{line})" in capsys.readouterr().err
+
+
+def test_tabs_in_yaml_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tab.yaml").write_text("cluster:\n\tnum_nodes: 1\n", encoding="utf-8")
+    assert train.main(["--config-dir", str(tmp_path), "--config-name", "tab"]) == 2
+    err = capsys.readouterr().err
+    assert problem_codes(err) == ["bad-yaml"]
+    assert "tab.yaml:2" in err
+
+
+def test_help_lists_the_configs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in CONFIGS)
+    assert "exit codes: 0 done" in out
+
+
+def test_cfg_job_prints_the_composed_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--config-name", "hybrid_ppo", "algorithm.gamma=0.98", "--cfg", "job"]) == 0
+    assert "gamma: 0.98" in capsys.readouterr().out
+
+
+def test_planning_imports_neither_ray_nor_torch_nor_numpy() -> None:
+    code = (
+        "import sys; from rlplace import train; code = train.main(['--config-name', 'hybrid_ppo', 'dry_run=true']);"
+        "print([m for m in ('ray', 'torch', 'mujoco', 'vllm', 'transformers') if m in sys.modules], file=sys.stderr);"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr.strip() == "[]"

@@ -17,6 +17,7 @@ from rlplace.sinks import LINES_PER_HEADER, ConsoleSink, JsonlSink, TensorBoardS
 
 NUMBERS = {
     "env/mean_return": 471.25,
+    "env/episodes": 17.0,
     "env/steps_per_s": 12345.6,
     "time/rollout_s": 1.234,
     "time/learn_s": 0.5,
@@ -50,16 +51,16 @@ def test_the_console_shows_one_aligned_line_per_iteration() -> None:
     sink.write(1, 4096, NUMBERS)
     sink.write(1000, 4_096_000, NUMBERS | {"env/mean_return": -1234.5})
     assert out.getvalue().splitlines() == [
-        " iter    env steps    return  steps/s rollout s learn s sync s moves s overhead",
-        "    1        4,096     471.2   12,346      1.23    0.50   0.01    0.00      12%",
-        "1,000    4,096,000  -1,234.5   12,346      1.23    0.50   0.01    0.00      12%",
+        " iter    env steps    return  episodes  steps/s rollout s learn s sync s moves s overhead",
+        "    1        4,096     471.2        17   12,346      1.23    0.50   0.01    0.00      12%",
+        "1,000    4,096,000  -1,234.5        17   12,346      1.23    0.50   0.01    0.00      12%",
     ]
 
 
 def test_the_console_marks_what_is_not_known() -> None:
     out = io.StringIO()
     ConsoleSink(out).write(1, 64, {"env/mean_return": float("nan")})
-    assert out.getvalue().splitlines()[1].split() == ["1", "64", "nan", "-", "-", "-", "-", "-", "-"]
+    assert out.getvalue().splitlines()[1].split() == ["1", "64", "nan", "-", "-", "-", "-", "-", "-", "-"]
 
 
 def test_the_console_repeats_its_heading() -> None:

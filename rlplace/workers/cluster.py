@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -93,6 +93,7 @@ class Cluster:
         self._launcher = _make_launcher(launcher, self.topology, self._ray)
         self._groups: dict[str, WorkerGroup] = {}
         self._started = False
+        self._reserved = False
         self._closed = False
 
     @classmethod
@@ -110,9 +111,14 @@ class Cluster:
             self._started = True
 
     def reserve(self) -> None:
-        """Takes all accelerators of all nodes. Without it the first `launch_all` takes what its groups use."""
+        """Takes all accelerators of all nodes, unless a `launch_all` before it has taken what its groups use."""
+        self._reserve(whole(self.topology))
+
+    def _reserve(self, slots: Sequence[Slot]) -> None:
         self.start()
-        self._launcher.reserve(whole(self.topology), self.start_report)
+        if not self._reserved:
+            self._launcher.reserve(slots, self.start_report)
+            self._reserved = True
 
     def channel(self, spec: ChannelSpec) -> Channel:
         self.start()
@@ -128,8 +134,7 @@ class Cluster:
         limit_s = self._ray.start_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         orders = [self._order(name, *launch, seed) for name, launch in launches.items()]
-        self.start()
-        self._launcher.reserve([slot for order in orders for slot in order.slots], self.start_report)
+        self._reserve([slot for order in orders for slot in order.slots])
         handles = self._launcher.launch(orders, self.start_report)
         groups = {
             order.name: WorkerGroup(
@@ -216,6 +221,9 @@ def whole(topology: Topology) -> tuple[Slot, ...]:
 def _make_launcher(kind: str, topology: Topology, ray: RayConfig) -> Launcher:
     if kind == "inline":
         return InlineLauncher(topology)
-    from rlplace.workers.ray_launch.launcher import RayLauncher
+    from rlplace.workers.ray_launch.environment import ray_environment
+
+    with ray_environment(ray.address):
+        from rlplace.workers.ray_launch.launcher import RayLauncher
 
     return RayLauncher(topology, ray)

@@ -104,7 +104,7 @@ class Launcher(Protocol):
         ...
 
     def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        """The first call takes what `slots` use and keeps it until `close`; later ones check that theirs is in it.
+        """Takes what `slots` use and keeps it until `close`; called once.
 
         Blocks until it is free. Raises ClusterError, which says what is missing and where.
         """
@@ -113,7 +113,8 @@ class Launcher(Protocol):
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
         """Workers of all groups, started together and verified to sit where they should; by name, then rank.
 
-        Their constructors may still be running: one that raises fails the first call. Raises ClusterError.
+        Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
+        slot outside of what is reserved.
         """
         ...
 

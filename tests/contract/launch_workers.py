@@ -44,6 +44,11 @@ class Probe(Worker):
     def process(self) -> tuple[int, str | None, str | None]:
         return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS")
 
+    def node_id(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def same_thread(self) -> bool:
         return self.seen[0][1] == threading.get_ident()
 

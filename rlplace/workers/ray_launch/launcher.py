@@ -60,11 +60,6 @@ class RayLauncher:
                 self._account = RayAccount.start(memory_account(self._topology))
 
     def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        if self._reserved:
-            problem = reservation.unreserved(slots, self._reserved)
-            if problem is not None:
-                raise ClusterError(problem)
-            return
         with report.phase("reserve"):
             needed = reservation.demands(slots, self._topology)
             problem = reservation.too_small(needed, self._machines, self._session.address)
@@ -105,7 +100,11 @@ class RayLauncher:
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
-        expected = {slot: self._expected(slot) for order in orders for slot in order.slots}
+        slots = [slot for order in orders for slot in order.slots]
+        problem = reservation.unreserved(slots, self._reserved)
+        if problem is not None:
+            raise ClusterError(problem)
+        expected = {slot: self._expected(slot) for slot in slots}
         with report.phase("processes"):
             groups = {order.name: [self._process(slot, expected[slot]) for slot in order.slots] for order in orders}
             workers = [worker for group in groups.values() for worker in group]

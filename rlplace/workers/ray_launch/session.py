@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 import threading
@@ -13,19 +12,11 @@ from collections.abc import Iterator, Mapping
 
 from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
+from rlplace.workers.ray_launch.environment import ray_environment
 from rlplace.workers.reservation import Machine, in_order
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
-# Messages of Ray that say again, at length, what our own errors say, or that fear many small workers.
-_QUIET = "worker died or was killed|PYTHON worker processes have been started"
-
-_ENVIRONMENT = {
-    "RAY_worker_niceness": "0",  # Ray's default of 15 starves workers on a busy machine
-    "OMP_NUM_THREADS": "1",  # parallelism is by processes
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
-}
 
 
 class RaySession:
@@ -40,7 +31,7 @@ class RaySession:
         """Idempotent. Raises ClusterError when Ray cannot be started or reached."""
         if self._begun:
             return
-        with _environment(_ENVIRONMENT):
+        with ray_environment(self._config.address):
             import ray
 
             self._shared = ray.is_initialized()
@@ -107,7 +98,6 @@ def _start_local(timeout_s: float) -> None:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    _node_ip_address="127.0.0.1",  # nobody else should reach it
                 )
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
@@ -158,18 +148,6 @@ def _unreachable(address: str, what: str) -> ClusterError:
             fix="cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join",
         )
     )
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """What Ray reads when it is imported and what its processes inherit; the user's own settings win."""
-    ours = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

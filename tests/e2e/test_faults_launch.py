@@ -1,0 +1,174 @@
+"""What happens to worker processes when something dies, is missing, or was promised to somebody else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.config import AcceleratorConfig, RayConfig
+from rlplace.errors import ClusterError, WorkerError
+from rlplace.placement.strategies import FlexiblePlacementStrategy
+from rlplace.placement.topology import Topology
+from rlplace.workers.cluster import Cluster
+from rlplace.workers.group import wait_all
+from tests.contract.launch_workers import Probe
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EMULATED = AcceleratorConfig(kind="emulated", memory=1000)
+GONE_S = 30.0  # for processes to be gone on a busy machine
+
+
+def on(*accelerators: int) -> FlexiblePlacementStrategy:
+    return FlexiblePlacementStrategy([[a] for a in accelerators])
+
+
+def probes(cluster: Cluster, *accelerators: int, name: str = "probe") -> Any:
+    return Probe.create_group().launch(cluster, name=name, placement_strategy=on(*accelerators))
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=GONE_S)[1]
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_worker_frees_whoever_waits_for_it_and_leaves_nothing() -> None:
+    """Rank 1 of env is killed while its sibling and another group wait on a channel that has two minutes left."""
+    with Cluster(1, 4, accelerator=EMULATED) as cluster:
+        cluster.reserve()
+        channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
+        groups = cluster.launch_all(
+            {"env": (Probe.create_group(), on(0, 1), channels), "rollout": (Probe.create_group(), on(2), channels)}
+        )
+        pid = groups["env"].process().wait()[1][0]
+        waiting = [groups["rollout"].get("idle"), groups["env"].die_or_get(1, "idle")]
+        with pytest.raises(WorkerError, match=r"env rank 1 .*die_or_get failed: the worker process died") as raised:
+            wait_all(waiting, timeout_s=90)
+        assert (raised.value.rank, raised.value.cause, raised.value.remote_traceback) == (1, None, None)
+        assert str(pid) in str(raised.value)
+        for group in groups.values():
+            assert group.failure is raised.value
+        children = psutil.Process().children(recursive=True)
+        assert probes(cluster, 3, name="next").rank().wait() == [0], "the driver and the cluster live on"
+        children += psutil.Process().children(recursive=True)
+    assert alive(list(set(children))) == []
+
+
+DRIVER = """
+    import sys
+    from rlplace.config import AcceleratorConfig
+    from rlplace.placement.strategies import FlexiblePlacementStrategy
+    from rlplace.workers.cluster import Cluster
+    from tests.contract.launch_workers import Probe
+
+    with Cluster(1, 2, accelerator=AcceleratorConfig(kind="emulated")) as cluster:
+        strategy = FlexiblePlacementStrategy([[0], [1]])
+        group = Probe.create_group().launch(cluster, name="probe", placement_strategy=strategy)
+        stuck = group.execute_on(0).stuck()
+        print("ready", flush=True)
+        stuck.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_driver_that_ends_leaves_no_process(number: signal.Signals) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert driver.stdout is not None
+    try:
+        assert driver.stdout.readline() == b"ready\n"
+        children = psutil.Process(driver.pid).children(recursive=True)
+        assert sum("ray::" in p.name() for p in children) >= 2
+    finally:
+        driver.send_signal(number)
+    driver.communicate(timeout=60)
+    assert alive(children) == []
+    assert driver.returncode == (-signal.SIGKILL if number == signal.SIGKILL else -signal.SIGINT)
+
+
+# ── machines that are not what the plan needs ────────────────────────────────────────────────────────────────────────
+
+
+def test_an_address_where_nobody_answers() -> None:
+    with (
+        Cluster(1, 1, accelerator=EMULATED, ray=RayConfig(address="127.0.0.1:1")) as cluster,
+        pytest.raises(ClusterError) as refused,
+    ):
+        cluster.start()
+    assert refused.value.code == "cluster-unreachable"
+    assert refused.value.problem.got == "127.0.0.1:1"
+    assert "refused" in (refused.value.problem.why or "")
+
+
+@pytest.fixture(scope="module")
+def four_gpus() -> Iterator[Any]:
+    """A Ray that believes in four GPUs, which is enough to see who would get which."""
+    import ray
+
+    from rlplace.workers.ray_launch.environment import ray_environment
+
+    with ray_environment(None):
+        ray.init(address="local", num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def gpu_cluster(nodes: int = 1, gpus: int = 4, **timeouts: float) -> Cluster:
+    return Cluster(topology=Topology.uniform(nodes, gpus, "cuda"), ray=RayConfig(**timeouts))
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_each_worker_sees_exactly_its_accelerators() -> None:
+    with gpu_cluster() as cluster:
+        two_each = FlexiblePlacementStrategy([[0, 1], [2, 3]])
+        groups = cluster.launch_all(
+            {"actor": (Probe.create_group(), two_each, {}), "rollout": (Probe.create_group(), on(3, 0, 3), {})}
+        )
+        assert [seen for _, seen, _ in groups["actor"].process().wait()] == ["0,1", "2,3"]
+        assert [seen for _, seen, _ in groups["rollout"].process().wait()] == ["3", "0", "3"]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_second_job_waits_for_accelerators_and_says_which_are_missing() -> None:
+    with gpu_cluster() as first:
+        assert first.launch_all({"actor": (Probe.create_group(), on(0, 2, 3), {})})["actor"].rank().wait() == [0, 1, 2]
+        with gpu_cluster(reserve_timeout_s=0.5) as second:
+            with pytest.raises(ClusterError) as refused:
+                probes(second, 0)
+            assert refused.value.code == "reserve-timeout"
+            assert "needs 4 GPU, has 1" in (refused.value.problem.got or "")
+        with gpu_cluster() as third:
+            lone = third.launch_all({"actor": (Probe.create_group(), on(1), {})})["actor"]
+            assert len(lone.process().wait()[0][1] or "") == 1, "what the first left over is one GPU"
+            with pytest.raises(ClusterError) as outside:
+                probes(third, 2, name="late")
+            assert outside.value.code == "not-reserved"
+    with gpu_cluster() as fourth:
+        assert probes(fourth, 3).rank().wait() == [0], "closing gave everything back"
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_cluster_that_is_too_small() -> None:
+    with gpu_cluster(gpus=8) as cluster, pytest.raises(ClusterError) as few:
+        probes(cluster, 7)
+    assert few.value.code == "cluster-too-small"
+    assert few.value.problem.got == "needs 8 GPU, has 4"
+    with (
+        gpu_cluster(nodes=2) as cluster,
+        pytest.raises(ClusterError, match="uses node 1, the cluster has 1 node") as one,
+    ):
+        probes(cluster, 7)
+    assert one.value.code == "cluster-too-small"

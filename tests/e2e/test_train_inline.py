@@ -1,0 +1,119 @@
+"""Whole runs in threads of one process: files, learning steps, and failures that leave nothing half done."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors import safe_open
+
+from rlplace.config import read_config
+from tests.e2e.training import INLINE, finish, placed, read_until, start, train
+
+ONE_EACH = (*INLINE, *placed("0", "0", "1"))
+
+
+def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=768", "runner.seed=7")
+    assert run.code == 0, run.err
+    assert run.folder is not None
+    files = {path.name for path in run.folder.iterdir()}
+    plan_and_results = {"plan.txt", "plan.json", "plan.svg", "policy.safetensors", "summary.json"}
+    assert files == plan_and_results | {"config.yaml", "metrics.jsonl", "tensorboard"}
+    config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
+    assert config.runner.seed == 7
+    assert config.cluster.component_placement == {"actor": 0, "env": 0, "rollout": 1}
+    assert run.out.startswith((run.folder / "plan.txt").read_text(encoding="utf-8"))
+    assert json.loads((run.folder / "plan.json").read_text(encoding="utf-8"))
+    lines = run.metrics()
+    assert [line["iteration"] for line in lines] == [1, 2, 3]
+    assert [line["env_steps"] for line in lines] == [256, 512, 768]
+    assert [line["policy/version"] for line in lines] == [1, 2, 3]
+    assert all(line["actor/version_lag"] == 0 for line in lines)
+    assert all(line["env/steps"] == line["actor/samples"] == 256 for line in lines)
+    with safe_open(run.folder / "policy.safetensors", "np") as policy:
+        assert all(policy.get_tensor(name).size for name in policy.keys())  # noqa: SIM118 -- not a mapping
+    summary = run.summary()
+    assert (summary["iterations"], summary["env_steps"]) == (3, 768)
+    assert f"files      {run.folder}" in run.out
+
+
+def test_time_is_accounted_for(tmp_path: Path) -> None:
+    """Stages and moves add up to the iteration; overhead is what neither simulator, policy nor learning took."""
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=512")
+    for line in run.metrics():
+        stages = sum(line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves"))
+        assert stages == pytest.approx(line["time/iteration_s"], rel=0.05)
+        work = max(line["env/sim_s"], line["rollout/policy_s"]) + line["actor/learn_s"]
+        assert line["time/overhead_s"] == pytest.approx(line["time/iteration_s"] - work)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    runs = [
+        train("hybrid_ppo_cartpole", tmp_path / str(i), *ONE_EACH, "runner.total_env_steps=768", f"runner.seed={seed}")
+        for i, seed in enumerate((3, 3, 4))
+    ]
+    losses = [[line["actor/policy_loss"] for line in run.metrics()] for run in runs]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
+    steps = ("runner.total_env_steps=100000", "runner.stop_at_return=5.0")
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, *steps)
+    assert run.code == 0
+    assert run.summary()["env_steps"] < 100_000
+    assert run.summary()["return_last"] >= 5.0
+
+
+def test_several_actor_ranks_do_not_fit_one_process(tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0-1", "0", "1"))
+    assert run.code == 2
+    assert "[inline-needs-one-rank]" in run.err
+
+
+def test_an_emulated_accelerator_runs_out_of_memory_and_names_the_residents(tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "cluster.accelerator.memory=200MiB", "env.accelerator_memory=256MiB")
+    assert run.code == 1
+    assert "[accelerator-out-of-memory]" in run.err
+    assert "env rank 0" in run.err
+
+
+def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
+    """Files may not grow beyond 40 kB: what a full disk does, to one process only."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=1000000", preexec_fn=limit)
+    assert run.code == 1
+    assert "metrics.jsonl" in run.err
+    assert "runner.output_dir" in run.err
+    lines = run.metrics()  # every line parses
+    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    run = train("hybrid_ppo", tmp_path / "file", *ONE_EACH)
+    assert run.code == 1
+    assert "[cannot-write]" in run.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_its_own_exit_code(tmp_path: Path, number: signal.Signals) -> None:
+    process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=100000000")
+    seen = read_until(process, "    3 ")
+    process.send_signal(number)
+    run = finish(process, tmp_path, seen)
+    assert run.code == 128 + number
+    assert f"stopped by {number.name}" in run.err
+    assert "Traceback" not in run.err
+    lines = len(run.metrics())  # every line is whole
+    assert lines >= 2
+    assert run.summary()["iterations"] - lines in (0, 1)  # the signal may fall between two sinks

@@ -1,0 +1,96 @@
+"""Whole runs as Ray processes: every placement, equal numbers in all of them, deaths and signals."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.training import PLACEMENTS, SMALL, Finished, finish, placed, read_until, start, train
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """The same job, same seed, in all three placements."""
+    return {
+        config: train(config, tmp_path_factory.mktemp(config), *SMALL, *placed(*where), "runner.total_env_steps=1024")
+        for config, where in PLACEMENTS.items()
+    }
+
+
+def test_every_placement_trains(runs: dict[str, Finished]) -> None:
+    for config, run in runs.items():
+        assert run.code == 0, f"{config}:\n{run.err}"
+        assert run.summary()["iterations"] == 4
+        assert f"plan: {config.removesuffix('_ppo')}" in run.out
+
+
+@pytest.mark.parametrize("metric", ["env/return", "actor/policy_loss", "actor/value_loss", "actor/grad_norm"])
+def test_placement_does_not_change_the_numbers(runs: dict[str, Finished], metric: str) -> None:
+    """Sampling noise belongs to environments, minibatches to global samples: where ranks sit changes nothing."""
+    curves = [[line[metric] for line in run.metrics() if metric in line] for run in runs.values()]
+    assert curves[0]
+    assert curves[1] == pytest.approx(curves[0], rel=2e-3, abs=2e-4)
+    assert curves[2] == pytest.approx(curves[0], rel=2e-3, abs=2e-4)
+
+
+def test_only_shared_accelerators_cause_moves(runs: dict[str, Finished]) -> None:
+    moved = {config: run.metrics()[-1]["time/moves_s"] for config, run in runs.items()}
+    assert moved["disaggregated_ppo"] < 0.01 < moved["hybrid_ppo"]
+
+
+def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) -> None:
+    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_env_steps=100000000")
+    seen = read_until(process, "    2 ")
+    victim = next(p for p in _descendants(process.pid) if "simulat" in _title(p) or "RayHost" in _title(p))
+    victim.kill()
+    run = finish(process, tmp_path, seen)
+    assert run.code == 1
+    assert "rank" in run.err
+    assert "stage " in run.err
+    assert "policy version" in run.err
+    assert "Traceback (most recent call last)" not in run.err.splitlines()[0]
+    assert run.summary()["iterations"] >= 2
+    assert _ended(process.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_env_steps=100000000")
+    seen = read_until(process, "    2 ")
+    started = _descendants(process.pid)
+    assert len(started) > 4
+    process.send_signal(number)
+    run = finish(process, tmp_path, seen)
+    assert run.code == 128 + number
+    assert f"stopped by {number.name}" in run.err
+    _, alive = psutil.wait_procs(started, timeout=20.0)
+    assert not alive
+
+
+def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:
+    run = train(
+        "hybrid_ppo", tmp_path, *SMALL, *placed("4-5", "0", "1"), "cluster.num_nodes=2", "env.total_num_envs=16"
+    )
+    assert run.code == 2
+    assert "[cluster-too-small]" in run.err
+    assert "nothing was started" in run.err
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid)

@@ -1,0 +1,86 @@
+"""Runs `python -m rlplace.train` as a process of its own, small enough to start in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240.0
+
+# Two actor ranks, one env and one rollout rank in each of the three shapes; 256 samples an iteration.
+SMALL = (
+    "cluster.accelerators_per_node=4",
+    "cluster.accelerator.kind=emulated",
+    "env.total_num_envs=16",
+    "algorithm.rollout_steps=16",
+    "algorithm.epochs=2",
+)
+PLACEMENTS = {
+    "hybrid_ppo": ("0-1", "0", "1"),
+    "collocated_ppo": ("0-1", "0-1", "0-1"),
+    "disaggregated_ppo": ("0-1", "2", "3"),
+}
+INLINE = (*SMALL, "cluster.launcher=inline")
+
+
+def placed(actor: str, env: str, rollout: str) -> tuple[str, ...]:
+    where = {"actor": actor, "env": env, "rollout": rollout}
+    return tuple(f"cluster.component_placement.{component}={text}" for component, text in where.items())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that ended, and what it left."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path | None  # None when it made none
+
+    def metrics(self) -> list[dict[str, Any]]:
+        assert self.folder is not None
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        assert self.folder is not None
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return summary
+
+
+def start(config: str, output: Path, *overrides: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "rlplace.train", "--config-name", config]
+    command += [f"runner.output_dir={output}", *overrides]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def finish(process: subprocess.Popen[str], output: Path, before: str = "") -> Finished:
+    """Waits for the end. `before` is what was read of its output already."""
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    folders = sorted(output.glob("*/*"))
+    return Finished(process.returncode, before + out, err, folders[-1] if folders else None)
+
+
+def train(config: str, output: Path, *overrides: str, **options: Any) -> Finished:
+    return finish(start(config, output, *overrides, **options), output)
+
+
+def read_until(process: subprocess.Popen[str], begin: str) -> str:
+    """Output up to the line that begins with `begin`; fails when the run ends before."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if line.startswith(begin):
+            return seen
+    _, err = process.communicate()
+    raise AssertionError(f"the run ended before it said {begin!r}:\n{seen}\n{err}")

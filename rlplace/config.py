@@ -32,8 +32,36 @@ class RayConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorRunConfig:
+    """Some of the accelerators of a node whose accelerators differ."""
+
+    count: int = knob("how many, one after the other", minimum=1)
+    product: str = knob("what they are sold as, such as H100", "")
+    memory: int = knob("bytes of one; 0: not known", 0, unit="bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Machines that are all alike, as declared."""
+
+    count: int = knob("how many machines", 1, minimum=1)
+    rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
+    host: str = knob("name or address; with a count above 1, of the first", "")
+    accelerators: int = knob("accelerators of one machine", 0, minimum=0)
+    product: str = knob("what the accelerators are sold as, such as H100", "")
+    memory: int = knob("bytes of one accelerator; 0: not known", 0, unit="bytes")
+    mixed: tuple[AcceleratorRunConfig, ...] = knob("instead, where the accelerators of a machine differ", ())
+    host_memory: int = knob("bytes of the machine's own memory; 0: not known", 0, unit="bytes")
+    nvlink_gb_per_s: float = knob("between two accelerators of the machine, each way; 0: not known", 0.0, minimum=0)
+    pcie_gb_per_s: float = knob("between an accelerator and the machine's memory; 0: not known", 0.0, minimum=0)
+    network_gb_per_s: float = knob("to other machines, for each accelerator; 0: not known", 0.0, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     component_placement: Mapping[str, object] = knob("which accelerators each component uses; kept verbatim")
+    nodes: tuple[NodeConfig, ...] = knob("the machines one by one, where they are declared; else alike", ())
+    node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
     num_nodes: int = knob("machines in the cluster", 1, minimum=1)
     accelerators_per_node: int | Literal["auto"] = knob("auto counts the GPUs of this machine", "auto", minimum=1)
     accelerator: AcceleratorConfig = dataclasses.field(default_factory=AcceleratorConfig)

@@ -89,7 +89,7 @@ def stop_on_signals() -> None:
 def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
     """The typed config and its plan. Raises ConfigError or PlacementError with every problem; starts nothing."""
     from rlplace.envs import check
-    from rlplace.workers.cluster import declared_topology
+    from rlplace.workers.machines import declared_topology
 
     config = read_config(composed.mapping, composed.sources)
     topology = declared_topology(config.cluster)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
@@ -17,57 +15,9 @@ from rlplace.placement.strategies import PlacementStrategy
 from rlplace.placement.topology import Topology
 from rlplace.workers.group import GroupBuilder, WorkerGroup, close_all, wait_all
 from rlplace.workers.launch import GroupOrder, InlineLauncher, Launcher, StartReport
-
-EMULATED_PER_NODE = 8  # where `auto` finds no GPU
+from rlplace.workers.machines import count_topology, declared_topology
 
 Launch = tuple[GroupBuilder, PlacementStrategy, Mapping[str, Channel]]
-
-
-def detect_accelerators() -> int:
-    """GPUs of this machine that this process may use, counted without torch and without starting anything."""
-    found = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*")) or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    # CUDA reads the list up to the first number that does not exist.
-    count = 0
-    for name in map(str.strip, visible.split(",")):
-        if not name or name.startswith("-") or (name.isdecimal() and int(name) >= found):
-            break
-        count += 1
-    return min(count, found)
-
-
-def declared_topology(config: ClusterConfig) -> Topology:
-    """The machines as the config says; `auto` is filled in from this machine. Raises ClusterError."""
-    return _topology(
-        config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
-    )
-
-
-def _topology(
-    num_nodes: int, accelerators_per_node: int | Literal["auto"], accelerator: AcceleratorConfig, *, local: bool
-) -> Topology:
-    found = detect_accelerators()
-    kind = accelerator.kind
-    if kind == "auto":
-        kind = "cuda" if found else "emulated"
-    count = accelerators_per_node
-    if count == "auto":
-        count = found if kind == "cuda" else EMULATED_PER_NODE
-    if kind == "cuda" and (count == 0 or (local and count > found)):
-        why = f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)"
-        raise ClusterError(
-            Problem(
-                code="too-few-accelerators",
-                key="cluster.accelerators_per_node",
-                what=f"{count or 'some'} GPUs are asked for",
-                got=str(accelerators_per_node),
-                why=why,
-                fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
-            )
-        )
-    return Topology.uniform(num_nodes, count, kind, accelerator.memory if kind == "emulated" else 0)
 
 
 class Cluster:
@@ -86,7 +36,7 @@ class Cluster:
         """`topology` overrides the counts, for machines that are not alike."""
         self._ray = ray or RayConfig()
         local = self._ray.address is None
-        self.topology = topology or _topology(
+        self.topology = topology or count_topology(
             num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
         )
         self.start_report = StartReport()

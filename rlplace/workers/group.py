@@ -113,6 +113,7 @@ class WorkerGroup:
         handles: Sequence[WorkerHandle],
         channels: Mapping[str, Channel],
         forget: Callable[[str], None],
+        grace_s: float = GRACE_S,
     ) -> None:
         self.name = name
         self.worker = worker
@@ -121,6 +122,7 @@ class WorkerGroup:
         self.failures: dict[concurrent.futures.Future[Any], _Failed] = {}  # before the ranks were stopped
         self.handles = tuple(handles)
         self._forget = forget
+        self._grace_s = grace_s
         self._open: set[concurrent.futures.Future[Any]] = set()
         self._lock = threading.Lock()
         self._cancelled = False
@@ -197,7 +199,7 @@ class WorkerGroup:
         self._give_up(why)
         with self._lock:
             left = set(self._open)
-        concurrent.futures.wait(left, GRACE_S)
+        concurrent.futures.wait(left, self._grace_s)
         with self._lock:
             self._stopped = True
             if self.failure is None and self.failures:

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+import psutil
+
 from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.workers.ray_launch.environment import ray_environment
+from rlplace.workers.ray_launch.guard import Guard
 from rlplace.workers.reservation import Machine, in_order
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
@@ -26,6 +29,7 @@ class RaySession:
         self._config = config
         self._begun = False
         self._shared = False  # Ray was already connected when we came
+        self._guard: Guard | None = None
 
     def start(self) -> None:
         """Idempotent. Raises ClusterError when Ray cannot be started or reached."""
@@ -37,7 +41,9 @@ class RaySession:
             self._shared = ray.is_initialized()
             self._begun = True  # a start that is interrupted has something to close, too
             if not self._shared and self._config.address is None:
+                others = _descendants()
                 _start_local(self._config.start_timeout_s)
+                self._guard = Guard(_descendants() - others)
             elif not self._shared:
                 _join(self._config.address or "auto")
 
@@ -84,6 +90,13 @@ class RaySession:
 
             with _signals_kept():
                 ray.shutdown()
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
+
+
+def _descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 def _start_local(timeout_s: float) -> None:

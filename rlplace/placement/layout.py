@@ -1,0 +1,90 @@
+"""Who sits where and who is resident when, for any algorithm: the part of a plan that needs no simulator and no model.
+
+`make_plan` adds what a PPO job sends through its channels; a layout holds for every job, with critics, references,
+rewards and agents as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from rlplace.config import ClusterConfig
+from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement.batches import BatchSizes, check_batches
+from rlplace.placement.checks import check_names, find_idle
+from rlplace.placement.hybrid import HybridComponentPlacement, read_component_placement
+from rlplace.placement.needs import rlhf_needs, role_of
+from rlplace.placement.routes import Route, copy_nearest, spread_rows
+from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes
+from rlplace.placement.sharing import Savings, check_partners, count_savings, find_partner_warnings
+from rlplace.placement.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Never changes once made."""
+
+    topology: Topology
+    placement: HybridComponentPlacement
+    needs: Needs
+    schedule: Schedule
+    routes: tuple[Route, ...]  # weights; then, where batch sizes are known, samples to all that judge or learn
+    savings: Savings
+    warnings: tuple[Problem, ...] = ()
+
+
+def make_layout(
+    cluster: ClusterConfig,
+    topology: Topology,
+    *,
+    needs: Needs | None = None,
+    offload: Mapping[str, bool] | Collection[str] = (),
+    batches: BatchSizes | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> Layout:
+    """The layout of a job, or a PlacementError with every problem at once.
+
+    `needs` None: those of the components that the placement names (`rlhf_needs`). `offload` are the components with
+    enable_offload.
+    """
+    places = sources or {}
+    needs = needs or rlhf_needs(_names(cluster.component_placement))
+    components = needs.components
+    found = read_component_placement(cluster, topology, components, places)
+    right = {name: spec for name, spec in found.specs.items() if name in components}
+    placement = HybridComponentPlacement.of(right, found.groups)
+    flags = offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True)
+    leaving = {c: flags.get(c, False) for c in components}
+    problems = [*found.problems, *check_names(cluster.allow_resident, components, places)]
+    problems += find_clashes(placement, needs, leaving, cluster.allow_resident, places)
+    problems += check_partners(placement, places)
+    problems += check_batches(batches, placement, places) if batches is not None else ()
+    if problems:
+        raise PlacementError(problems)
+    return Layout(
+        topology=topology,
+        placement=placement,
+        needs=needs,
+        schedule=derive_schedule(placement, needs, leaving, cluster.allow_resident, places),
+        routes=_routes(placement, batches),
+        savings=count_savings(placement),
+        warnings=(*find_idle(placement), *find_partner_warnings(placement, places)),
+    )
+
+
+def _names(block: Mapping[str, object]) -> list[str]:
+    """The components of a block; a preset stands for an actor, a critic, a reference, a reward and a rollout."""
+    if "preset" in block:
+        return ["actor", "critic", "reference", "reward", "rollout", *(k for k in block if "." in k)]
+    return [name.strip() for leaf in block for name in str(leaf).split(",")]
+
+
+def _routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> tuple[Route, ...]:
+    """The engines' weights come from the actor; their samples go to everybody who judges them or learns from them."""
+    placed = placement.components
+    routes = [copy_nearest(placement, "actor", "rollout")] if {"actor", "rollout"} <= {*placed} else []
+    if batches is not None and "rollout" in placed:
+        takers = [c for c in placed if role_of(c) in ("actor", "critic", "reference", "reward")]
+        routes += [spread_rows(placement, "rollout", c, batches.samples) for c in takers]
+    return tuple(routes)

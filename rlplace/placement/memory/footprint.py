@@ -1,0 +1,144 @@
+"""What one rank of a component holds on each of its accelerators and on its host, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from rlplace.placement.memory.formulas import communicator, pinned
+from rlplace.placement.schedule import Residency
+
+
+class Part(enum.Enum):
+    """What bytes on an accelerator are for."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer state"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits"
+    GATHERED = "gathered weights"
+    KV_CACHE = "KV cache"
+    SIMULATOR = "simulator"
+    WORKSPACE = "workspace"
+    SYNC = "sync buffers"
+    LOADING = "loading"  # passes through when weights are first brought in
+    CONTEXT = "CUDA context"
+    COMMUNICATOR = "communicator buffers"
+    ASLEEP = "kept while asleep"
+    MEASURED = "measured"
+
+
+class HostPart(enum.Enum):
+    """What bytes on a host are for."""
+
+    OFFLOADED = "offloaded copies"
+    OPTIMIZER = "optimizer state"
+    SLEEP = "sleep copies"
+    POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
+    SIMULATOR = "simulator"
+
+
+Bytes = Mapping[Part, int]
+HostBytes = Mapping[HostPart, int]
+_PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """Sizes that no config states. They depend on driver and library versions: measure them where it matters."""
+
+    context_bytes: int = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
+    graphs_bytes: int = 1 << 30  # of an engine's captured graphs; stays while it sleeps
+    bucket_bytes: int = 256 << 20  # of one weight sync bucket
+    copy_bytes_per_s: float = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """How a component sits on one kind of accelerator: all that its footprint depends on beside its own demand."""
+
+    ranks: int  # world size
+    accelerators_per_rank: int  # 0 for a component on nodes or other hardware
+    tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
+    memory_bytes: int  # of one accelerator; 0: not known
+    kind: str  # "cuda", "emulated", ...
+    assumptions: Assumptions = dataclasses.field(default_factory=Assumptions)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of a model its accelerators hold, if each is whole; they share state between them."""
+        return max(1, self.ranks * self.accelerators_per_rank // self.tensor_parallel)
+
+    @property
+    def groups(self) -> int:
+        """Communicators of a process: with the other copies, and with those that cut its own."""
+        return 1 if self.tensor_parallel == 1 else 2
+
+    def process(self, groups: int) -> dict[Part, int]:
+        """What a process costs by being there, nothing where emulated. `groups` are its communicators."""
+        if self.kind == "emulated":
+            return {}
+        several = self.ranks * self.accelerators_per_rank > 1
+        return {
+            Part.CONTEXT: self.assumptions.context_bytes,
+            Part.COMMUNICATOR: communicator(groups) if several else 0,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one rank, on each of its accelerators; `host` on the host of its node.
+
+    `held` is whole for every residency: what lives as long as the process stands in each of them.
+    """
+
+    held: Mapping[Residency, Bytes]
+    working: Mapping[str, Bytes] = dataclasses.field(default_factory=dict)  # stage -> beside what is held there
+    loading: Bytes = dataclasses.field(default_factory=dict)  # beside what is held, when it leaves OFF at the start
+    host: Mapping[Residency, HostBytes] = dataclasses.field(default_factory=dict)
+    lacking: str | None = None  # why it cannot work at all, such as a KV cache without room
+
+    def held_bytes(self, residency: Residency) -> int:
+        return sum(self.held[residency].values())
+
+    def reported_bytes(self, residency: Residency) -> int:
+        """What the worker itself reports after a move: all but what belongs to its process."""
+        return sum(size for part, size in self.held[residency].items() if part not in _PROCESS)
+
+    def host_bytes(self, residency: Residency) -> int:
+        """What the worker itself reports: the copies, not the pool they are taken from."""
+        return sum(size for part, size in self.host.get(residency, {}).items() if part is not HostPart.POOL)
+
+    def measured(self, found: Mapping[Residency, int]) -> Footprint:
+        """The same with what an earlier run measured in the place of formulas, residency by residency."""
+        held = dict(self.held)
+        for residency, size in found.items():
+            process = {part: n for part, n in self.held[residency].items() if part in _PROCESS}
+            held[residency] = {Part.MEASURED: size} | process
+        return dataclasses.replace(self, held=held)
+
+
+Copies = Iterable[tuple[int, int]]  # bytes of a copied tensor, and how many such there are
+
+
+def host_copies(placed: Placed, part: HostPart, *, off: Copies, weights: Copies = ()) -> dict[Residency, HostBytes]:
+    """What a rank keeps on its host in each residency: copies of what is not on the accelerators.
+
+    Copies of GPU tensors are pinned, and the pool they come from never shrinks. Setup ends with every component off, so
+    the pool has its full size from the first stage on, also where nothing moves later.
+    """
+    copied = {Residency.OFF: list(off), Residency.WEIGHTS: list(weights), Residency.FULL: []}
+    pool = 0
+    if placed.kind != "emulated":
+        pool = sum(pinned(size) * times for size, times in copied[Residency.OFF])
+    sizes = {residency: sum(size * times for size, times in found) for residency, found in copied.items()}
+    return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
+
+
+class Demand(Protocol):
+    """What a component asks of memory, before anybody knows where it sits."""
+
+    def footprint(self, placed: Placed) -> Footprint: ...

@@ -1,0 +1,172 @@
+"""The ledger as text for people and as plain values for programs; the table of formulas as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlplace.placement.memory.formulas import FORMULAS
+from rlplace.placement.memory.ledger import Account, Load, MemoryLedger
+from rlplace.placement.memory.sizes import show_gib
+
+WIDTH = 100
+_MOST_ACCOUNTS = 8
+_MOST_HOLDS = 6
+_GAP = "   "
+_ACCURACY = (
+    "weights, gradients, optimizer state and KV cache are exact; activations are what an unfused model saves, an upper "
+    "bound for fused ones; CUDA context, communicator buffers and captured graphs are assumed. Fragmentation is not "
+    "counted: keep a few percent free."
+)
+
+
+def render_ledger(ledger: MemoryLedger) -> str:
+    """A verdict, a table for each kind of accelerator and of host, how far to trust it; 100 columns, plain ASCII."""
+    sections = [_verdict(ledger)]
+    sections += [_accelerators(account) for account in ledger.accelerators[:_MOST_ACCOUNTS]]
+    if len(ledger.accelerators) > _MOST_ACCOUNTS:
+        sections.append(f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator")
+    sections += [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
+    sections.append(_trust(ledger))
+    return "\n\n".join(sections)
+
+
+def _verdict(ledger: MemoryLedger) -> str:
+    tightest = ledger.tightest
+    if tightest is None:
+        return "memory: no accelerator is used"
+    worst, numbers = tightest.worst, tightest.numbers
+    used = show_gib(worst.total_bytes)
+    where = f"accelerator{'s' * (len(numbers) > 1)} {_clipped(str(numbers), 30)} in {worst.moment}: {used}"
+    if not tightest.capacity_bytes:
+        return f"memory: fullest {where}; how much there is, is not known"
+    lacking = "".join(f"\n  {component}: {why}" for component, why in ledger.lacking)
+    word = "fits" if ledger.fits else "does not fit"
+    return f"memory: {word}; tightest {where} of {show_gib(tightest.capacity_bytes)}{lacking}"
+
+
+def _accelerators(account: Account) -> str:
+    many = len(account.numbers) > 1
+    has = f"{show_gib(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
+    title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
+    worst = account.worst
+    holds = ", ".join(f"{h.component} {h.part.value} {show_gib(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
+    more = len(worst.holds) - _MOST_HOLDS
+    told = f"{worst.moment} holds {holds or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
+    lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(told, WIDTH - 4))]
+    return "\n".join([title, *("  " + line for line in lines)])
+
+
+def _table(account: Account) -> list[str]:
+    """One row per moment that differs, one column per component; the worst moment is marked."""
+    shown = _telling(account.loads)
+    components = list(dict.fromkeys(hold.component for load in account.loads for hold in load.holds))
+    scale, unit = _unit(account)
+    rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
+    for load in shown:
+        free = _number(account.capacity_bytes - load.total_bytes, scale) if account.capacity_bytes else "?"
+        cells = (_number(load.of(c), scale) if load.of(c) else "." for c in components)
+        rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [_GAP.join([f"{row[0]:<{widths[0]}}", *_right(row[1:], widths[1:])]) for row in rows]
+    worst = shown.index(account.worst) + 1
+    return [("> " if i == worst else "  ") + line for i, line in enumerate(lines)]
+
+
+def _telling(loads: Sequence[Load]) -> list[Load]:
+    """Without the entries on which nothing moves, and those that end as full as the stage is."""
+    entries = [load for load in loads if load.moment.entering and not load.moment.start]
+    before = dict(zip((e.moment for e in entries), (entries[-1], *entries), strict=False))
+    stages = {load.moment.stage: load for load in loads if not load.moment.entering}
+    quiet = {
+        entry.moment
+        for entry in entries
+        if entry.holds in (before[entry.moment].holds, stages[entry.moment.stage].holds)
+    }
+    return [load for load in loads if load.moment not in quiet]
+
+
+def _right(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
+    return (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def _unit(account: Account) -> tuple[int, str]:
+    """One unit for a whole table, fit for its worst moment."""
+    most = account.worst.total_bytes
+    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if most >= scale:
+            return scale, unit
+    return 1, "bytes"
+
+
+def _number(size: int, scale: int) -> str:
+    if scale == 1:
+        return str(size)
+    return "<0.1" if 0 < size < 0.05 * scale else f"{size / scale:.1f}"
+
+
+def _hosts(hosts: Sequence[Account]) -> str:
+    lines = ["host memory at the worst stage"]
+    for account in hosts[:_MOST_ACCOUNTS]:
+        worst = account.worst
+        where = f"node{'s' * (len(account.numbers) > 1)} {_clipped(str(account.numbers), 40)}"
+        of = f" of {show_gib(account.capacity_bytes)}" if account.capacity_bytes else ""
+        holds = ", ".join(f"{h.component} {h.part.value} {show_gib(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
+        told = f"{where}: {show_gib(worst.total_bytes)}{of} in {worst.moment}: {holds}"
+        lines += textwrap.wrap(told, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+    if len(hosts) > _MOST_ACCOUNTS:
+        lines.append(f"  ... and {len(hosts) - _MOST_ACCOUNTS} more kinds of node")
+    return "\n".join(lines)
+
+
+def _trust(ledger: MemoryLedger) -> str:
+    told = [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"] if ledger.measured else []
+    told += [f"note: {note}" for note in ledger.notes]
+    told.append("accuracy: " + _ACCURACY)
+    return "\n".join(line for text in told for line in textwrap.wrap(text, WIDTH, subsequent_indent="  "))
+
+
+def _clipped(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 4] + " ..."
+
+
+def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
+    """The same ledger gives the same dict, key order included; all sizes are bytes."""
+    return {
+        "fits": ledger.fits,
+        "accelerators": [_account(account, "accelerators") for account in ledger.accelerators],
+        "hosts": [_account(account, "nodes") for account in ledger.hosts],
+        "measured": list(ledger.measured),
+        "lacking": [{"component": component, "why": why} for component, why in ledger.lacking],
+        "notes": list(ledger.notes),
+    }
+
+
+def _account(account: Account, numbers: str) -> dict[str, Any]:
+    return {
+        numbers: str(account.numbers),
+        "kind": account.kind,
+        "capacity_bytes": account.capacity_bytes or None,
+        "margin_bytes": account.margin_bytes,
+        "worst": str(account.worst.moment),
+        "moments": [_load(load) for load in account.loads],
+    }
+
+
+def _load(load: Load) -> dict[str, Any]:
+    return {
+        "moment": str(load.moment),
+        "total_bytes": load.total_bytes,
+        "holds": [{"component": h.component, "part": h.part.value, "size_bytes": h.size_bytes} for h in load.holds],
+    }
+
+
+def render_formulas() -> str:
+    """Every formula with its source and its accuracy."""
+    lines: list[str] = []
+    for formula in FORMULAS:
+        lines += textwrap.wrap(f"{formula.name}: {formula.text}", WIDTH, subsequent_indent="      ")
+        for told in (f"source: {formula.source}", f"accuracy: {formula.accuracy}"):
+            lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="      ")
+    return "\n".join(lines)

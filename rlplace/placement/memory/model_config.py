@@ -1,0 +1,327 @@
+"""A model's `config.json`, as a mapping -> its shape, down to every weight; the families that are known, in one table.
+
+Names and shapes are those that the `transformers` library gives the model, so that totals can be compared with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.placement.memory.model_shape import Block, Head, ModelShape, Saved, Weight
+from rlplace.structure import show
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """How a family spells its mixture of experts."""
+
+    count: str  # key of the number of experts
+    width: str  # key of one expert's width
+    shared_width: str | None = None  # key of the width of the expert that sees every token
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What sets a family of decoders apart from Llama."""
+
+    tied: bool = False  # where the config does not say
+    qkv_bias: bool = False  # biases on queries, keys and values only, whatever the config says
+    qk_norms: bool = False  # a norm over each query and key head
+    norms_after: bool = False  # a second norm after attention and after the feed-forward layer
+    norms_in_float32: bool = False  # the scaled value is float32 too, not only the input
+    fused: bool = False  # queries, keys and values in one weight, gate and up in another
+    experts: Experts | None = None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qk_norms=True),
+    "gemma": Family(tied=True, norms_in_float32=True),
+    "gemma2": Family(tied=True, norms_in_float32=True, norms_after=True),
+    "gemma3_text": Family(tied=True, norms_in_float32=True, norms_after=True, qk_norms=True),
+    "phi3": Family(fused=True),
+    "mixtral": Family(experts=Experts(count="num_local_experts", width="intermediate_size")),
+    "qwen2_moe": Family(
+        qkv_bias=True,
+        experts=Experts(
+            count="num_experts", width="moe_intermediate_size", shared_width="shared_expert_intermediate_size"
+        ),
+    ),
+    "qwen3_moe": Family(qk_norms=True, experts=Experts(count="num_experts", width="moe_intermediate_size")),
+}
+_GPT2 = "gpt2"
+
+
+def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model") -> ModelShape:
+    """The shape of the model that `config` describes. `key` is where the config stands, for errors.
+
+    Raises ConfigError with all problems at once: a family that is not known, keys that are missing or no numbers.
+    """
+    family = config.get("model_type")
+    known = (*FAMILIES, _GPT2)
+    if family not in known:
+        raise ConfigError([_unknown_family(family, known, key)])
+    numbers = Numbers(config, key)
+    shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
+    if numbers.problems:
+        raise ConfigError(numbers.problems)
+    return shape
+
+
+class Numbers:
+    """Reads whole numbers and switches of one config. Owns the problems it found; a missing number counts as 1."""
+
+    def __init__(self, config: Mapping[str, object], key: str) -> None:
+        self._config = config
+        self._key = key
+        self.problems: list[Problem] = []
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._config.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        missing = value is None
+        self.problems.append(
+            Problem(
+                code="missing-key" if missing else "wrong-type",
+                key=f"{self._key}.{name}",
+                what="is required" if missing else "expected a whole number above 0",
+                got=None if missing else show(value),
+                why=f"the parameters of a {self._config['model_type']} model cannot be counted without it",
+                fix=f"copy {name} from the model's config.json",
+            )
+        )
+        return 1
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self._config.get(name)
+        return default if value is None else bool(value)
+
+    def listed(self, name: str) -> frozenset[int]:
+        value = self._config.get(name)
+        return frozenset(value) if isinstance(value, (list, tuple)) else frozenset()
+
+
+def _unknown_family(family: object, known: tuple[str, ...], key: str) -> Problem:
+    near = did_you_mean(str(family), known) if family is not None else None
+    return Problem(
+        code="unknown-model-family",
+        key=f"{key}.model_type",
+        what=f"no model family is called {family!r}" + (f", did you mean {near!r}?" if near else ""),
+        got=None if family is None else show(family),
+        why="weights are counted for " + ", ".join(known),
+        fix=f"model_type: {near}" if near else "give measured bytes of an earlier run instead",
+    )
+
+
+def _decoder(numbers: Numbers, name: str, head: Head) -> ModelShape:
+    family, attention = FAMILIES[name], Attention.read(numbers)
+    hidden, vocabulary = attention.hidden, numbers.number("vocab_size")
+    dense, sparse = _layer_kinds(numbers, family)
+    blocks: list[Block] = []
+    if dense:
+        width = numbers.number("intermediate_size")
+        feed_forward = tuple(_gated(hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused))
+        blocks.append(_block(dense, attention, family, feed_forward, Saved(compute_cut=4 * width)))
+    if sparse and family.experts is not None:
+        feed_forward, saved = _experts(numbers, family.experts, hidden)
+        blocks.append(_block(sparse, attention, family, feed_forward, saved))
+    tied = numbers.switch("tie_word_embeddings", family.tied)
+    return ModelShape(
+        family=name,
+        hidden=hidden,
+        vocabulary=0 if head is Head.SCORE else vocabulary,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        root=(
+            Weight(name="model.embed_tokens.weight", shape=(vocabulary, hidden), ways=vocabulary),
+            Weight(name="model.norm.weight", shape=(hidden,)),
+            *_heads(head, hidden, vocabulary, tied, numbers),
+        ),
+        blocks=tuple(blocks),
+    )
+
+
+def _layer_kinds(numbers: Numbers, family: Family) -> tuple[int, int]:
+    """How many layers are dense, and how many have experts."""
+    layers = numbers.number("num_hidden_layers")
+    if family.experts is None:
+        return layers, 0
+    step, dense_only = numbers.number("decoder_sparse_step", 1), numbers.listed("mlp_only_layers")
+    sparse = sum(1 for layer in range(layers) if layer not in dense_only and (layer + 1) % step == 0)
+    return layers - sparse, sparse
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Heads and biases of grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245)."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    bias: bool
+
+    @classmethod
+    def read(cls, numbers: Numbers) -> Attention:
+        hidden, heads = numbers.number("hidden_size"), numbers.number("num_attention_heads")
+        return cls(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=numbers.number("num_key_value_heads", heads),
+            head_dim=numbers.number("head_dim", max(1, hidden // heads)),
+            bias=numbers.switch("attention_bias", False),
+        )
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def weights(self, family: Family) -> Iterator[Weight]:
+        at, bias = "model.layers.*.self_attn.", self.bias or family.qkv_bias
+        if family.fused:
+            yield from _linear(at + "qkv_proj", self.hidden, self.query + 2 * self.keys, bias, self.kv_heads)
+        else:
+            yield from _linear(at + "q_proj", self.hidden, self.query, bias, self.heads)
+            yield from _linear(at + "k_proj", self.hidden, self.keys, bias, self.kv_heads)
+            yield from _linear(at + "v_proj", self.hidden, self.keys, bias, self.kv_heads)
+        whole_bias = self.bias and not family.qkv_bias
+        yield from _linear(at + "o_proj", self.query, self.hidden, whole_bias, self.heads, cut_outputs=False)
+        if family.qk_norms:
+            yield Weight(name=at + "q_norm.weight", shape=(self.head_dim,))
+            yield Weight(name=at + "k_norm.weight", shape=(self.head_dim,))
+
+
+def _linear(
+    name: str, inputs: int, outputs: int, bias: bool, ways: int, *, cut_outputs: bool = True
+) -> Iterator[Weight]:
+    yield Weight(name=name + ".weight", shape=(outputs, inputs), ways=ways, projection=True)
+    if bias:  # where the inputs are cut, parts are summed and every rank adds the whole bias
+        yield Weight(name=name + ".bias", shape=(outputs,), ways=ways if cut_outputs else 1)
+
+
+def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool = False) -> Iterator[Weight]:
+    at = f"model.layers.*.{name}."
+    if fused:
+        yield from _linear(at + "gate_up_proj", hidden, 2 * width, bias, width)
+    else:
+        yield from _linear(at + "gate_proj", hidden, width, bias, width)
+        yield from _linear(at + "up_proj", hidden, width, bias, width)
+    yield from _linear(at + "down_proj", width, hidden, bias, width, cut_outputs=False)
+
+
+def _experts(numbers: Numbers, keys: Experts, hidden: int) -> tuple[tuple[Weight, ...], Saved]:
+    count, width = numbers.number(keys.count), numbers.number(keys.width)
+    active = numbers.number("num_experts_per_tok")
+    at = "model.layers.*.mlp."
+    weights = [
+        Weight(name=at + "gate.weight", shape=(count, hidden)),
+        Weight(name=at + "experts.gate_up_proj", shape=(count, 2 * width, hidden), ways=width),
+        Weight(name=at + "experts.down_proj", shape=(count, hidden, width), ways=width),
+    ]
+    shared = numbers.number(keys.shared_width) if keys.shared_width is not None else 0
+    if shared:
+        weights += _gated(hidden, shared, "mlp.shared_expert")
+        weights.append(Weight(name=at + "shared_expert_gate.weight", shape=(1, hidden)))
+    # Each active expert gets its own copy of the token and gives back a scaled output; the router scores all experts.
+    saved = Saved(
+        compute=2 * active * hidden + (hidden if shared else 0),
+        compute_cut=4 * (active * width + shared),
+        float32=2 * count + 6 * active,
+        float32_cut=0,
+    )
+    return tuple(weights), saved
+
+
+def _block(layers: int, attention: Attention, family: Family, feed_forward: tuple[Weight, ...], saved: Saved) -> Block:
+    """One layer kind; what its norms and attention save is added to what its feed-forward layer saves."""
+    hidden = attention.hidden
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family.norms_after:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    # A norm saves its input and one root in float32, then the scaled value; two of them also the output that goes into
+    # projections, where the norms of query and key heads give what attention saves anyway.
+    normed, roots = len(norms) * hidden, len(norms)
+    if family.qk_norms:
+        normed += attention.query + attention.keys
+        roots += attention.heads + attention.kv_heads
+    scaled = 0 if family.norms_in_float32 else normed
+    return Block(
+        layers=layers,
+        weights=(
+            *attention.weights(family),
+            *feed_forward,
+            *(Weight(name=f"model.layers.*.{norm}.weight", shape=(hidden,)) for norm in norms),
+        ),
+        saved=Saved(
+            compute=saved.compute + (3 if family.fused else 2) * hidden + scaled,
+            compute_cut=saved.compute_cut + 2 * (attention.query + attention.keys),  # queries, keys, values, output
+            float32=saved.float32 + roots + 2 * normed - scaled,
+            float32_cut=saved.float32_cut + attention.heads,  # the logarithm of each softmax's sum
+        ),
+    )
+
+
+def _heads(head: Head, hidden: int, vocabulary: int, tied: bool, numbers: Numbers) -> Iterator[Weight]:
+    if head is not Head.SCORE and not tied:
+        yield Weight(name="lm_head.weight", shape=(vocabulary, hidden), ways=vocabulary)
+    if head is Head.SCORE:
+        yield Weight(name="score.weight", shape=(numbers.number("num_labels", 1), hidden))
+    if head is Head.LANGUAGE_AND_VALUE:
+        yield Weight(name="v_head.summary.weight", shape=(1, hidden))
+        yield Weight(name="v_head.summary.bias", shape=(1,))
+
+
+def _gpt2(numbers: Numbers, head: Head) -> ModelShape:
+    """Radford et al. 2019; its linear layers keep their weights as [in, out]."""
+    hidden, heads, vocabulary = numbers.number("n_embd"), numbers.number("n_head"), numbers.number("vocab_size")
+    width = numbers.number("n_inner", 4 * hidden)
+    at = "transformer.h.*."
+    shapes = {
+        "ln_1": (1, hidden),
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "ln_2": (1, hidden),
+        "mlp.c_fc": (hidden, width),
+        "mlp.c_proj": (width, hidden),
+    }
+    weights: list[Weight] = []
+    for name, (inputs, outputs) in shapes.items():
+        norm = name.startswith("ln")
+        shape = (outputs,) if norm else (inputs, outputs)
+        ways = 1 if norm else width if name.startswith("mlp") else heads
+        weights.append(Weight(name=f"{at}{name}.weight", shape=shape, ways=ways, projection=not norm))
+        weights.append(Weight(name=f"{at}{name}.bias", shape=(outputs,), ways=1 if name.endswith("c_proj") else ways))
+    tied = numbers.switch("tie_word_embeddings", True)
+    return ModelShape(
+        family=_GPT2,
+        hidden=hidden,
+        vocabulary=0 if head is Head.SCORE else vocabulary,
+        kv_heads=heads,
+        head_dim=max(1, hidden // heads),
+        root=(
+            Weight(name="transformer.wte.weight", shape=(vocabulary, hidden), ways=vocabulary),
+            Weight(name="transformer.wpe.weight", shape=(numbers.number("n_positions"), hidden)),
+            Weight(name="transformer.ln_f.weight", shape=(hidden,)),
+            Weight(name="transformer.ln_f.bias", shape=(hidden,)),
+            *_heads(head, hidden, vocabulary, tied, numbers),
+        ),
+        blocks=(
+            Block(
+                layers=numbers.number("n_layer"),
+                weights=tuple(weights),
+                # The approximated GELU is unfused: five tensors of the feed-forward width.
+                saved=Saved(compute=5 * hidden, compute_cut=5 * hidden + 5 * width, float32=4, float32_cut=heads),
+            ),
+        ),
+    )

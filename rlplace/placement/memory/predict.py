@@ -1,0 +1,49 @@
+"""What a run of today's job will hold: the demands of its config, for the placement of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlplace.config import RunConfig
+from rlplace.placement.memory.case import Measurements, MemoryCase
+from rlplace.placement.memory.demands import Simulator
+from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.memory.policy import PolicyLearner, PolicySampler, PolicyShape, PolicySpaces, policy_shape
+from rlplace.placement.plan import Plan
+
+_UNKNOWN = PolicyShape(weights=(), buffer_numbers=0)
+_NOT_COUNTED = "the simulator's shapes are not known: the policy's weights are not counted"
+
+
+def memory_case(
+    plan: Plan, config: RunConfig, spaces: PolicySpaces | None, measured: Measurements | None = None
+) -> MemoryCase:
+    """The question `predict` answers; keep it to ask for remedies or to solve for a size.
+
+    Without `spaces`, the simulator's shapes, the policy's weights cannot be counted; the ledger says so.
+    """
+    policy = _UNKNOWN
+    if spaces is not None:
+        normalize = config.algorithm.normalize_observations
+        policy = policy_shape(config.actor.model, spaces, normalize_observations=normalize)
+    demands: Mapping[str, Demand] = {
+        "actor": PolicyLearner(policy=policy),
+        "rollout": PolicySampler(policy=policy, workspace_bytes=config.rollout.workspace_memory),
+        "env": Simulator(accelerator_bytes=config.env.accelerator_memory),
+    }
+    return MemoryCase(
+        placement=plan.placement,
+        needs=plan.needs,
+        offload={c: bool(getattr(config, c).enable_offload) for c in plan.placement.components},
+        demands=demands,
+        measured=measured or {},
+        notes=() if spaces is not None else (_NOT_COUNTED,),
+    )
+
+
+def predict(
+    plan: Plan, config: RunConfig, spaces: PolicySpaces | None, measured: Measurements | None = None
+) -> MemoryLedger:
+    """The ledger of a run. `spaces` are the simulator's, `measured` comes from `read_measurements`."""
+    return memory_case(plan, config, spaces, measured).ledger()

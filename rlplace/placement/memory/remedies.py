@@ -1,0 +1,194 @@
+"""What to change where something does not fit: each proposal is computed anew, with what it saves and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from rlplace.placement.memory.case import MemoryCase
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare
+from rlplace.placement.memory.ledger import Account, MemoryLedger
+from rlplace.placement.memory.sizes import show_gib
+from rlplace.placement.memory.solve import Knob, solve
+from rlplace.placement.memory.trained import TrainedModel
+from rlplace.placement.schedule import Residency
+
+_MOST_STEPS = 6
+_MOST_FACTOR = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One change. `enough`: with it, and with those listed before it if `also` says so, everything fits."""
+
+    fix: str
+    cost: str
+    saves_bytes: int  # at the worst moment of the accelerators, or hosts, that lack most
+    enough: bool
+    case: MemoryCase
+    also: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    fix: str
+    cost: str
+    case: MemoryCase
+
+
+def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
+    """Changes that are each enough, the gentlest first; where there are none, changes that are enough together.
+
+    Where not even those are, they are what helps most. Empty when everything fits.
+    """
+    ledger = case.ledger()
+    short = shortest(ledger)
+    if short is None:
+        return ()
+    single = [r for change in _changes(case, short) if (r := _weigh(change, ledger, also=False)) is not None]
+    return tuple(r for r in single if r.enough) or _together(case)
+
+
+def _together(case: MemoryCase) -> tuple[Remedy, ...]:
+    steps: list[Remedy] = []
+    while len(steps) < _MOST_STEPS and not (steps and steps[-1].enough):
+        ledger = case.ledger()
+        short = shortest(ledger)
+        if short is None:
+            break
+        weighed = [_weigh(change, ledger, also=True) for change in _changes(case, short)]
+        best = max((r for r in weighed if r is not None), key=lambda r: r.saves_bytes, default=None)
+        if best is None:
+            break
+        steps.append(best)
+        case = best.case
+    return tuple(steps)
+
+
+def shortest(ledger: MemoryLedger) -> Account | None:
+    """The account that lacks most; None when all fit."""
+    short = [account for account in (*ledger.accelerators, *ledger.hosts) if not account.fits]
+    return min(short, key=lambda account: account.margin_bytes or 0, default=None)
+
+
+def _weigh(change: _Change, before: MemoryLedger, *, also: bool) -> Remedy | None:
+    """None for a change that saves nothing where it matters."""
+    after = change.case.ledger()
+    pairs = zip((*before.accelerators, *before.hosts), (*after.accelerators, *after.hosts), strict=True)
+    saved, _ = max(
+        ((a.worst.total_bytes - b.worst.total_bytes, a.margin_bytes) for a, b in pairs if a is shortest(before)),
+        default=(0, None),
+    )
+    if saved <= 0:
+        return None
+    return Remedy(fix=change.fix, cost=change.cost, saves_bytes=saved, enough=after.fits, case=change.case, also=also)
+
+
+def _changes(case: MemoryCase, short: Account) -> Iterator[_Change]:
+    """The gentlest first, over the components that hold something there, the largest holder first."""
+    holders = list(dict.fromkeys(hold.component for hold in short.worst.holds))
+    for component in holders:
+        yield from _offload(case, component)
+    for component in holders:
+        yield from _smaller_batch(case, component)
+    for component in holders:
+        yield from _smaller_cache(case, component, short)
+    for kind in (_less_kept, _more_ranks):
+        for component in holders:
+            yield from kind(case, component)
+
+
+def _offload(case: MemoryCase, component: str) -> Iterator[_Change]:
+    if case.offload.get(component, False):
+        return
+    copied = case.ledger().host_bytes(component, Residency.OFF)
+    seconds = 2 * copied / _copy_bytes_per_s(case)
+    cost = f"a rank copies {show_gib(copied)} each way per iteration, about {seconds:.1f} s"
+    yield _Change(
+        fix=f"{component}.enable_offload: true",
+        cost=cost if copied else "little: nothing is copied, what it holds is made anew",
+        case=dataclasses.replace(case, offload={**case.offload, component: True}),
+    )
+
+
+def _copy_bytes_per_s(case: MemoryCase) -> float:
+    """Of the slowest node that says so."""
+    known = [1e9 * n.links.pcie_gb_per_s for n in case.placement.topology.nodes if n.links.pcie_gb_per_s]
+    return min(known, default=case.assumptions.copy_bytes_per_s)
+
+
+def _smaller_batch(case: MemoryCase, component: str) -> Iterator[_Change]:
+    demand = case.demands.get(component)
+    if not isinstance(demand, (TrainedModel, FrozenModel)) or demand.micro_batch == 1:
+        return
+    solution = solve(case, Knob.MICRO_BATCH, component)
+    size = int(solution.value) if solution is not None else 1
+    yield _Change(
+        fix=f"{component}.micro_batch: {size}",
+        cost=f"{demand.micro_batch / size:.3g} times as many passes, each less well filled",
+        case=case.with_demand(component, dataclasses.replace(demand, micro_batch=size)),
+    )
+
+
+def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator[_Change]:
+    cost = "a smaller KV cache: fewer sequences are generated at once"
+    match case.demands.get(component):
+        case EngineModel(cache=KvShare()):
+            solution = solve(case, Knob.KV_SHARE, component)
+            if solution is not None:
+                yield _Change(
+                    fix=f"{component}.gpu_memory_utilization: {solution.value}", cost=cost, case=solution.case
+                )
+        case EngineModel(cache=KvBytes(size_bytes=size)) as engine:
+            left = size - (short.worst.total_bytes - short.capacity_bytes)
+            if left > 0:
+                changed = dataclasses.replace(engine, cache=KvBytes(size_bytes=left))
+                yield _Change(
+                    fix=f"{component}.kv_cache_bytes: {left}", cost=cost, case=case.with_demand(component, changed)
+                )
+
+
+def _less_kept(case: MemoryCase, component: str) -> Iterator[_Change]:
+    """State that can be dropped, recomputed or kept elsewhere."""
+    match case.demands.get(component):
+        case TrainedModel() as trained:
+            if not trained.checkpointing:
+                cost = "one more forward pass for each backward pass, about a third more computing"
+                changed = dataclasses.replace(trained, checkpointing=True)
+                yield _Change(
+                    fix=f"{component}.checkpointing: true", cost=cost, case=case.with_demand(component, changed)
+                )
+            if not trained.optimizer_on_host:
+                cost = "the optimizer steps on the host, at its speed and in its memory"
+                changed = dataclasses.replace(trained, optimizer_on_host=True)
+                yield _Change(
+                    fix=f"{component}.optimizer_on_host: true", cost=cost, case=case.with_demand(component, changed)
+                )
+        case FrozenModel(sharded=False) as frozen:
+            cost = "every forward pass gathers the weights from all ranks"
+            changed_frozen = dataclasses.replace(frozen, sharded=True)
+            yield _Change(fix=f"{component}.sharded: true", cost=cost, case=case.with_demand(component, changed_frozen))
+        case EngineModel(sleep_level=1) as engine:
+            cost = "none: the sync before each rollout brings the weights anyway"
+            changed_engine = dataclasses.replace(engine, sleep_level=2)
+            yield _Change(
+                fix=f"{component}.sleep_level: 2", cost=cost, case=case.with_demand(component, changed_engine)
+            )
+
+
+def _more_ranks(case: MemoryCase, component: str) -> Iterator[_Change]:
+    """Twice, four times ... the accelerators, up to the first that is enough; others do not shrink by having more."""
+    if not isinstance(case.demands.get(component), (TrainedModel, FrozenModel)):
+        return
+    now, factor = case.ranks.get(component, case.placement.world_size(component)), 2
+    while factor < _MOST_FACTOR and not _with_ranks(case, component, now * factor).ledger().fits:
+        factor *= 2
+    yield _Change(
+        fix=f"cluster.component_placement.{component}: {now * factor} accelerators",
+        cost=f"{now * (factor - 1)} more accelerators",
+        case=_with_ranks(case, component, now * factor),
+    )
+
+
+def _with_ranks(case: MemoryCase, component: str, ranks: int) -> MemoryCase:
+    return dataclasses.replace(case, ranks={**case.ranks, component: ranks})

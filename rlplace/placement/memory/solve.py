@@ -1,0 +1,113 @@
+"""The largest micro-batch, sequence length or KV share that fits, by bisection over the ledger itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+from rlplace.errors import PlacementError, Problem
+from rlplace.placement.memory.case import MemoryCase
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvShare
+from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.memory.trained import TrainedModel
+
+
+class Knob(enum.Enum):
+    """What can be solved for."""
+
+    MICRO_BATCH = "micro_batch"
+    SEQUENCE_LENGTH = "sequence_length"
+    KV_SHARE = "gpu_memory_utilization"  # in steps of 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The largest value that fits, and the case with it."""
+
+    knob: Knob
+    value: float
+    case: MemoryCase
+
+
+_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.SEQUENCE_LENGTH: 1 << 24, Knob.KV_SHARE: 100}
+
+
+def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solution | None:
+    """The largest value of `knob` for one component, or for all that have it, with which everything fits.
+
+    None where not even the least does. Raises PlacementError where the memory of no accelerator is known, and where no
+    such component has the knob.
+    """
+    names = [c for c, d in case.demands.items() if component in (None, c) and _turned(d, knob, 1) is not None]
+    if not names:
+        raise PlacementError([_no_knob(case, knob, component)])
+    if not any(account.capacity_bytes for account in case.ledger().accelerators):
+        raise PlacementError([_no_capacity(knob)])
+
+    def with_value(step: int) -> MemoryCase:
+        turned = {c: _turned(case.demands[c], knob, step) for c in names}
+        return dataclasses.replace(case, demands={**case.demands, **{c: d for c, d in turned.items() if d is not None}})
+
+    # A small share leaves no room for the KV cache and a large one none for the others: only the latter is monotone.
+    fits = _within_capacity if knob is Knob.KV_SHARE else _fits
+    step = _largest(lambda step: fits(with_value(step).ledger()), _MOST[knob])
+    if not step or not with_value(step).ledger().fits:
+        return None
+    return Solution(knob=knob, value=step / 100 if knob is Knob.KV_SHARE else step, case=with_value(step))
+
+
+def _fits(ledger: MemoryLedger) -> bool:
+    return ledger.fits
+
+
+def _within_capacity(ledger: MemoryLedger) -> bool:
+    return all(account.fits for account in (*ledger.accelerators, *ledger.hosts))
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest of 1..most that fits, 0 for none; whatever is below a value that fits must fit too."""
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, min(most, 2 * high)
+    if high == most and fits(most):
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _turned(demand: Demand, knob: Knob, step: int) -> Demand | None:
+    """The demand with another value; None where it has no such knob."""
+    match demand, knob:
+        case (TrainedModel() | FrozenModel(), Knob.MICRO_BATCH):
+            return dataclasses.replace(demand, micro_batch=step)
+        case (TrainedModel() | FrozenModel() | EngineModel(), Knob.SEQUENCE_LENGTH):
+            return dataclasses.replace(demand, sequence_length=step)
+        case (EngineModel(cache=KvShare()), Knob.KV_SHARE):
+            return dataclasses.replace(demand, cache=KvShare(gpu_memory_utilization=step / 100))
+        case _:
+            return None
+
+
+def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
+    having = [c for c, d in case.demands.items() if _turned(d, knob, 1) is not None]
+    return Problem(
+        code="nothing-to-solve",
+        key=knob.value if component is None else f"{component}.{knob.value}",
+        what=f"no {knob.value} to solve for",
+        why=f"it is a size of {', '.join(having)}" if having else "no component of this job has it",
+        fix=f"solve for {having[0]}.{knob.value}" if having else "solve for another size",
+    )
+
+
+def _no_capacity(knob: Knob) -> Problem:
+    return Problem(
+        code="unknown-memory",
+        key="cluster.accelerator.memory",
+        what="is not known",
+        why=f"the largest {knob.value} depends on how much memory an accelerator has",
+        fix="memory: 80GiB",
+    )

@@ -1,0 +1,200 @@
+"""Stages, residency and moves, derived from what the algorithm needs and where components sit.
+
+Needs of the algorithm x shared accelerators x enable_offload -> residency per stage -> moves between stages::
+
+               actor     env    rollout      moves on entry: releases first, barrier, then acquires
+    sync       weights   off    weights      actor full->weights            | rollout off->weights
+    rollout    off       full   full         actor weights->off             | env off->full, rollout weights->full
+    learn      full      off    off          env full->off, rollout full->off | actor off->full
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Mapping
+
+from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement.hybrid import HybridComponentPlacement
+
+
+class Residency(enum.IntEnum):
+    """How much of a component is on its accelerators; ordered."""
+
+    OFF = 0
+    WEIGHTS = 1
+    FULL = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an algorithm needs resident in each stage, in order; components not named there need nothing."""
+
+    stages: tuple[str, ...]
+    residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> least residency
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Every component the algorithm has, in the order they first appear."""
+        seen: dict[str, None] = {}
+        for stage in self.stages:
+            seen.update(dict.fromkeys(self.residency[stage]))
+        return tuple(seen)
+
+    def of(self, stage: str, component: str) -> Residency:
+        return self.residency[stage].get(component, Residency.OFF)
+
+    def peak(self, component: str) -> Residency:
+        """The most that any stage needs of it."""
+        return max(self.of(stage, component) for stage in self.stages)
+
+
+PPO_NEEDS = Needs(
+    stages=("sync", "rollout", "learn"),
+    residency={
+        "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS},
+        "rollout": {"env": Residency.FULL, "rollout": Residency.FULL},
+        "learn": {"actor": Residency.FULL},
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One component's change of residency."""
+
+    component: str
+    before: Residency
+    after: Residency
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """Everything that changes on entry to a stage. All releases are awaited before the first acquire."""
+
+    stage: str
+    releases: tuple[Move, ...]
+    acquires: tuple[Move, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Who is resident when. `first` enters stage one from "everything off"; `entries` is the steady cycle."""
+
+    stages: tuple[str, ...]
+    residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> residency held there
+    first: Transition
+    entries: Mapping[
+        str, Transition
+    ]  # stage -> transition from the stage before it (the last stage precedes the first)
+
+
+def derive_schedule(
+    placement: HybridComponentPlacement,
+    needs: Needs,
+    offload: Mapping[str, bool],
+    allow_resident: Collection[str] = (),
+    sources: Mapping[str, Source] | None = None,
+) -> Schedule:
+    """Who is resident when, and the moves between stages, for the components of `placement`.
+
+    A component with offload that shares accelerators falls to its need in every stage; all others stay full
+    throughout. Raises PlacementError where one that stays would be in another's way and is not in `allow_resident`.
+    """
+    problems = find_clashes(placement, needs, offload, allow_resident, sources or {})
+    if problems:
+        raise PlacementError(problems)
+    falling = {c for c in placement.components if offload[c] and _disturbed(placement, needs, c)}
+    residency = {
+        stage: {c: needs.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
+        for stage in needs.stages
+    }
+    everything_off = dict.fromkeys(placement.components, Residency.OFF)
+    return Schedule(
+        stages=needs.stages,
+        residency=residency,
+        first=_transition(needs.stages[0], everything_off, residency[needs.stages[0]]),
+        entries={
+            stage: _transition(stage, residency[before], residency[stage])
+            for before, stage in zip((needs.stages[-1], *needs.stages), needs.stages, strict=False)
+        },
+    )
+
+
+def find_clashes(
+    placement: HybridComponentPlacement,
+    needs: Needs,
+    offload: Mapping[str, bool],
+    allow_resident: Collection[str],
+    sources: Mapping[str, Source],
+) -> list[Problem]:
+    """Components without offload that stay on accelerators another one needs for itself in some stage.
+
+    Two that are needed in full in the same stage must fit together anyway, so neither is in the other's way by staying.
+    """
+    problems: list[Problem] = []
+    for component in placement.components:
+        if offload[component] or component in allow_resident:
+            continue
+        others = [o for o in placement.components if o != component and placement.shared(component, o)]
+        hindered = [o for o in others if not _meet_in_full(needs, component, o)]
+        if hindered:
+            problems.append(_clash(placement, needs, component, hindered, sources))
+    return problems
+
+
+def _disturbed(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
+    return any(
+        _in_the_way(needs, stage, component, other)
+        for other in placement.components
+        if other != component and placement.shared(component, other)
+        for stage in needs.stages
+    )
+
+
+def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
+    """`other` is needed while `component` holds more than its need by staying."""
+    return needs.of(stage, other) > Residency.OFF and needs.of(stage, component) < needs.peak(component)
+
+
+def _meet_in_full(needs: Needs, a: str, b: str) -> bool:
+    return any(needs.of(s, a) == needs.peak(a) and needs.of(s, b) == needs.peak(b) for s in needs.stages)
+
+
+def _clash(
+    placement: HybridComponentPlacement,
+    needs: Needs,
+    component: str,
+    hindered: list[str],
+    sources: Mapping[str, Source],
+) -> Problem:
+    lines: list[str] = []
+    for other in hindered:
+        stages = [s for s in needs.stages if _in_the_way(needs, s, component, other)]
+        when = f"in stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
+        lines.append(
+            f"{when}, {other} needs accelerators {placement.shared(component, other)}, where {component} stays"
+        )
+    key = f"{component}.enable_offload"
+    return Problem(
+        code="residents-clash",
+        key=key,
+        what=f"{component} would stay on accelerators that {' and '.join(hindered)} need{'s' * (len(hindered) == 1)}",
+        got="enable_offload: false",
+        source=sources.get(key),
+        why="\n".join(lines),
+        fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",
+    )
+
+
+def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str, Residency]) -> Transition:
+    moves = [Move(component=c, before=before[c], after=after[c]) for c in after if before[c] != after[c]]
+    return Transition(
+        stage=stage,
+        releases=tuple(m for m in moves if m.after < m.before),
+        acquires=tuple(m for m in moves if m.after > m.before),
+    )

@@ -1,0 +1,92 @@
+"""Sizes of components that work on the same rows on shared accelerators, and what a placement saves by sharing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from rlplace.errors import Problem, Source
+from rlplace.placement.hybrid import COLLOCATED, HybridComponentPlacement
+from rlplace.placement.needs import role_of
+from rlplace.placement.written import source_of
+
+# (partner, leader): the partner answers about rows that the leader's ranks hold.
+_PARTNERS = (("reference", "actor"), ("reward", "critic"))
+
+
+def check_partners(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> list[Problem]:
+    """Partners that share accelerators and whose ranks cannot be matched one to one or several to one."""
+    problems: list[Problem] = []
+    for partner, leader in _pairs(placement):
+        ranks, others = placement.world_size(partner), placement.world_size(leader)
+        if placement.shared(partner, leader) and ranks % others and others % ranks:
+            key = placement.spec(partner).key
+            problems.append(
+                Problem(
+                    code="uneven-partners",
+                    key=key,
+                    what=f"{ranks} {partner} ranks and {others} {leader} ranks share accelerators",
+                    got=placement.spec(partner).text,
+                    source=source_of(key, sources),
+                    why=f"{partner} answers about the rows of {leader}; one number of ranks divides the other, "
+                    "so that rows stay on their accelerator",
+                    fix=f"{partner}: {{same_as: {leader}}}",
+                )
+            )
+    return problems
+
+
+def find_partner_warnings(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> list[Problem]:
+    """Partners that share only some of their accelerators: the others wait."""
+    warnings: list[Problem] = []
+    for partner, leader in _pairs(placement):
+        shared = placement.shared(partner, leader)
+        if shared and placement.relation(partner, leader) != COLLOCATED:
+            mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
+            key = placement.spec(partner).key
+            warnings.append(
+                Problem(
+                    code="unequal-partners",
+                    key=key,
+                    what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {len(shared)} of them shared",
+                    source=source_of(key, sources),
+                    why="libraries that colocate the two ask for the same number; here it works, and some wait",
+                    fix=f"{partner}: {{same_as: {leader}}}",
+                )
+            )
+    return warnings
+
+
+def _pairs(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
+    return [
+        (a, b)
+        for partner, leader in _PARTNERS
+        for a in placement.components
+        for b in placement.components
+        if role_of(a) == partner and role_of(b) == leader
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What sharing saves against giving every component accelerators of its own, at the same sizes."""
+
+    by_component: Mapping[str, int]  # accelerators each one uses
+    used: int
+
+    @property
+    def dedicated(self) -> int:
+        return sum(self.by_component.values())
+
+    @property
+    def saved(self) -> int:
+        return self.dedicated - self.used
+
+    def __str__(self) -> str:
+        sizes = " + ".join(f"{component} {size}" for component, size in self.by_component.items() if size)
+        return f"{self.used} accelerators instead of {self.dedicated} ({sizes})"
+
+
+def count_savings(placement: HybridComponentPlacement) -> Savings:
+    sizes = {c: len(placement.accelerators(c)) for c in placement.components}
+    return Savings(by_component=sizes, used=len(placement.used))

@@ -1,0 +1,96 @@
+"""The ledger against what workers report: real shards of real ranks, a real engine, the account of real devices."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+from rlplace.config import RunConfig
+from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.models.mlp import build_policy
+from rlplace.placement.memory import Footprint, Placed, PolicyLearner, PolicySampler, policy_shape
+from rlplace.placement.memory.policy import PolicyShape
+from rlplace.placement.schedule import Residency
+from rlplace.placement.slots import Slot
+from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.torch_engine import TorchEngine
+from rlplace.workers.worker import Rendezvous
+from tests.actor_ranks import THREE_CHOICES, Scenario, listen, make_actor, rendezvous_at
+
+Sizes = dict[Residency, tuple[int, int]]  # bytes on the accelerator, bytes on the host
+CONTINUOUS = ContinuousActions(shape=(3, 2), low=(-1.0,) * 6, high=(1.0,) * 6)
+
+
+def shape(config: RunConfig, spaces: Spaces) -> PolicyShape:
+    return policy_shape(config.actor.model, spaces, normalize_observations=config.algorithm.normalize_observations)
+
+
+def predicted(footprint: Footprint) -> Sizes:
+    return {r: (footprint.reported_bytes(r), footprint.host_bytes(r)) for r in Residency}
+
+
+def placed(ranks: int) -> Placed:
+    return Placed(ranks=ranks, accelerators_per_rank=1, memory_bytes=1 << 30, kind="emulated")
+
+
+@pytest.mark.parametrize("actions", [DiscreteActions(n=5), CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_every_weight_is_counted(actions: DiscreteActions | ContinuousActions, normalize: bool) -> None:
+    config = Scenario(split=(1,), algorithm={"normalize_observations": normalize}).config
+    spaces = Spaces(observation_shape=(3, 4), actions=actions)
+    policy, counted = build_policy(spaces, config.actor, config.algorithm, seed=0), shape(config, spaces)
+    assert {w.name: w.shape for w in counted.weights} == {n: tuple(p.shape) for n, p in policy.named_parameters()}
+    assert counted.buffer_bytes == sum(b.numel() * b.element_size() for b in policy.buffers())
+
+
+def test_an_engine_holds_what_was_predicted() -> None:
+    scenario = Scenario(split=(1,))
+    config, spaces = scenario.config, Spaces(observation_shape=(3, 4), actions=CONTINUOUS)
+    slot = Slot(
+        component="rollout",
+        rank=0,
+        node=0,
+        local_rank=0,
+        local_world_size=1,
+        accelerators=(0,),
+        local_accelerators=(0,),
+    )
+    device = EmulatedDevice(MemoryAccount([1 << 30]), slot)
+    policy = build_policy(spaces, config.actor, config.algorithm, seed=0)
+    engine = TorchEngine(policy, device=device, owner="rollout rank 0", workspace_bytes=1000)
+    footprint = PolicySampler(policy=shape(config, spaces), workspace_bytes=1000).footprint(placed(1))
+    for residency in (Residency.WEIGHTS, Residency.FULL, Residency.OFF):
+        assert engine.move(residency) == device.held_bytes() == footprint.reported_bytes(residency)
+
+
+def _moves(scenario: Scenario, rank: int, port: int, listener: socket.socket | None) -> Sizes:
+    torch.set_num_threads(1)
+    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+    actor = make_actor(scenario, rank, rendezvous)
+    try:
+        reports = {residency: actor.move(residency) for residency in Residency}
+        return {r: (report.accelerator_bytes, report.host_bytes) for r, report in reports.items()}
+    finally:
+        actor.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fullest_of_three_ranks_holds_what_was_predicted(precision: str) -> None:
+    """Three ranks divide neither the hidden width of 16 nor the single value: shards are padded, some are empty."""
+    scenario = Scenario(
+        split=(1, 1, 1), actions=THREE_CHOICES, actor={"model": {"hidden": [16, 16]}, "precision": precision}
+    )
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.actor_ranks"])
+    with listen() as listener, ProcessPoolExecutor(3, mp_context=context) as pool:
+        port = listener.getsockname()[1]
+        ranks = [pool.submit(_moves, scenario, r, port, None if r else listener) for r in range(3)]
+        found = [rank.result() for rank in ranks]
+    config = scenario.config
+    footprint = PolicyLearner(policy=shape(config, scenario.spaces)).footprint(placed(3))
+    fullest = {r: (max(f[r][0] for f in found), max(f[r][1] for f in found)) for r in Residency}
+    assert predicted(footprint) == fullest

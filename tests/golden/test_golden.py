@@ -1,0 +1,236 @@
+"""Rendered plans and error texts, letter by letter as in the files beside this one; UPDATE_GOLDEN=1 rewrites them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlplace.placement
+from rlplace.config import AcceleratorRunConfig, ClusterConfig, NodeConfig, RunConfig, read_config
+from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement import (
+    BatchSizes,
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    Plan,
+    Topology,
+    declare_topology,
+    make_layout,
+    make_plan,
+    render_json,
+    render_svg,
+    render_text,
+    topology_of_ray,
+)
+from rlplace.placement.deadlock import Flow, check_flows
+from rlplace.placement.discover import RANK_LABEL
+
+HERE = Path(__file__).parent
+EIGHT = Topology.uniform(1, 8, memory_bytes=16 << 30)
+HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
+PLACEMENTS = {
+    "hybrid": HYBRID,
+    "collocated": {"actor,env,rollout": "0-7"},
+    "disaggregated": {"actor": "0-3", "env": "4-5", "rollout": "6-7"},
+}
+
+
+def config(placement: Mapping[str, object], *, offload: bool = True, envs: int = 64, minibatches: int = 4) -> RunConfig:
+    return read_config(
+        {
+            "cluster": {"component_placement": placement},
+            "env": {"id": "InvertedPendulum-v5", "total_num_envs": envs, "enable_offload": offload},
+            "rollout": {"pipeline_stage_num": 2, "enable_offload": offload},
+            "actor": {"enable_offload": offload},
+            "algorithm": {"num_minibatches": minibatches},
+        }
+    )
+
+
+def plan(name: str) -> Plan:
+    return make_plan(config(PLACEMENTS[name], offload=name != "disaggregated"), EIGHT)
+
+
+def wrong(placement: Mapping[str, object], topology: Topology = EIGHT, **options: Any) -> Callable[[], object]:
+    lines = {f"cluster.component_placement.{key}": 7 + i for i, key in enumerate(placement)}
+    sources = {key: Source(file="hybrid_ppo.yaml", line=line) for key, line in lines.items()}
+    return lambda: make_plan(config(placement, **options), topology, sources=sources)
+
+
+def asked(strategy: Any) -> Callable[[], object]:
+    return lambda: strategy.get_placement(EIGHT)
+
+
+def laid_out(
+    placement: Mapping[str, object], *groups: Mapping[str, object], topology: Topology = EIGHT, **options: Any
+) -> Callable[[], object]:
+    """An RLHF job, which has no config of its own."""
+    cluster = ClusterConfig(component_placement=placement, node_groups=groups)
+    paths = [*(f"component_placement.{k}" for k in placement), *(f"node_groups[{i}]" for i in range(len(groups)))]
+    sources = {f"cluster.{path}": Source(file="rlhf.yaml", line=7 + i) for i, path in enumerate(paths)}
+    return lambda: make_layout(cluster, topology, sources=sources, **options)
+
+
+def group(**changes: Any) -> dict[str, object]:
+    return {"label": "train", "node_ranks": "0"} | changes
+
+
+def in_group(label: str, *groups: Mapping[str, object]) -> Callable[[], object]:
+    return laid_out({"actor": {"node_group": label, "placement": 0}, "rollout": 1}, *groups)
+
+
+def beside(value: object, actor: object = "0-3", topology: Topology = EIGHT, **options: Any) -> Callable[[], object]:
+    return laid_out({"actor": actor, "rollout": value}, topology=topology, **options)
+
+
+def hardware(**changes: Any) -> Callable[[], object]:
+    return laid_out(PAIR, group(hardware={"type": "Franka"} | changes))
+
+
+def flow(**changes: Any) -> Callable[[], object]:
+    names = {"channel": "samples", "source": "env", "target": "actor", "put_in": "rollout", "taken_in": "learn"}
+    made = Flow(**names | {"items": 8, "capacity": 8} | changes)
+    working = {"sync": ("actor",), "rollout": ("env",), "learn": ("actor",)}
+
+    def check() -> None:
+        raise PlacementError(check_flows([made], tuple(working), working))
+
+    return check
+
+
+PAIR = {"actor": 0, "rollout": 1}
+TWO = Topology.uniform(2, 4)
+MIXED_NODE = NodeConfig(
+    accelerators=4, mixed=(AcceleratorRunConfig(count=3, product="A100"), AcceleratorRunConfig(count=2, product="L40"))
+)
+TWO_PRODUCTS = declare_topology([NodeConfig(mixed=MIXED_NODE.mixed)])
+ROBOT = {"type": "Franka", "configs": [{"robot_ip": "10.0.0.1", "node_rank": 0}]}
+
+ERRORS: dict[str, Callable[[], object]] = {
+    "accelerator-out-of-range": wrong(HYBRID | {"actor": "0-8"}),
+    "bad-placement": wrong(HYBRID | {"actor": "0..7"}),
+    "bad-strategy": asked(PackedPlacementStrategy(0, 7, 0)),
+    "base-60-integer": wrong(HYBRID | {"rollout": 247}),
+    "component-placed-twice": wrong({"actor,env": "0-7", "env": "0-3", "rollout": "4-7"}),
+    "duplicate-accelerator": wrong(HYBRID | {"actor": "0-3,2-7"}),
+    "duplicate-rank": wrong(HYBRID | {"actor": "0-3:0-3,4-7:3-6"}),
+    "empty-minibatches": wrong(HYBRID, minibatches=5000),
+    "empty-placement": wrong(HYBRID | {"env": None}),
+    "node-out-of-range": asked(NodePlacementStrategy([0, 1])),
+    "not-a-hyphen": wrong(HYBRID | {"actor": "0\u20137"}),
+    "rank-gap": wrong(HYBRID | {"actor": "0-7:1-8"}),
+    "rank-spans-nodes": wrong(HYBRID | {"actor": "2-7:0-1"}, Topology.uniform(2, 4)),
+    "rank-without-rows": wrong({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=6),
+    "residents-clash": wrong(HYBRID, offload=False),
+    "reversed-range": wrong(HYBRID | {"rollout": "7-4"}),
+    "too-many-ranks": wrong(HYBRID | {"env": "0:0-5000"}),
+    "uneven-envs": wrong(HYBRID, envs=60),
+    "uneven-packing": asked(PackedPlacementStrategy(0, 6, 2)),
+    "uneven-ranks": wrong(HYBRID | {"rollout": "4-7:0-2"}),
+    "unknown-component": wrong({"actor": "0-7", "env": "0-3", "rolout": "4-7"}),
+    "unknown-node-group": asked(FlexiblePlacementStrategy([[0]], node_group_label="a800")),
+    "unplaced-component": wrong({"actor": "0-7", "rollout": "4-7"}),
+    # blocks, counts, relations
+    "bad-count": beside({"accelerators": -1}),
+    "circular-placement": beside({"same_as": "rollout"}),
+    "copy-spans-nodes": beside({"placement": "2-5", "tensor_parallel_size": 4}, 0, TWO),
+    "not-enough-free": beside({"accelerators": 6}),
+    "nothing-left": beside("rest", "all"),
+    "parallel-sizes": beside({"same_as": "actor", "tensor_parallel_size": 2, "data_parallel_size": 4}),
+    "preset-sizes": wrong({"preset": "colocate_all", "actor": 4, "env": 8}),
+    "rank-spans-products": beside("2-3:0", 0, TWO_PRODUCTS),
+    "uneven-fraction": beside("1/3"),
+    "uneven-partners": laid_out({"actor": "0-5", "reference": "0-3", "rollout": "6-7"}, offload=["actor", "reference"]),
+    "uneven-batches": beside("4-7", batches=BatchSizes(prompts=10, train_batch=10)),
+    "unknown-key": beside({"placement": "4-7", "tensor_paralel_size": 2}),
+    "unknown-preset": wrong({"preset": "colocate_everything"}),
+    # node groups
+    "bad-env-config": laid_out(PAIR, group(env_configs="PATH=/opt")),
+    "bad-hardware": hardware(configs=[]),
+    "bad-label": laid_out(PAIR, group(label="cluster")),
+    "bad-node-group": laid_out(PAIR, "train"),  # type: ignore[arg-type]
+    "env-var-twice": laid_out(PAIR, group(env_configs=[{"env_vars": [{"A": 1}, {"A": 2}]}])),
+    "mixed-node-groups": in_group("train,arms", group(), group(label="arms", hardware=ROBOT)),
+    "node-group-declared-twice": laid_out(PAIR, group(), group()),
+    "node-group-repeated": in_group("train,train", group()),
+    "node-outside-group": laid_out(PAIR, group(env_configs=[{"node_ranks": "0-1"}]), topology=TWO),
+    "overlapping-env-configs": laid_out(PAIR, group(env_configs=[{"node_ranks": 0}, {"node_ranks": 0}])),
+    "overlapping-node-groups": in_group("train,more", group(), group(label="more")),
+    "unknown-hardware": hardware(type="franka"),
+    # machines
+    "mixed-count": lambda: declare_topology([MIXED_NODE]),
+    "node-count": lambda: declare_topology([NodeConfig(count=6)], num_nodes=8),
+    "no-node": lambda: topology_of_ray([]),
+    "node-ranks": lambda: declare_topology([NodeConfig(rank=0), NodeConfig(rank=2)]),
+    # channels
+    "channel-starves": flow(taken_in="sync"),
+    "channel-too-small": flow(capacity=7),
+    "channel-without-end": flow(source="critic"),
+    "channels-in-a-circle": flow(after=("samples",)),
+}
+WARNINGS = {
+    "idle-accelerators": {"actor": "0-3", "env": "0-1", "rollout": "2-3"},
+    "uneven-shares": {"actor": "0-7", "env": "0-3", "rollout": "4-6,7,0"},
+}
+
+
+def check(file: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text, f"{file.name} differs; UPDATE_GOLDEN=1 accepts the new text"
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_plan_text(name: str) -> None:
+    check(HERE / "plans" / f"{name}.txt", render_text(plan(name)) + "\n")
+
+
+def test_plan_json() -> None:
+    check(HERE / "plans" / "hybrid.json", json.dumps(render_json(plan("hybrid")), indent=1) + "\n")
+
+
+def test_plan_picture() -> None:
+    check(HERE / "plans" / "hybrid.svg", render_svg(plan("hybrid")))
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_error_text(code: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        ERRORS[code]()
+    assert set(caught.value.codes) == {code}
+    check(HERE / "errors" / f"{code}.txt", f"{caught.value}\n")
+
+
+@pytest.mark.parametrize("code", WARNINGS)
+def test_warning_text(code: str) -> None:
+    warnings: tuple[Problem, ...] = make_plan(config(WARNINGS[code]), EIGHT).warnings
+    assert [w.code for w in warnings] == [code]
+    check(HERE / "errors" / f"{code}.txt", warnings[0].render() + "\n")
+
+
+def test_partners_that_differ_are_a_warning() -> None:
+    shared = {"actor": "0-7", "reference": "0-3", "rollout": "0-7"}
+    cluster = ClusterConfig(component_placement=shared)
+    (warning,) = make_layout(cluster, EIGHT, offload=shared).warnings
+    check(HERE / "errors" / f"{warning.code}.txt", warning.render() + "\n")
+
+
+def test_every_code_of_the_source_has_its_text() -> None:
+    """A code is any text literal with hyphens, other than the label of a node."""
+    made: set[str] = set()
+    for file in Path(rlplace.placement.__file__).parent.glob("*.py"):
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        made |= {text for text in texts if re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", text)}
+    made.discard(RANK_LABEL)
+    assert made == {*ERRORS, *WARNINGS, "unequal-partners"}
+    assert {f.stem for f in (HERE / "errors").glob("*.txt")} == made

@@ -1,0 +1,123 @@
+"""Rendered ledgers and shortages, letter by letter as in `memory/`; UPDATE_GOLDEN=1 rewrites them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rlplace.placement.memory
+from rlplace.errors import ProblemsError
+from rlplace.placement.memory import (
+    Knob,
+    KvShare,
+    find_shortages,
+    predict,
+    read_measurements,
+    read_model,
+    render_formulas,
+    render_ledger,
+    solve,
+)
+from tests.unit.placement.memory_cases import GIB, PENDULUM, colocated_8b, llama_3, ppo, spread_70b, with_host_memory
+
+HERE = Path(__file__).parent / "memory"
+
+
+def check(file: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text, f"{file.name} differs; UPDATE_GOLDEN=1 accepts the new text"
+
+
+def hybrid() -> str:
+    plan, config = ppo()
+    return render_ledger(predict(plan, config, PENDULUM))
+
+
+LEDGERS: dict[str, Callable[[], str]] = {
+    "hybrid": hybrid,
+    "llama-3-8b-colocated": lambda: render_ledger(colocated_8b().ledger()),
+    "llama-3-70b-on-48": lambda: render_ledger(spread_70b(optimizer_on_host=True).ledger()),
+    "formulas": render_formulas,
+}
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_text(name: str) -> None:
+    text = LEDGERS[name]()
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+    check(HERE / f"{name}.txt", text + "\n")
+
+
+def shortage(code: str) -> str:
+    case = {
+        "does-not-fit": lambda: spread_70b(),
+        "host-does-not-fit": lambda: with_host_memory(colocated_8b(), 200 * GIB),
+        "kv-cache-too-small": lambda: _with_share(0.2),
+    }[code]()
+    (problem, *_) = find_shortages(case)
+    assert problem.code == code
+    return problem.render()
+
+
+def _with_share(share: float):  # type: ignore[no-untyped-def]
+    case = colocated_8b()
+    engine = dataclasses.replace(case.demands["rollout"], cache=KvShare(gpu_memory_utilization=share))  # type: ignore[type-var]
+    return case.with_demand("rollout", engine)
+
+
+def raised(cause: Callable[[], object]) -> str:
+    with pytest.raises(ProblemsError) as caught:
+        cause()
+    return str(caught.value)
+
+
+def unknown_memory() -> object:
+    plan, config = ppo(memory=0)
+    from rlplace.placement.memory import memory_case
+
+    case = memory_case(plan, config, PENDULUM)
+    return solve(dataclasses.replace(case, demands=colocated_8b().demands), Knob.MICRO_BATCH, "actor")
+
+
+ERRORS: dict[str, Callable[[], str]] = {
+    "does-not-fit": lambda: shortage("does-not-fit"),
+    "host-does-not-fit": lambda: shortage("host-does-not-fit"),
+    "kv-cache-too-small": lambda: shortage("kv-cache-too-small"),
+    "nothing-to-solve": lambda: raised(lambda: solve(colocated_8b(), Knob.KV_SHARE, "actor")),
+    "unknown-memory": lambda: raised(unknown_memory),
+    "unknown-model-family": lambda: raised(lambda: read_model({"model_type": "lama"}, key="actor.model")),
+    "missing-key": lambda: raised(lambda: read_model(llama_3("8b") | {"vocab_size": None}, key="actor.model")),
+    "wrong-type": lambda: raised(lambda: read_model(llama_3("8b") | {"hidden_size": "4k"}, key="actor.model")),
+    "not-measurements": lambda: raised(lambda: read_measurements({"actor": {"full": 1}}, key="memory.json")),
+    "unknown-residency": lambda: raised(lambda: _read({"actor": {"ful": 5}})),
+    "bad-size": lambda: raised(lambda: _read({"actor": {"full": "5GiB"}})),
+}
+
+
+def _read(components: object) -> object:
+    return read_measurements({"rlplace_memory": 1, "components": components}, key="memory.json")
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_error_text(code: str) -> None:
+    text = ERRORS[code]()
+    assert f"[{code}]" in text
+    check(HERE / f"{code}.error.txt", text + "\n")
+
+
+def test_every_code_of_the_source_has_its_text() -> None:
+    folder = Path(rlplace.placement.memory.__file__).parent
+    source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+    made = set(re.findall(r'(?:code=|else )"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
+    assert made == set(ERRORS)
+    assert {file.name for file in HERE.glob("*.txt")} == {f"{n}.txt" for n in LEDGERS} | {
+        f"{code}.error.txt" for code in ERRORS
+    }

@@ -1,0 +1,254 @@
+"""What must hold for every ledger: more never needs less, folding loses nothing, releases come first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlplace.placement import HybridComponentPlacement, Residency, Topology
+from rlplace.placement.memory import (
+    Demand,
+    EngineModel,
+    FrozenModel,
+    Knob,
+    KvBytes,
+    KvShare,
+    MemoryCase,
+    Part,
+    Placed,
+    Simulator,
+    TrainedModel,
+    find_remedies,
+    read_measurements,
+    read_model,
+    record_measurements,
+    render_ledger,
+    solve,
+)
+from tests.unit.placement.memory_cases import COMPONENTS, RLHF
+
+MIB = 1 << 20
+# Components of the job, in the order their demands are drawn.
+TRAINED, FROZEN = ("actor", "critic"), ("reference", "reward")
+
+
+@st.composite
+def models(draw: st.DrawFn):  # type: ignore[no-untyped-def]
+    heads = draw(st.sampled_from([2, 4]))
+    return read_model(
+        {
+            "model_type": draw(st.sampled_from(["llama", "qwen2", "qwen3", "gemma2"])),
+            "vocab_size": draw(st.integers(1, 500)),
+            "hidden_size": heads * draw(st.integers(1, 16)),
+            "intermediate_size": draw(st.integers(1, 100)),
+            "num_hidden_layers": draw(st.integers(1, 4)),
+            "num_attention_heads": heads,
+            "num_key_value_heads": draw(st.sampled_from([1, 2])),
+        }
+    )
+
+
+@st.composite
+def trained(draw: st.DrawFn) -> TrainedModel:
+    return TrainedModel(
+        model=draw(models()),
+        micro_batch=draw(st.integers(1, 64)),
+        sequence_length=draw(st.integers(1, 512)),
+        weights=draw(st.sampled_from(["fp32", "bf16"])),
+        compute=draw(st.sampled_from(["fp32", "bf16"])),
+        optimizer=draw(st.sampled_from(["adamw", "adamw_master", "adamw_8bit", "sgd"])),
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        checkpointing=draw(st.booleans()),
+        lora_rank=draw(st.sampled_from([None, 1, 8])),
+        optimizer_on_host=draw(st.booleans()),
+    )
+
+
+@st.composite
+def frozen(draw: st.DrawFn) -> FrozenModel:
+    return FrozenModel(
+        model=draw(models()),
+        micro_batch=draw(st.integers(1, 64)),
+        sequence_length=draw(st.integers(1, 512)),
+        sharded=draw(st.booleans()),
+    )
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> EngineModel:
+    share = st.integers(1, 100).map(lambda n: KvShare(gpu_memory_utilization=n / 100))
+    return EngineModel(
+        model=draw(models()),
+        cache=draw(st.one_of(share, st.integers(0, 8 * MIB).map(lambda n: KvBytes(size_bytes=n)))),
+        sequence_length=draw(st.integers(1, 512)),
+        step_tokens=draw(st.integers(1, 1024)),
+        sleep_level=draw(st.sampled_from([1, 2])),
+    )
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> HybridComponentPlacement:
+    topology = Topology.uneven(
+        draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+        draw(st.sampled_from(["cuda", "emulated"])),
+        draw(st.sampled_from([0, 4 * MIB, 4096 * MIB])),
+    )
+    block: dict[str, str] = {}
+    for component in COMPONENTS:
+        node = draw(st.sampled_from(topology.nodes))
+        start = draw(st.integers(node.first, node.numbers.stop - 1))
+        count = draw(st.integers(1, node.numbers.stop - start))
+        ranks = draw(st.sampled_from([n for n in range(1, 9) if n % count == 0 or count % n == 0]))
+        block[component] = f"{start}-{start + count - 1}:0-{ranks - 1}"
+    return HybridComponentPlacement({"component_placement": block}, topology)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> MemoryCase:
+    demands: dict[str, Demand] = {}
+    demands |= {c: draw(trained()) for c in TRAINED}
+    demands |= {c: draw(frozen()) for c in FROZEN}
+    demands["rollout"] = draw(st.one_of(engines(), st.builds(Simulator, accelerator_bytes=st.integers(0, MIB))))
+    return MemoryCase(
+        placement=draw(placements()),
+        needs=RLHF,
+        offload={c: draw(st.booleans()) for c in COMPONENTS},
+        demands=demands,
+        measured={c: {Residency.FULL: draw(st.integers(0, MIB))} for c in COMPONENTS if draw(st.integers(0, 9)) == 0},
+    )
+
+
+@given(cases(), st.sampled_from(["micro_batch", "sequence_length"]), st.integers(1, 100))
+def test_a_larger_batch_never_needs_less(case: MemoryCase, field: str, more: int) -> None:
+    demands: Mapping[str, Demand] = {
+        c: dataclasses.replace(d, **{field: getattr(d, field) + more}) if c in (*TRAINED, *FROZEN) else d  # type: ignore[type-var]
+        for c, d in case.demands.items()
+    }
+    before, after = case.ledger(), dataclasses.replace(case, demands=demands).ledger()
+    for small, large in zip(before.accelerators, after.accelerators, strict=True):
+        for a, b in zip(small.loads, large.loads, strict=True):
+            assert a.total_bytes <= b.total_bytes
+
+
+@given(cases(), st.integers(1, 99))
+def test_a_larger_share_never_needs_less(case: MemoryCase, percent: int) -> None:
+    engine = case.demands["rollout"]
+    if not isinstance(engine, EngineModel):
+        return
+    smaller, larger = (
+        case.with_demand("rollout", dataclasses.replace(engine, cache=KvShare(gpu_memory_utilization=p / 100)))
+        for p in (percent, percent + 1)
+    )
+    for a, b in zip(smaller.ledger().accelerators, larger.ledger().accelerators, strict=True):
+        assert a.worst.total_bytes <= b.worst.total_bytes
+
+
+@given(cases())
+def test_more_ranks_never_hold_more_each(case: MemoryCase) -> None:
+    for component in TRAINED:
+        few, many = (
+            case.demands[component].footprint(Placed(ranks=n, accelerators_per_rank=1, memory_bytes=0, kind="emulated"))
+            for n in (2, 4)
+        )
+        for residency in Residency:
+            assert many.held_bytes(residency) <= few.held_bytes(residency)
+
+
+@given(cases())
+def test_folded_accelerators_hold_what_each_of_them_holds(case: MemoryCase) -> None:
+    ledger, placement, schedule = case.ledger(), case.placement, case.schedule()
+    used = {a for c in placement.components for slot in placement.slots(c) for a in slot.accelerators}
+    assert used == {a for account in ledger.accelerators for a in account.numbers}
+    for accelerator in used:
+        node = placement.topology.node_of(accelerator)
+        for stage in schedule.stages:
+            expected = 0
+            for component in placement.components:
+                for slot in placement.slots(component):
+                    if accelerator in slot.accelerators:
+                        placed = Placed(
+                            ranks=placement.world_size(component),
+                            accelerators_per_rank=len(slot.accelerators),
+                            tensor_parallel=len(slot.accelerators),
+                            memory_bytes=node.memory_bytes,
+                            kind=node.kind,
+                        )
+                        footprint = case.demands[component].footprint(placed)
+                        footprint = footprint.measured(case.measured.get(component, {}))
+                        expected += footprint.held_bytes(schedule.residency[stage][component])
+            (enter,) = [
+                load
+                for load in ledger.account(accelerator).loads
+                if load.moment.stage == stage and load.moment.entering and not load.moment.start
+            ]
+            assert enter.total_bytes == expected
+
+
+@given(cases())
+def test_an_entry_never_needs_what_was_and_what_will_be_together(case: MemoryCase) -> None:
+    ledger, schedule = case.ledger(), case.schedule()
+    for account in ledger.accelerators:
+        entries = {load.moment.stage: load for load in account.loads if load.moment.entering and not load.moment.start}
+        for before, stage in zip((schedule.stages[-1], *schedule.stages), schedule.stages, strict=False):
+            for component in case.placement.components:
+                both = [entries[s].of(component) for s in (before, stage)]
+                if schedule.residency[before][component] == schedule.residency[stage][component]:
+                    assert both[0] == both[1]
+            together = sum(max(entries[before].of(c), entries[stage].of(c)) for c in case.placement.components)
+            assert entries[stage].total_bytes <= together
+
+
+@given(cases())
+def test_a_stage_holds_at_least_what_its_entry_ends_with(case: MemoryCase) -> None:
+    for account in case.ledger().accelerators:
+        loads = {str(load.moment): load for load in account.loads}
+        for stage in RLHF.stages:
+            assert loads[stage].total_bytes >= loads[f"enter {stage}"].total_bytes
+            assert all(hold.size_bytes > 0 for hold in loads[stage].holds)
+
+
+@given(cases())
+def test_every_ledger_renders(case: MemoryCase) -> None:
+    text = render_ledger(case.ledger())
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@settings(max_examples=25)
+@given(cases(), st.sampled_from(Knob))
+def test_what_is_solved_for_fits(case: MemoryCase, knob: Knob) -> None:
+    if not case.ledger().accelerators[0].capacity_bytes:
+        return
+    if knob is Knob.KV_SHARE and not isinstance(getattr(case.demands["rollout"], "cache", None), KvShare):
+        return
+    solution = solve(case, knob)
+    if solution is not None:
+        assert solution.case.ledger().fits
+
+
+@settings(max_examples=25)
+@given(cases())
+def test_remedies_do_what_they_say(case: MemoryCase) -> None:
+    for remedy in find_remedies(case):
+        assert remedy.saves_bytes > 0
+        assert remedy.enough == remedy.case.ledger().fits
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.dictionaries(st.sampled_from(Residency), st.integers(0))))
+def test_measurements_that_are_written_are_read_again(found: dict[str, dict[Residency, int]]) -> None:
+    assert read_measurements(record_measurements(found)) == found
+
+
+@given(cases())
+def test_an_engine_stays_within_its_share_where_that_has_room(case: MemoryCase) -> None:
+    engine = case.demands["rollout"]
+    if not isinstance(engine, EngineModel) or not isinstance(engine.cache, KvShare):
+        return
+    memory = 1 << 34
+    footprint = engine.footprint(Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda"))
+    used = footprint.held_bytes(Residency.FULL) + sum(footprint.working["rollout"].values())
+    if footprint.held[Residency.FULL][Part.KV_CACHE]:
+        assert used == int(memory * engine.cache.gpu_memory_utilization)

@@ -1,0 +1,337 @@
+"""What must hold for every placement, topology and size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.config import RunConfig, read_config
+from rlplace.errors import PlacementError
+from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Plan, Residency, Route, Topology, Way, make_plan
+from rlplace.placement.fold import fold_nodes
+from rlplace.placement.picture import render_svg
+from rlplace.placement.ranges import Ranges, parse_ranges
+from rlplace.placement.render import render_text
+
+COMPONENTS = ("actor", "env", "rollout")
+number_sets = st.frozensets(st.integers(0, 40), max_size=20).map(lambda ns: Ranges.of(range(n, n + 1) for n in ns))
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    return Topology.uneven(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+
+
+@st.composite
+def placements(draw: st.DrawFn, topology: Topology) -> str:
+    """Text that fits: one stretch of a node after another, ranks spread over it in either direction."""
+    pieces: list[str] = []
+    rank = 0
+    for node in draw(st.permutations(topology.nodes)):
+        start = draw(st.integers(node.first, node.numbers.stop - 1))
+        stop = draw(st.integers(start + 1, node.numbers.stop))
+        if pieces and draw(st.booleans()):
+            continue
+        count = stop - start
+        ranks = draw(st.sampled_from([n for n in range(1, 13) if n % count == 0 or count % n == 0]))
+        explicit = ranks != count or draw(st.booleans())
+        pieces.append(f"{start}-{stop - 1}" + (f":{rank}-{rank + ranks - 1}" if explicit else ""))
+        rank += ranks
+    return ",".join(pieces)
+
+
+def config(placement: Mapping[str, str], envs: int, groups: int, offload: bool = True) -> RunConfig:
+    return read_config(
+        {
+            "cluster": {"component_placement": placement},
+            "env": {"id": "CartPole-v1", "total_num_envs": envs, "enable_offload": offload},
+            "rollout": {"pipeline_stage_num": groups, "enable_offload": offload},
+            "actor": {"enable_offload": offload},
+        }
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    topology = draw(topologies())
+    block = {c: draw(placements(topology)) for c in COMPONENTS}
+    sizes = HybridComponentPlacement({"component_placement": block}, topology)
+    groups = draw(st.integers(1, 3))
+    unit = sizes.world_size("env") * groups
+    most = max(sizes.world_size("actor"), sizes.world_size("rollout") * groups)
+    envs = unit * draw(st.integers(-(-most // unit), -(-most // unit) + 3))
+    return make_plan(config(block, envs, groups), topology)
+
+
+@given(number_sets)
+def test_parsing_a_rendered_set_gives_it_back(numbers: Ranges) -> None:
+    if numbers:
+        assert parse_ranges(str(numbers), 41) == (numbers, ())
+
+
+@given(number_sets, number_sets)
+def test_sets_behave_like_sets(a: Ranges, b: Ranges) -> None:
+    assert list(a & b) == sorted(set(a) & set(b))
+    assert list(a | b) == sorted(set(a) | set(b))
+    assert list(a - b) == sorted(set(a) - set(b))
+    assert [n in a for n in range(42)] == [n in set(a) for n in range(42)]
+
+
+@given(st.data())
+def test_parsing_a_rendered_placement_gives_the_same_ranks(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    text = data.draw(placements(topology))
+    first = HybridComponentPlacement({"component_placement": {"actor": text}}, topology)
+    rendered = first.spec("actor").render()
+    again = HybridComponentPlacement({"component_placement": {"actor": rendered}}, topology)
+    assert again.slots("actor") == first.slots("actor")
+    assert again.spec("actor").render() == rendered
+
+
+@given(st.data())
+def test_each_rank_has_one_slot_on_one_node(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    placement = HybridComponentPlacement({"component_placement": {"env": data.draw(placements(topology))}}, topology)
+    slots = placement.slots("env")
+    assert [s.rank for s in slots] == list(range(placement.world_size("env")))
+    for slot in slots:
+        assert {topology.node_of(a).rank for a in slot.accelerators} == {slot.node}
+        assert [topology.number(slot.node, a) for a in slot.local_accelerators] == list(slot.accelerators)
+    for _, group in itertools.groupby(sorted(slots, key=lambda s: s.node), key=lambda s: s.node):
+        here = list(group)
+        assert sorted(s.local_rank for s in here) == list(range(here[0].local_world_size))
+    assert list(placement.accelerators("env")) == sorted({a for s in slots for a in s.accelerators})
+
+
+@given(plans())
+def test_routes_carry_each_row_once(plan: Plan) -> None:
+    for route in (plan.routes.observations, plan.routes.trajectories, plan.routes.weights):
+        sources, targets = (plan.placement.slots(c) for c in (route.source, route.target))
+        assert [row for s in route.shares for row in range(s.start, s.stop)] == list(range(route.rows))
+        assert {s.target for s in route.shares} == {t.rank for t in targets}
+        for share in route.shares:
+            a, b = sources[share.source], targets[share.target]
+            assert (share.way is Way.NETWORK) == (a.node != b.node)
+            assert (share.way is Way.SAME_ACCELERATOR) == bool(set(a.accelerators) & set(b.accelerators))
+    for route in (plan.routes.observations, plan.routes.trajectories):
+        assert len(set(_rows(route, "source"))) == 1
+        assert max(_rows(route, "target")) - min(_rows(route, "target")) <= 1
+
+
+def _rows(route: Route, end: str) -> list[int]:
+    rows: dict[int, int] = {}
+    for share in route.shares:
+        rank = getattr(share, end)
+        rows[rank] = rows.get(rank, 0) + share.stop - share.start
+    return list(rows.values())
+
+
+@given(plans())
+def test_weights_never_travel_further_than_needed(plan: Plan) -> None:
+    actors = plan.placement.slots("actor")
+    for share in plan.routes.weights.shares:
+        target = plan.placement.slots("rollout")[share.target]
+        if any(set(a.accelerators) & set(target.accelerators) for a in actors):
+            assert share.way is Way.SAME_ACCELERATOR
+        elif any(a.node == target.node for a in actors):
+            assert share.way is Way.SAME_NODE
+
+
+@given(plans())
+def test_no_two_unneeded_residents_share_an_accelerator(plan: Plan) -> None:
+    def spare(stage: str, component: str) -> bool:
+        held, need = plan.schedule.residency[stage][component], PPO_NEEDS.of(stage, component)
+        assert held >= need
+        return held > need
+
+    for stage, (a, b) in itertools.product(plan.schedule.stages, itertools.permutations(COMPONENTS, 2)):
+        if plan.placement.shared(a, b):
+            assert not (spare(stage, a) and spare(stage, b))
+            assert not (spare(stage, a) and PPO_NEEDS.of(stage, b) > Residency.OFF)
+        elif all(not plan.placement.shared(a, c) for c in COMPONENTS if c != a):
+            assert plan.schedule.residency[stage][a] is Residency.FULL
+
+
+@given(plans())
+def test_the_cycle_of_moves_closes(plan: Plan) -> None:
+    held = dict(plan.schedule.residency[plan.schedule.stages[-1]])
+    for stage in plan.schedule.stages:
+        entry = plan.schedule.entries[stage]
+        for move in (*entry.releases, *entry.acquires):
+            assert held[move.component] is move.before
+            held[move.component] = move.after
+        assert held == plan.schedule.residency[stage]
+        assert all(m.after < m.before for m in entry.releases)
+        assert all(m.after > m.before for m in entry.acquires)
+
+
+@given(plans())
+def test_channels_hold_what_is_under_way(plan: Plan) -> None:
+    channels = {c.name: c for c in plan.channels}
+    under_way = plan.stage_groups * len(plan.routes.observations.shares)
+    assert channels["observations"].capacity_items == channels["actions"].capacity_items == under_way
+    assert channels["trajectories"].capacity_items == len(plan.routes.trajectories.shares)
+    assert channels["weights"].capacity_items >= plan.placement.world_size("rollout")
+    assert set(channels["trajectories"].keys) == {str(s.target) for s in plan.routes.trajectories.shares}
+
+
+@given(plans())
+def test_folds_cover_all_nodes_and_every_plan_renders(plan: Plan) -> None:
+    folds = fold_nodes(plan.placement)
+    assert [n for f in folds for n in f.nodes] == list(range(plan.topology.num_nodes))
+    for fold in folds:
+        assert [a for band in fold.bands() for a in band.accelerators] == list(range(fold.accelerators))
+    assert render_text(plan).isascii()
+    assert render_svg(plan).startswith("<svg")
+
+
+texts = st.text(alphabet="0123456789-:, all/rest\u2013[]x.~\n\t", max_size=14)
+scalars = st.one_of(texts, st.text(max_size=6), st.integers(), st.floats(), st.booleans(), st.none())
+labels = st.sampled_from(["a", "b", "a,b", "b,a", "cluster", "node", "c", 7, "a,a"])
+lines = st.fixed_dictionaries(
+    {},
+    optional={
+        "node_group": st.one_of(labels, scalars, st.lists(labels, max_size=2)),
+        "placement": st.one_of(
+            texts, scalars, st.lists(texts, max_size=2), st.sampled_from(["all", "0-1", "1/2", "0:0-1"])
+        ),
+        "accelerators": st.one_of(st.integers(-1, 6), scalars, st.lists(st.integers(0, 5), max_size=3)),
+        "same_as": st.one_of(st.sampled_from(["actor", "env", "rollout"]), scalars),
+        "ranks_per_accelerator": st.one_of(st.integers(0, 3), scalars),
+        "accelerators_per_rank": st.one_of(st.integers(0, 3), scalars),
+        "tensor_parallel_size": st.one_of(st.integers(0, 4), scalars),
+        "data_parallel_size": st.one_of(st.integers(0, 4), scalars),
+        "tensor_parallel_across_nodes": st.one_of(st.booleans(), scalars),
+        "typo": scalars,
+    },
+)
+values = st.one_of(
+    scalars,
+    lines,
+    st.sampled_from(["rest", "all", "1/2", "0", "0-1"]),
+    st.lists(st.one_of(texts, st.integers(-5, 500), st.none()), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+blocks = st.one_of(
+    st.dictionaries(
+        st.one_of(st.sampled_from(["actor", "env", "rollout", "actor,env", "actr"]), texts), values, max_size=4
+    ),
+    st.fixed_dictionaries(
+        {
+            "preset": st.one_of(
+                scalars, st.sampled_from(["hybrid", "colocate_all", "disaggregated", "colocate_actor_ref"])
+            )
+        },
+        optional={name: st.one_of(st.integers(-1, 9), scalars) for name in ("accelerators", *COMPONENTS)},
+    ),
+)
+node_ranks = st.one_of(st.integers(-1, 4), st.sampled_from(["0", "0-1", "all", "1"]), scalars)
+groups = st.fixed_dictionaries(
+    {},
+    optional={
+        "label": st.one_of(st.sampled_from(["a", "b", 7]), scalars),
+        "node_ranks": node_ranks,
+        "ignore_hardware": st.one_of(st.booleans(), scalars),
+        "env_configs": st.one_of(
+            scalars,
+            st.lists(
+                st.one_of(
+                    scalars,
+                    st.fixed_dictionaries(
+                        {},
+                        optional={
+                            "node_ranks": node_ranks,
+                            "env_vars": st.one_of(
+                                scalars, st.lists(st.dictionaries(texts, scalars, max_size=2), max_size=2)
+                            ),
+                            "python_interpreter_path": scalars,
+                        },
+                    ),
+                ),
+                max_size=2,
+            ),
+        ),
+        "hardware": st.one_of(
+            scalars,
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "type": st.one_of(st.sampled_from(["Franka", "franka", "Arm"]), scalars),
+                    "configs": st.one_of(
+                        scalars,
+                        st.lists(st.fixed_dictionaries({}, optional={"node_rank": st.integers(-1, 3)}), max_size=2),
+                    ),
+                },
+            ),
+        ),
+    },
+)
+
+
+@given(blocks, st.lists(st.one_of(groups, scalars), max_size=3), topologies())
+def test_nothing_but_a_placement_error_comes_out(
+    block: dict[str, object], node_groups: list[object], topology: Topology
+) -> None:
+    cluster = {"component_placement": block, "node_groups": node_groups}
+    try:
+        placement = HybridComponentPlacement(cluster, topology, components=COMPONENTS)
+    except PlacementError as error:
+        for problem in error.problems:
+            assert problem.render()
+            if problem.span is not None and problem.got is not None:
+                assert 0 <= problem.span[0] <= problem.span[1] <= len(problem.got) + 1
+            if problem.code not in ("missing-key", "wrong-type", "out-of-bounds", "unknown-key"):  # those of the types
+                assert problem.why
+                assert problem.fix
+    else:
+        again = {"component_placement": placement.canonical(), "node_groups": node_groups}
+        assert HybridComponentPlacement(again, topology).canonical() == placement.canonical()
+        for component in placement.components:
+            slots = placement.slots(component)
+            assert [s.rank for s in slots] == list(range(placement.world_size(component)))
+            assert {a for s in slots for a in s.accelerators} == set(placement.accelerators(component))
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> tuple[Topology, list[dict[str, object]], dict[str, object]]:
+    """Two disjoint groups and a component that lives on one or both of them."""
+    topology = Topology.uneven(draw(st.lists(st.integers(1, 6), min_size=2, max_size=5)))
+    ranks = draw(st.permutations(range(topology.num_nodes)))
+    cut = draw(st.integers(1, len(ranks) - 1))
+    parts = {"a": sorted(ranks[:cut]), "b": sorted(ranks[cut:])}
+    declared: list[dict[str, object]] = [{"label": k, "node_ranks": list(v)} for k, v in parts.items()]
+    label = draw(st.sampled_from(["a", "b", "a,b", "b,a"]))
+    return topology, declared, {"actor": {"node_group": label, "placement": "all"}}
+
+
+@given(grouped())
+def test_a_group_counts_the_accelerators_of_its_nodes_in_written_order(
+    case: tuple[Topology, list[dict[str, object]], dict[str, object]],
+) -> None:
+    topology, declared, block = case
+    placement = HybridComponentPlacement({"component_placement": block, "node_groups": declared}, topology)
+    line = block["actor"]
+    assert isinstance(line, dict)
+    nodes = {str(g["label"]): g["node_ranks"] for g in declared}
+    wanted = [a for label in line["node_group"].split(",") for n in nodes[label] for a in topology.nodes[n].numbers]  # type: ignore[attr-defined]
+    assert [s.accelerators[0] for s in placement.slots("actor")] == wanted
+    assert placement.slots("actor") == tuple(placement.slots("actor"))
+
+
+@given(
+    topologies(), st.lists(st.sampled_from(["rest", "1/2", {"accelerators": 1}, {"accelerators": 2}, "0"]), max_size=4)
+)
+def test_counts_never_take_what_somebody_has(topology: Topology, wanted: list[object]) -> None:
+    block = dict(zip("abcd", wanted, strict=False))
+    try:
+        placement = HybridComponentPlacement({"component_placement": block}, topology)
+    except PlacementError:
+        return
+    counted = [c for c in placement.components if block[c] not in ("rest", "0")]
+    for a, b in itertools.combinations(counted, 2):
+        assert not placement.shared(a, b)
+    for c in counted:
+        assert not any(placement.shared(c, other) for other in placement.components if block[other] in ("rest", "0"))

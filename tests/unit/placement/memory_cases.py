@@ -1,0 +1,119 @@
+"""The jobs that tests of the memory proof ask about: RLHF with PPO on real model sizes, and today's MLP job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.config import RunConfig, read_config
+from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
+from rlplace.placement.memory import (
+    Demand,
+    EngineModel,
+    FrozenModel,
+    Head,
+    KvShare,
+    MemoryCase,
+    TrainedModel,
+    read_model,
+)
+from rlplace.placement.needs import rlhf_needs
+
+GIB = 1 << 30
+COMPONENTS = ("actor", "critic", "reference", "reward", "rollout")
+RLHF = rlhf_needs(COMPONENTS)
+SIZES: Mapping[str, dict[str, Any]] = {
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+
+
+def llama_3(size: str) -> dict[str, Any]:
+    return {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, **SIZES[size]}
+
+
+def rlhf_demands(size: str, *, micro_batch: int = 4, sequence_length: int = 2048, **training: Any) -> dict[str, Demand]:
+    language, score = read_model(llama_3(size)), read_model(llama_3(size), head=Head.SCORE)
+    batch: dict[str, Any] = {"micro_batch": micro_batch, "sequence_length": sequence_length}
+    return {
+        "actor": TrainedModel(model=language, **batch, **training),
+        "critic": TrainedModel(model=score, **batch, **training),
+        "reference": FrozenModel(model=language, **batch),
+        "reward": FrozenModel(model=score, **batch),
+        "rollout": EngineModel(
+            model=language, cache=KvShare(gpu_memory_utilization=0.6), sequence_length=sequence_length
+        ),
+    }
+
+
+def rlhf(
+    placement: Mapping[str, str], topology: Topology, demands: Mapping[str, Demand], *, offload: bool = True
+) -> MemoryCase:
+    return MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": placement}, topology),
+        needs=RLHF,
+        offload=dict.fromkeys(placement, offload),
+        demands=demands,
+    )
+
+
+def colocated_8b(*, offload: bool = True, **demands: Any) -> MemoryCase:
+    """Everything of a Llama-3-8B job on 8 x 80 GiB."""
+    everywhere = dict.fromkeys(COMPONENTS, "0-7")
+    return rlhf(everywhere, Topology.uniform(1, 8, "cuda", 80 * GIB), rlhf_demands("8b", **demands), offload=offload)
+
+
+def with_host_memory(case: MemoryCase, size_bytes: int) -> MemoryCase:
+    placement = case.placement
+    nodes = tuple(dataclasses.replace(n, host_memory_bytes=size_bytes) for n in placement.topology.nodes)
+    block = {c: placement.spec(c).render() for c in placement.components}
+    known = HybridComponentPlacement({"component_placement": block}, Topology(nodes))
+    return dataclasses.replace(case, placement=known)
+
+
+def spread_70b(**training: Any) -> MemoryCase:
+    """Actor 16, critic 16, reward 8, reference 8 of 48 x 80 GiB; 4 engines of 4 accelerators on the actor's."""
+    placement = {"actor": "0-15", "critic": "16-31", "reward": "32-39", "reference": "40-47", "rollout": "0-15:0-3"}
+    demands = rlhf_demands("70b", micro_batch=1, weights="bf16", optimizer="adamw_master", **training)
+    return rlhf(placement, Topology.uniform(6, 8, "cuda", 80 * GIB), demands)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Discrete:
+    n: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Continuous:
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """As `rlplace.envs.spaces`, which a test of placement does not need."""
+
+    observation_shape: tuple[int, ...]
+    actions: Discrete | Continuous
+
+
+PENDULUM = Spaces(observation_shape=(4,), actions=Continuous(shape=(1,)))
+
+
+def ppo(
+    placement: Mapping[str, object] | None = None,
+    *,
+    offload: bool = True,
+    memory: int = 16 * GIB,
+    kind: str = "emulated",
+) -> tuple[Plan, RunConfig]:
+    """Today's hybrid job."""
+    config = read_config(
+        {
+            "cluster": {"component_placement": placement or {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
+            "env": {"id": "x", "total_num_envs": 64, "enable_offload": offload, "accelerator_memory": "256MiB"},
+            "rollout": {"pipeline_stage_num": 2, "enable_offload": offload, "workspace_memory": "64MiB"},
+            "actor": {"enable_offload": offload},
+        }
+    )
+    return make_plan(config, Topology.uniform(1, 8, kind, memory)), config

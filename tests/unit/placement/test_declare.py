@@ -1,0 +1,149 @@
+"""Machines that are declared, and nodes as Ray lists them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplace.config import ClusterConfig, read_config
+from rlplace.errors import ConfigError, PlacementError, Source
+from rlplace.placement import HybridComponentPlacement, Links, Topology, declare_topology, topology_of_ray
+from rlplace.workers.machines import declared_topology
+
+
+def cluster(*nodes: dict[str, Any], **more: Any) -> ClusterConfig:
+    block = {"component_placement": {"actor": "0"}, "nodes": list(nodes), **more}
+    return read_config({"cluster": block, "env": {"id": "x"}}).cluster
+
+
+def declared(*nodes: dict[str, Any]) -> Topology:
+    return declare_topology(cluster(*nodes).nodes)
+
+
+def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(PlacementError) as caught:
+        declare_topology(cluster(*nodes).nodes, sources={"cluster.nodes": Source(file="big.yaml", line=3)})
+    assert all(p.why and p.fix and str(p.source) == "big.yaml:3" for p in caught.value.problems)
+    return caught.value.codes
+
+
+def test_machines_of_several_shapes() -> None:
+    topology = declared(
+        {"count": 2, "accelerators": 8, "product": "A100", "memory": "80GiB", "host_memory": "1TiB", "host": "a"},
+        {"accelerators": 4, "product": "RTX4090", "memory": "24GiB", "pcie_gb_per_s": 32, "network_gb_per_s": 12.5},
+        {},
+    )
+    assert topology.describe() == "20 accelerators, 0-19 (4 nodes: 8 + 8 + 4 + 0)"
+    assert topology.order == "as written in cluster.nodes"
+    first, second, third, last = topology.nodes
+    assert (first.product, first.memory_bytes, first.host_memory_bytes, first.kind) == (
+        "A100",
+        80 << 30,
+        1 << 40,
+        "cuda",
+    )
+    assert (first.host, second.host) == ("a", "")
+    assert third.links == Links(pcie_gb_per_s=32, network_gb_per_s=12.5)
+    assert (last.accelerators, last.alike) == (0, ())
+
+
+def test_thousands_of_machines_take_no_time() -> None:
+    topology = declared({"count": 512, "accelerators": 8, "product": "H100", "nvlink_gb_per_s": 450})
+    assert topology.num_accelerators == 4096
+
+
+def test_explicit_ranks_order_the_nodes() -> None:
+    topology = declared({"rank": 2, "accelerators": 1}, {"rank": 0, "count": 2, "accelerators": 8})
+    assert [n.accelerators for n in topology.nodes] == [8, 8, 1]
+    assert topology.order == "by the ranks given in cluster.nodes"
+    assert problems({"rank": 0}, {}) == ("node-ranks",)
+    assert problems({"rank": 0, "count": 2}, {"rank": 1}) == ("node-ranks",)
+    assert problems({"rank": 1}) == ("node-ranks",)
+
+
+def test_the_number_of_nodes_is_said_once_or_rightly() -> None:
+    nodes = cluster({"count": 3, "accelerators": 1}).nodes
+    assert declare_topology(nodes, num_nodes=3).num_nodes == 3
+    with pytest.raises(PlacementError) as caught:
+        declare_topology(nodes, num_nodes=18)
+    assert caught.value.problems[0].fix == "num_nodes: 3"
+    with pytest.raises(PlacementError):
+        declared_topology(cluster({"accelerators": 1}, num_nodes=2))
+
+
+def test_no_rank_uses_accelerators_of_two_products() -> None:
+    topology = declared(
+        {
+            "mixed": [
+                {"count": 3, "product": "A100", "memory": "80GiB"},
+                {"count": 5, "product": "L40", "memory": "48GiB"},
+            ]
+        }
+    )
+    assert (topology.nodes[0].product, topology.nodes[0].memory_bytes) == ("A100 + L40", 48 << 30)
+
+    def place(text: object) -> HybridComponentPlacement:
+        return HybridComponentPlacement({"component_placement": {"actor": text}}, topology)
+
+    assert place("1-2:0,3-6:1-2").slots("actor")[1].local_accelerators == (3, 4)
+    for text in ("0-7:0", {"placement": "0-7", "accelerators_per_rank": 4}):
+        with pytest.raises(PlacementError) as caught:
+            place(text)
+        assert caught.value.codes == ("rank-spans-products",)
+    from rlplace.placement import FlexiblePlacementStrategy
+
+    with pytest.raises(PlacementError) as caught:
+        FlexiblePlacementStrategy([[2, 3]]).get_placement(topology)
+    assert caught.value.codes == ("rank-spans-products",)
+    assert problems({"accelerators": 4, "mixed": [{"count": 3}]}) == ("mixed-count",)
+
+
+def test_a_declared_cluster_wins_over_this_machine() -> None:
+    assert declared_topology(cluster({"accelerators": 8})).nodes[0].kind == "cuda"
+    emulated = declared_topology(cluster({"accelerators": 8}, accelerator={"kind": "emulated", "memory": "2GiB"}))
+    assert (emulated.nodes[0].kind, emulated.nodes[0].memory_bytes) == ("emulated", 2 << 30)
+    with pytest.raises(ConfigError) as caught:
+        cluster({"acelerators": 8})
+    assert caught.value.problems[0].fix == "accelerators: 8"
+
+
+def ray_node(address: str, gpus: int = 0, **more: Any) -> dict[str, Any]:
+    resources = {"CPU": 8.0, "memory": 1e9} | ({"GPU": float(gpus), "accelerator_type:A100": 1.0} if gpus else {})
+    node = {"Alive": True, "NodeManagerAddress": address, "Resources": resources, "Labels": {}}
+    return {**node, **more}
+
+
+def test_ray_nodes_come_head_first_then_by_address() -> None:
+    head = ray_node("10.0.0.9")
+    head["Resources"]["node:__internal_head__"] = 1.0
+    nodes = [
+        ray_node("10.0.0.10", 8),
+        ray_node("10.0.0.2", 4, NodeManagerHostname="b"),
+        head,
+        ray_node("gpu-host", 1),
+        ray_node("10.0.0.1", 8, Alive=False),
+    ]
+    topology = topology_of_ray(nodes, memory_bytes=80 << 30)
+    assert [n.host for n in topology.nodes] == ["10.0.0.9", "b", "10.0.0.10", "gpu-host"]
+    assert [n.accelerators for n in topology.nodes] == [0, 4, 8, 1]
+    assert [n.product for n in topology.nodes] == ["", "A100", "A100", "A100"]
+    assert (topology.nodes[0].kind, topology.nodes[1].memory_bytes) == ("emulated", 80 << 30)
+    assert topology.order == "the head first, the others by address"
+    assert topology_of_ray(nodes[::-1]) == topology_of_ray(nodes)
+
+
+def test_ray_labels_give_explicit_ranks() -> None:
+    def labelled(address: str, rank: object) -> dict[str, Any]:
+        return ray_node(address, 1, Labels={} if rank is None else {"rlplace-node-rank": rank})
+
+    topology = topology_of_ray([labelled("b", "1"), labelled("a", "0")])
+    assert [n.host for n in topology.nodes] == ["a", "b"]
+    assert topology.nodes[0].labels == ("rlplace-node-rank=0",)
+    for ranks in (("0", None), ("0", "0"), ("0", "2"), ("0", "x")):
+        with pytest.raises(PlacementError) as caught:
+            topology_of_ray([labelled("a", ranks[0]), labelled("b", ranks[1])])
+        assert caught.value.codes == ("node-ranks",)
+    with pytest.raises(PlacementError) as caught:
+        topology_of_ray([])
+    assert caught.value.codes == ("no-node",)

@@ -1,0 +1,202 @@
+"""`component_placement` -> slots, relations and problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rlplace.config import ClusterConfig
+from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement import HybridComponentPlacement, Topology
+
+EIGHT = Topology.uniform(1, 8)
+PPO = ("actor", "rollout", "env")
+
+
+def place(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> HybridComponentPlacement:
+    return HybridComponentPlacement({"component_placement": block}, topology, **options)
+
+
+def accelerators(value: object, topology: Topology = EIGHT) -> list[list[int]]:
+    return [list(s.accelerators) for s in place({"actor": value}, topology).slots("actor")]
+
+
+def problems(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> tuple[Problem, ...]:
+    with pytest.raises(PlacementError) as caught:
+        place(block, topology, **options)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0-3", [[0], [1], [2], [3]]),
+        (3, [[3]]),
+        ("3", [[3]]),
+        ("all", [[i] for i in range(8)]),
+        ("0-2,5,7", [[0], [1], [2], [5], [7]]),
+        (["0-1", 4, "6-7"], [[0], [1], [4], [6], [7]]),
+        ([0, 1], [[0], [1]]),
+        (" 0 - 1 ", [[0], [1]]),
+        ("0-1:0-3", [[0], [0], [1], [1]]),
+        ("0-3:0-1", [[0, 1], [2, 3]]),
+        ("0-7:0", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("all:0-3", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("0-1:0-3,3-5", [[0], [0], [1], [1], [3], [4], [5]]),
+        ("4-7:0-1,0-1", [[4, 5], [6, 7], [0], [1]]),
+        ("4-5:2-3,0-1:0-1", [[0], [1], [4], [5]]),
+        (["0-1:0-3", "2"], [[0], [0], [1], [1], [2]]),
+    ],
+)
+def test_grammar(value: object, expected: list[list[int]]) -> None:
+    assert accelerators(value) == expected
+
+
+def test_segments_of_every_kind_continue_after_the_highest_rank() -> None:
+    placement = place({"actor": "0-1:0-3,3-5,7-10:7-14"}, Topology.uniform(1, 11))
+    assert placement.world_size("actor") == 15
+    assert [s.accelerators for s in placement.slots("actor")][4:9] == [(3,), (4,), (5,), (7,), (7,)]
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "span", "fix"),
+    [
+        ("0-8", "accelerator-out-of-range", (2, 3), "actor: 0-7        (or: actor: all)"),
+        ("8-9", "accelerator-out-of-range", (0, 3), "actor: all"),
+        ([0, "4-9"], "accelerator-out-of-range", (6, 7), "actor: [0, 4-7]        (or: actor: all)"),
+        ("0-15:0-3", "accelerator-out-of-range", (2, 4), "actor: all"),
+        ("0 - 8", "accelerator-out-of-range", (4, 5), "actor: 0-7        (or: actor: all)"),
+        ("7-0", "reversed-range", (0, 3), "actor: 0-7"),
+        ("0-3:3-0", "reversed-range", (4, 7), "actor: 0-3:0-3"),
+        ("0\u20133", "not-a-hyphen", (0, 3), "actor: 0-3"),
+        ("0-3,2", "duplicate-accelerator", (4, 5), "actor: 0-3        (or two ranks on each: 0-3:0-7)"),
+        ("0-1:1-4", "rank-gap", (4, 7), "actor: 0-1:0-3"),
+        ("0-1:0-1,2-3:1-2", "duplicate-rank", (12, 15), "actor: 0-3"),
+        ("0-2:0-3", "uneven-ranks", (0, 7), "actor: 0-2        (or: actor: 0-2:0-5)"),
+        ("0-7:0-2", "uneven-ranks", (0, 7), "actor: 0-7:0-1        (or: actor: 0-7:0-3)"),
+        ("0:0-5000", "too-many-ranks", (2, 8), "actor: 0"),
+        ("0:all", "bad-placement", (2, 5), 'actor: "0:0"'),
+        ("1:2:3", "bad-placement", (3, 5), "actor: all"),
+        ("1,,2", "bad-placement", (2, 3), "actor: 1,2"),
+        (True, "bad-placement", (0, 4), "actor: all"),
+        (0.7, "bad-placement", (0, 3), "actor: all"),
+        ([{"placement": "0-7"}], "bad-placement", (1, 17), "actor: all"),
+        (-1, "bad-placement", (0, 2), "actor: all"),
+        (9, "accelerator-out-of-range", (0, 1), "actor: all"),
+        (247, "base-60-integer", (0, 3), "actor: 4-7        (accelerators 4 to 7)"),
+        (60, "base-60-integer", (0, 2), 'actor: "1:0"        (rank 0 on that accelerator)'),
+        ([0, 247], "base-60-integer", (4, 7), "actor: [0, 4-7]        (accelerators 4 to 7)"),
+        (None, "empty-placement", None, "actor: all"),
+        ("  ", "empty-placement", None, "actor: all"),
+        ([], "empty-placement", None, "actor: all"),
+    ],
+)
+def test_a_mistake_has_code_column_and_fix(value: object, code: str, span: tuple[int, int] | None, fix: str) -> None:
+    (problem,) = problems({"actor": value})
+    assert (problem.code, problem.fix) == (code, fix)
+    if span is not None:
+        assert problem.span is not None
+        assert (problem.span[0], max(problem.span[1], problem.span[0] + 1)) == span
+    assert problem.why
+
+
+def test_a_number_beyond_60_is_plain_where_it_exists() -> None:
+    assert accelerators(60, Topology.uniform(8, 8)) == [[60]]
+
+
+def test_all_problems_come_at_once_with_their_lines() -> None:
+    sources = {"cluster.component_placement.actor": Source(file="run.yaml", line=7)}
+    found = problems({"actor": "0-8,3-1", "rolout": "4-7"}, components=PPO, sources=sources)
+    assert [p.code for p in found] == ["reversed-range", "unknown-component", "unplaced-component"]
+    assert str(found[0].source) == "run.yaml:7"
+    assert found[1].fix == "rollout: 4-7"
+    assert "env" in found[2].what
+
+
+def test_component_names() -> None:
+    assert [p.code for p in problems({"actor,env": "0-3", "env": "4-7"})] == ["component-placed-twice"]
+    assert [p.code for p in problems({"actor,": "0-3"})] == ["unknown-component"]
+    assert [p.code for p in problems({"critic": 0, "actor,env,rollout": "all"}, components=PPO)] == [
+        "unknown-component"
+    ]
+    for empty in ({}, None, "0-7"):
+        (problem,) = problems(empty, components=PPO)  # type: ignore[arg-type]
+        assert problem.code == "empty-placement"
+
+
+def test_comma_keys_place_each_component() -> None:
+    placement = place({"actor, rollout": "0-7", "env": "0-1"})
+    assert placement.components == ("actor", "rollout", "env")
+    assert {s.component for s in placement.slots("rollout")} == {"rollout"}
+
+
+def test_a_rank_never_spans_nodes() -> None:
+    two = Topology.uniform(2, 4)
+    (problem,) = problems({"actor": "2-7:0-1"}, two)
+    assert problem.code == "rank-spans-nodes"
+    assert problem.fix == "actor: 2-7        (1 accelerator for each rank)"
+    assert "accelerators 2-4" in problem.what
+    assert accelerators("0-7:0-1", two) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert problems({"actor": "0-7:0-1"}, Topology.uneven([3, 5]))[0].code == "rank-spans-nodes"
+
+
+def test_slots_know_their_node() -> None:
+    slots = place({"actor": "2-5:0-7"}, Topology.uniform(2, 4)).slots("actor")
+    assert [s.node for s in slots] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [s.local_rank for s in slots] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert {s.local_world_size for s in slots} == {4}
+    assert slots[4].accelerators == (4,)
+    assert slots[4].local_accelerators == slots[4].visible_accelerators == (0,)
+
+
+@pytest.mark.parametrize(
+    ("actor", "env", "word", "shared"),
+    [("0-7", "0-7", "collocated", "0-7"), ("0-3", "4-7", "disaggregated", ""), ("0-7", "2-3", "hybrid", "2-3")],
+)
+def test_the_word_for_a_pair(actor: str, env: str, word: str, shared: str) -> None:
+    placement = place({"actor": actor, "env": env})
+    assert placement.relation("actor", "env") == placement.mode == word
+    assert str(placement.shared("actor", "env")) == shared
+
+
+def test_the_whole_is_hybrid_unless_all_pairs_agree() -> None:
+    assert place({"actor": "0-7", "env": "0-3", "rollout": "4-7"}).mode == "hybrid"
+    assert place({"actor": "0-3", "env": "0-3", "rollout": "4-7"}).mode == "hybrid"
+    assert place({"actor": "0-3"}).mode == "disaggregated"
+
+
+def test_every_form_of_config_and_cluster() -> None:
+    class Cluster:
+        topology = EIGHT
+
+    block = {"actor": "0-3"}
+    for cfg in ({"cluster": {"component_placement": block}}, {"component_placement": block}):
+        assert HybridComponentPlacement(cfg, Cluster()).world_size("actor") == 4
+    assert HybridComponentPlacement(ClusterConfig(component_placement=block), EIGHT).world_size("actor") == 4
+
+
+def test_a_cluster_that_is_no_block_places_nothing() -> None:
+    with pytest.raises(PlacementError, match="expected one line per component"):
+        HybridComponentPlacement({"cluster": "0-7"}, EIGHT)
+
+
+def test_where_no_node_has_accelerators_the_numbers_are_nodes() -> None:
+    placement = place({"actor": "0-1:0-3"}, Topology.uneven([0, 0]))
+    assert [(s.node, s.accelerators) for s in placement.slots("actor")] == [(0, ()), (0, ()), (1, ()), (1, ())]
+    assert placement.canonical() == {"actor": "0-1:0-3"}
+    assert problems({"actor": "all:0"}, Topology.uneven([0, 0]))[0].code == "rank-spans-nodes"
+
+
+def test_asking_for_a_component_that_is_not_placed() -> None:
+    with pytest.raises(KeyError, match="did you mean 'actor'"):
+        place({"actor": "0-3"}).world_size("actr")
+
+
+def test_strategy_of_a_component_names_it_and_checks_the_cluster() -> None:
+    strategy = place({"actor": "0-7:0-3"}).get_strategy("actor")
+    assert [s.component for s in strategy.get_placement(EIGHT)] == ["actor"] * 4
+    with pytest.raises(PlacementError) as caught:
+        strategy.get_placement(Topology.uniform(1, 4))
+    assert set(caught.value.codes) == {"accelerator-out-of-range"}

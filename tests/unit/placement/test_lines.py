@@ -1,0 +1,282 @@
+"""The forms of a line beyond plain numbers: blocks, counts, fractions, rest, same_as, parallel sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement import HybridComponentPlacement, Topology
+
+EIGHT = Topology.uniform(1, 8)
+SIXTEEN = Topology.uniform(2, 8)
+
+
+def place(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> HybridComponentPlacement:
+    return HybridComponentPlacement({"component_placement": block}, topology, **options)
+
+
+def text(value: object, topology: Topology = EIGHT, component: str = "rollout", **others: Any) -> str:
+    """The canonical numbers of one component beside `others`."""
+    canonical = place({**others, component: value}, topology).spec(component).canonical()
+    return canonical if isinstance(canonical, str) else str(canonical["placement"])
+
+
+def only_problem(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> Problem:
+    with pytest.raises(PlacementError) as caught:
+        place(block, topology, **options)
+    (problem,) = caught.value.problems
+    assert problem.why
+    assert problem.fix
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"placement": "4-7"}, "4-7"),
+        ({"placement": 4}, "4"),
+        ({"placement": ["4", 6]}, "4,6"),
+        ({"accelerators": [0, 1, 4]}, "0-1,4"),
+        ({"accelerators": "0-1,4"}, "0-1,4"),
+        ({"accelerators": [0, 1, 4], "ranks_per_accelerator": 2}, "0-1:0-3,4:4-5"),
+        ({"accelerators": "0-7", "accelerators_per_rank": 4}, "0-7:0-1"),
+        ({"placement": "all", "accelerators_per_rank": 8}, "0-7:0"),
+        ({"placement": "4-5,2-3", "accelerators_per_rank": 2}, "4-5:0,2-3:1"),
+    ],
+)
+def test_blocks_say_the_same_as_text(value: object, expected: str) -> None:
+    assert text(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"accelerators": 2}, "4-5"),
+        ({"accelerators": "2"}, "4-5"),
+        ("1/4", "4-5"),
+        ({"placement": "1/2"}, "4-7"),
+        ({"accelerators": "1/2", "accelerators_per_rank": 2}, "4-7:0-1"),
+        ("rest", "4-7"),
+        ({"placement": "rest", "ranks_per_accelerator": 2}, "4-7:0-7"),
+        ({"same_as": "actor"}, "0-3"),
+        ({"same_as": "actor", "accelerators_per_rank": 2}, "0-3:0-1"),
+    ],
+)
+def test_what_the_engine_picks_beside_an_actor_on_0_to_3(value: object, expected: str) -> None:
+    assert text(value, actor="0-3") == expected
+    assert place({"rollout": value, "actor": "0-3"}).canonical()["rollout"] == expected  # wherever the line stands
+
+
+def test_counts_take_turns_and_rest_takes_what_is_left() -> None:
+    placement = place({"actor": {"accelerators": 3}, "env": "rest", "critic": {"accelerators": 2}, "rollout": "1"})
+    assert placement.canonical() == {"actor": "2-4", "env": "0,7", "critic": "5-6", "rollout": "1"}
+    both = place({"actor": "0-5", "env": "rest", "rollout": "rest"})
+    assert both.canonical() == {"actor": "0-5", "env": "6-7", "rollout": "6-7"}
+
+
+def test_counts_keep_what_belongs_together_on_one_node() -> None:
+    assert text({"accelerators": 8, "accelerators_per_rank": 4}, SIXTEEN, actor="0-2") == "8-15:0-1"
+    assert text({"accelerators": 12, "tensor_parallel_size": 4}, SIXTEEN, actor="0-2") == "3-6,8-15"
+    assert text({"accelerators": 12, "tensor_parallel_size": 4, "tensor_parallel_across_nodes": True}, SIXTEEN) == (
+        "0-11"
+    )
+    pieces = {"actor": "1,3,5", "rollout": {"accelerators": 4}}
+    assert place(pieces).canonical()["rollout"] == "0,2,4,6"
+
+
+def test_same_as_follows_a_chain_and_comma_keys() -> None:
+    placement = place({"a,b": {"same_as": "c"}, "c": {"same_as": "d"}, "d": "0-3:0-1"})
+    assert placement.canonical() == dict.fromkeys("abcd", "0-3:0-1")
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "key", "fix"),
+    [
+        ({}, "bad-placement", "", "rollout: {placement: all}"),
+        ({"placement": "4-7", "same_as": "actor"}, "bad-placement", "", "rollout: {placement: 4-7}"),
+        ({"placement": None}, "empty-placement", ".placement", "placement: all"),
+        ({"placement": {"x": 1}}, "bad-placement", ".placement", "placement: all"),
+        ({"placement": "4-8"}, "accelerator-out-of-range", ".placement", "placement: 4-7        (or: placement: all)"),
+        ({"placement": "4-7", "tp": 2}, "unknown-key", ".tp", "remove tp"),
+        ({"placement": "4-7", "tensor_paralel_size": 2}, "unknown-key", ".tensor_paralel_size", None),
+        ({"accelerators": 0}, "bad-count", ".accelerators", "accelerators: 1"),
+        ({"accelerators": True}, "bad-placement", ".accelerators", "accelerators: all"),
+        ({"accelerators": 5}, "not-enough-free", ".accelerators", "rollout: {same_as: actor}"),
+        ({"accelerators": 3, "tensor_parallel_size": 2}, "uneven-ranks", ".accelerators", "accelerators: 4"),
+        ({"placement": "4-7", "tensor_parallel_size": 0}, "bad-count", ".tensor_parallel_size", None),
+        ({"placement": "4-7", "tensor_parallel_across_nodes": 1}, "bad-placement", None, None),
+        ({"placement": "4-7", "accelerators_per_rank": 2, "ranks_per_accelerator": 2}, "bad-placement", "", None),
+        ({"placement": "4-7:0-1", "accelerators_per_rank": 2}, "bad-placement", ".placement", "placement: 4-7"),
+        ({"placement": "4-6", "accelerators_per_rank": 2}, "uneven-ranks", ".placement", "accelerators_per_rank: 1"),
+        ("3/16", "uneven-fraction", "", "rollout: {accelerators: 1}"),
+        ("9/8", "uneven-fraction", "", "rollout: all"),
+        ({"accelerators": "1/3"}, "uneven-fraction", ".accelerators", "accelerators: 2"),
+        ({"same_as": "actr"}, "unknown-component", ".same_as", "same_as: actor"),
+        ({"same_as": 3}, "bad-placement", ".same_as", "same_as: actor"),
+        ({"same_as": "rollout"}, "circular-placement", ".same_as", "rollout: all"),
+        ({"same_as": "actor", "accelerators_per_rank": 3}, "uneven-ranks", ".same_as", "accelerators_per_rank: 1"),
+    ],
+)
+def test_a_mistake_says_where_and_what_instead(value: object, code: str, key: str | None, fix: str | None) -> None:
+    problem = only_problem({"actor": "0-3", "rollout": value})
+    assert problem.code == code
+    if key is not None:
+        assert problem.key == f"cluster.component_placement.rollout{key}"
+    if fix is not None:
+        assert problem.fix == fix
+
+
+def pasted(block: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
+    """The block with the problem's fix in its place."""
+    fix = str(problem.fix).split("        (")[0]
+    line = dict(block["rollout"]) if isinstance(block["rollout"], Mapping) else {}
+    if fix.startswith("remove"):
+        del line[fix.split()[1]]
+    else:
+        line |= yaml.safe_load(fix)
+    return {**block, "rollout": line.pop("rollout", line)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"placement": "4-7", "same_as": "actor"},
+        {"placement": None},
+        {"placement": "4-8"},
+        {"placement": "7-4"},
+        {"placement": "4..7"},
+        {"placement": 247},
+        {"placement": "4-7", "tp": 2},
+        {"accelerators": 0},
+        {"accelerators": 5},
+        {"accelerators": 3, "tensor_parallel_size": 2},
+        {"placement": "4-7:0-1", "accelerators_per_rank": 2},
+        {"placement": "4-6", "accelerators_per_rank": 2},
+        {"placement": "4-6", "tensor_parallel_size": 2},
+        {"placement": "4-7", "tensor_parallel_size": 2, "data_parallel_size": 4},
+        {"node_group": "nod", "placement": "0"},
+        {"node_group": "node,node", "placement": "0"},
+        {"node_group": "node", "placement": "0-1"},
+        {"same_as": "actr"},
+        {"same_as": "rollout"},
+        {"accelerators": "1/3"},
+        "3/16",
+        "9/8",
+    ],
+)
+def test_the_fix_works_when_it_is_pasted(value: object) -> None:
+    block = {"actor": "0-3", "rollout": value}
+    place(pasted(block, only_problem(block)))
+
+
+def test_a_misspelt_key_is_recognised() -> None:
+    problem = only_problem({"actor": {"placement": "0-3", "tensor_paralel_size": 2}})
+    assert problem.fix == "tensor_parallel_size: 2"
+
+
+def test_nothing_left_and_nobody_to_follow() -> None:
+    assert only_problem({"actor": "all", "rollout": "rest"}).code == "nothing-left"
+    assert only_problem({"rollout": {"same_as": "actor"}}).fix == "rollout: all"
+    assert only_problem({"rollout": {"accelerators": 9}}).fix == "rollout: all"
+
+
+def test_circles_are_told_once() -> None:
+    found = only_problem({"a": {"same_as": "b"}, "b": {"same_as": "c"}, "c": {"same_as": "a"}, "d": {"same_as": "a"}})
+    assert found.code == "circular-placement"
+    assert "a -> b -> c -> a" in found.what
+
+
+def test_what_depends_on_a_broken_line_is_not_a_second_problem() -> None:
+    assert only_problem({"actor": "0-8", "rollout": {"same_as": "actor"}}).code == "accelerator-out-of-range"
+
+
+def test_a_problem_inside_a_block_has_its_line() -> None:
+    sources = {
+        "cluster.component_placement.actor": Source(file="run.yaml", line=4),
+        "cluster.component_placement.actor.placement": Source(file="run.yaml", line=6),
+    }
+    assert str(only_problem({"actor": {"placement": "0-8"}}, sources=sources).source) == "run.yaml:6"
+    assert str(only_problem({"actor": {"placement": "0-7", "x": 1}}, sources=sources).source) == "run.yaml:4"
+
+
+@pytest.mark.parametrize(
+    ("value", "topology", "copies"),
+    [
+        ({"placement": "0-7", "tensor_parallel_size": 4}, EIGHT, 2),
+        ({"placement": "0-7:0-1", "tensor_parallel_size": 4}, EIGHT, 2),
+        ({"placement": "0-7:0", "tensor_parallel_size": 4}, EIGHT, 2),
+        ({"placement": "0-7:0-3", "tensor_parallel_size": 4, "data_parallel_size": 2}, EIGHT, 2),
+        ({"placement": "0-15", "tensor_parallel_size": 16, "tensor_parallel_across_nodes": True}, SIXTEEN, 1),
+        ({"placement": "0-7", "data_parallel_size": 8}, EIGHT, 8),
+        ("0-7", EIGHT, 8),
+    ],
+)
+def test_copies(value: object, topology: Topology, copies: int) -> None:
+    assert place({"rollout": value}, topology).spec("rollout").num_copies == copies
+
+
+@pytest.mark.parametrize(
+    ("value", "topology", "code", "fix"),
+    [
+        ({"placement": "0-5", "tensor_parallel_size": 4}, EIGHT, "parallel-sizes", "tensor_parallel_size: 3"),
+        (
+            {"placement": "0-7", "tensor_parallel_size": 4, "data_parallel_size": 4},
+            EIGHT,
+            None,
+            "data_parallel_size: 2",
+        ),
+        ({"placement": "0-7:0-15", "tensor_parallel_size": 2}, EIGHT, "parallel-sizes", None),
+        ({"placement": "0-5:0-1", "tensor_parallel_size": 2}, EIGHT, "parallel-sizes", "tensor_parallel_size: 3"),
+        ({"placement": "0-15", "tensor_parallel_size": 16}, SIXTEEN, "copy-spans-nodes", None),
+        ({"placement": "4-11", "tensor_parallel_size": 8}, SIXTEEN, "copy-spans-nodes", None),
+        ({"node_group": "node", "placement": "0-1", "tensor_parallel_size": 2}, SIXTEEN, "parallel-sizes", None),
+        ({"node_group": "node", "placement": "0-1", "data_parallel_size": 2}, SIXTEEN, "parallel-sizes", None),
+    ],
+)
+def test_parallel_sizes_are_checked_against_the_placement(
+    value: object, topology: Topology, code: str | None, fix: str | None
+) -> None:
+    problem = only_problem({"rollout": value}, topology)
+    assert problem.code == code or code is None
+    assert fix is None or problem.fix == fix
+
+
+def test_a_copy_that_spans_nodes_is_told_with_the_next_smaller_size() -> None:
+    problem = only_problem({"rollout": {"placement": "4-11", "tensor_parallel_size": 8}}, SIXTEEN)
+    assert problem.fix == "tensor_parallel_size: 4        (or accept it: tensor_parallel_across_nodes: true)"
+
+
+def test_the_canonical_form_reads_back() -> None:
+    block = {
+        "actor": {"accelerators": 8},
+        "rollout": {"same_as": "actor", "tensor_parallel_size": 4, "data_parallel_size": 2},
+        "critic": {"placement": "8-15", "tensor_parallel_size": 2, "tensor_parallel_across_nodes": True},
+        "env": "rest",
+        "agent": {"node_group": "node", "placement": "0-1:0-3"},
+    }
+    topology = Topology.uniform(3, 8)
+    first = place(block, topology)
+    again = place(first.canonical(), topology)
+    assert again.canonical() == first.canonical()
+    for component in first.components:
+        assert again.slots(component) == first.slots(component)
+        assert again.spec(component).parallel == first.spec(component).parallel
+    assert first.spec("rollout").render() == "{placement: 0-7, tensor_parallel_size: 4, data_parallel_size: 2}"
+
+
+def test_a_very_long_text_is_shown_around_the_mistake() -> None:
+    wide = Topology.uniform(1, 4000)
+    problem = only_problem({"actor": ",".join(map(str, range(0, 4000, 2))) + ",9-7"}, wide)
+    assert problem.got is not None
+    assert len(problem.got) < 200
+    assert problem.span is not None
+    assert problem.got[slice(*problem.span)] == "9-7"
+    assert problem.fix == "write 7-9 instead of 9-7"
+    with pytest.raises(PlacementError) as caught:
+        place({"actor": "x," * 500})
+    assert len(caught.value.problems) == 8

@@ -1,0 +1,490 @@
+"""The ledger: known jobs, lookups, folding, transitions, hosts and measured numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.placement import HybridComponentPlacement, Residency, Topology
+from rlplace.placement.memory import (
+    EngineModel,
+    FrozenModel,
+    HostPart,
+    KvBytes,
+    KvShare,
+    Load,
+    MemoryCase,
+    MemoryLedger,
+    Part,
+    Placed,
+    Simulator,
+    TrainedModel,
+    ledger_record,
+    predict,
+    read_measurements,
+    record_measurements,
+    render_ledger,
+)
+from rlplace.placement.memory.ledger import Account
+from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.topology import Run
+from tests.unit.placement.memory_cases import (
+    GIB,
+    PENDULUM,
+    RLHF,
+    Discrete,
+    Spaces,
+    colocated_8b,
+    ppo,
+    rlhf_demands,
+    spread_70b,
+    with_host_memory,
+)
+
+OFF, WEIGHTS, FULL = Residency
+
+
+def at(account: Account, moment: str) -> Load:
+    (load,) = [load for load in account.loads if str(load.moment) == moment]
+    return load
+
+
+def held(load: Load, component: str, part: Part | HostPart) -> int:
+    return sum(h.size_bytes for h in load.holds if (h.component, h.part) == (component, part))
+
+
+def test_everything_asleep_when_not_needed_fits_on_eight() -> None:
+    ledger = colocated_8b().ledger()
+    assert ledger.fits
+    (account,) = ledger.accelerators
+    assert str(account.numbers) == "0-7"
+    # 16 bytes for each of 8,030,261,248 + 7,504,928,768 parameters over 8 ranks, from which all else in learn grows.
+    learn = at(account, "learn")
+    state = {Part.PARAMETERS: 4, Part.OPTIMIZER: 8}
+    for component, parameters in (("actor", 8_030_261_248), ("critic", 7_504_928_768)):
+        for part, each in state.items():
+            assert held(learn, component, part) == pytest.approx(parameters * each / 8, rel=1e-4)
+    assert held(learn, "rollout", Part.KV_CACHE) == held(learn, "rollout", Part.PARAMETERS) == 0
+    # The engine never takes more than its share.
+    rollout = at(account, "rollout")
+    assert rollout.of("rollout") == pytest.approx(0.6 * 80 * GIB, rel=1e-6)
+    assert held(rollout, "actor", Part.PARAMETERS) == 0
+
+
+def test_the_same_without_sleep_does_not_and_the_engine_holds_most() -> None:
+    ledger = colocated_8b(offload=False).ledger()
+    assert not ledger.fits
+    worst = ledger.worst(3)
+    assert str(worst.moment) == "learn"
+    assert [(h.component, h.part) for h in worst.holds[:3]] == [
+        ("rollout", Part.KV_CACHE),
+        ("rollout", Part.PARAMETERS),
+        ("actor", Part.LOGITS),
+    ]
+    assert worst.of("rollout") > 46 * GIB
+    margin = ledger.margin(3)
+    assert margin is not None
+    assert margin < 0
+
+
+def test_70b_on_48_fits_only_with_the_optimizer_on_the_hosts() -> None:
+    """16 bytes x 70.55e9 / 16 ranks are 70.6 GB before the first activation: more than is left of 80 GiB."""
+    without, with_hosts = spread_70b().ledger(), spread_70b(optimizer_on_host=True).ledger()
+    assert not without.fits
+    assert with_hosts.fits
+    assert [str(a.numbers) for a in without.accelerators] == ["0-15", "16-31", "32-39", "40-47"]
+    assert [a.fits for a in without.accelerators] == [False, False, True, True]
+    actor = at(without.account(0), "learn")
+    state = sum(held(actor, "actor", part) for part in (Part.PARAMETERS, Part.OPTIMIZER))
+    assert state == pytest.approx(14 * 70_553_706_496 / 16, rel=1e-4)
+    (node,) = [a for a in with_hosts.hosts if 0 in a.numbers]
+    state = held(node.worst, "actor", HostPart.OPTIMIZER)
+    assert state == pytest.approx(8 * 12 * 70_553_706_496 / 16, rel=1e-4)
+
+
+def test_an_engine_of_four_accelerators_cuts_its_weights_in_four() -> None:
+    ledger = spread_70b(optimizer_on_host=True).ledger()
+    rollout = at(ledger.account(0), "rollout")
+    assert held(rollout, "rollout", Part.PARAMETERS) == pytest.approx(2 * 70_553_706_496 / 4, rel=1e-3)
+    assert ledger.bytes("rollout", OFF) == 0
+
+
+def test_entries_end_with_what_the_stage_holds_and_add_nothing_of_the_one_before() -> None:
+    (account,) = colocated_8b().ledger().accelerators
+    enter = at(account, "enter learn")
+    assert held(enter, "actor", Part.OPTIMIZER) == held(at(account, "learn"), "actor", Part.OPTIMIZER) > 0
+    assert held(enter, "reference", Part.PARAMETERS) == 0
+    assert held(enter, "actor", Part.ACTIVATIONS) == 0
+
+
+def test_only_one_component_loads_at_a_time_at_the_start() -> None:
+    (account,) = colocated_8b(offload=False).ledger().accelerators
+    start = at(account, "start")
+    assert [h.component for h in start.holds if h.part is Part.LOADING] == ["actor"]
+    assert held(start, "actor", Part.LOADING) == 128256 * 4096 * 4
+
+
+def test_what_a_stage_does_not_need_does_not_work_in_it() -> None:
+    (account,) = colocated_8b(offload=False).ledger().accelerators
+    assert held(at(account, "rollout"), "actor", Part.ACTIVATIONS) == 0
+    assert held(at(account, "infer"), "actor", Part.ACTIVATIONS) > 0
+    assert held(at(account, "infer"), "rollout", Part.WORKSPACE) == 0
+
+
+def test_hosts_hold_the_copies_of_what_sleeps() -> None:
+    (host,) = colocated_8b().ledger().hosts
+    rollout, learn = at(host, "rollout"), at(host, "learn")
+    assert held(rollout, "actor", HostPart.OFFLOADED) == pytest.approx(12 * 8_030_261_248, rel=1e-4)
+    assert held(learn, "actor", HostPart.OFFLOADED) == 0
+    # What was pinned once stays in the pool.
+    assert held(learn, "actor", HostPart.POOL) >= held(rollout, "actor", HostPart.OFFLOADED)
+    assert held(learn, "reference", HostPart.OFFLOADED) == pytest.approx(2 * 8_030_261_248, rel=1e-4)
+
+
+@pytest.mark.parametrize(("level", "copies"), [(1, 8), (2, 0)])
+def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: int) -> None:
+    case = colocated_8b()
+    engine = case.demands["rollout"]
+    assert isinstance(engine, EngineModel)
+    ledger = case.with_demand("rollout", dataclasses.replace(engine, sleep_level=level)).ledger()
+    learn = at(ledger.hosts[0], "learn")
+    assert held(learn, "rollout", HostPart.SLEEP) == copies * 2 * 8_030_261_248
+
+
+def test_host_capacity_counts_where_it_is_known() -> None:
+    case = colocated_8b()
+    assert with_host_memory(case, 1 << 40).ledger().fits
+    short = with_host_memory(case, 200 * GIB).ledger()
+    assert not short.fits
+    assert short.hosts[0].margin_bytes == 200 * GIB - short.hosts[0].worst.total_bytes
+
+
+def test_todays_job() -> None:
+    plan, config = ppo()
+    ledger = predict(plan, config, PENDULUM)
+    # Two trunks 4-64-64-1 and one log deviation, over 8 ranks: rows are padded to a multiple of 8.
+    shard = 2 * (8 * 4 + 8 + 8 * 64 + 8 + 1 * 64 + 1) + 1
+    buffers, tensors = (1 + 2 * 4) * 8, 13
+    whole = 2 * (64 * 4 + 64 + 64 * 64 + 64 + 64 + 1) + 1
+    assert [ledger.bytes("actor", r) for r in Residency] == [
+        0,
+        shard * 4 + buffers,
+        3 * shard * 4 + buffers + tensors * 4,
+    ]
+    assert [ledger.host_bytes("actor", r) for r in Residency] == [
+        3 * shard * 4 + buffers + tensors * 4,
+        2 * shard * 4 + tensors * 4,
+        0,
+    ]
+    assert [ledger.bytes("rollout", r) for r in Residency] == [
+        0,
+        whole * 4 + buffers,
+        whole * 4 + buffers + (64 << 20),
+    ]
+    assert [ledger.bytes("env", r) for r in Residency] == [0, 0, 256 << 20]
+    assert str(ledger.worst(0).moment) == "rollout"
+    assert ledger.margin(0) == 16 * GIB - (256 << 20)
+    assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) == whole * 4
+    assert ledger.fits
+
+
+def test_discrete_actions_have_no_deviation_and_no_normaliser_has_no_buffers() -> None:
+    plan, config = ppo()
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, normalize_observations=False))
+    ledger = predict(plan, config, Spaces(observation_shape=(2, 3), actions=Discrete(n=5)))
+    trunk = 64 * 6 + 64 + 64 * 64 + 64
+    assert ledger.bytes("rollout", WEIGHTS) == 4 * (2 * trunk + 6 * 64 + 6)
+
+
+def test_unknown_spaces_are_said() -> None:
+    plan, config = ppo()
+    ledger = predict(plan, config, None)
+    assert ledger.bytes("rollout", FULL) == 64 << 20
+    assert "the policy's weights are not counted" in render_ledger(ledger)
+
+
+def test_ranks_that_share_an_accelerator_add_up() -> None:
+    plan, config = ppo({"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7"})
+    ledger = predict(plan, config, PENDULUM)
+    assert ledger.bytes("env", FULL) == 256 << 20
+    assert ledger.worst(0).of("env") == 512 << 20
+
+
+def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
+    plan, config = ppo(kind="cuda")
+    ledger = predict(plan, config, PENDULUM)
+    account = ledger.account(0)
+    assert held(at(account, "rollout"), "actor", Part.CONTEXT) == 512 << 20
+    assert held(at(account, "rollout"), "actor", Part.COMMUNICATOR) == 256 << 20
+    assert ledger.bytes("actor", OFF) == 0
+    assert held(at(account, "rollout"), "env", Part.CONTEXT) == 0  # simulators here do not touch the GPU
+
+
+def test_measured_numbers_win() -> None:
+    plan, config = ppo()
+    record = json.loads(json.dumps(record_measurements({"actor": {FULL: 3 * GIB, OFF: 7}})))
+    ledger = predict(plan, config, PENDULUM, read_measurements(record))
+    formula = predict(plan, config, PENDULUM)
+    assert [ledger.bytes("actor", r) for r in Residency] == [7, formula.bytes("actor", WEIGHTS), 3 * GIB]
+    assert held(at(ledger.account(0), "learn"), "actor", Part.MEASURED) == 3 * GIB
+    assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) > 0  # beside what is held
+    assert ledger.measured == ("actor",)
+    assert "measured: actor" in render_ledger(ledger)
+
+
+@pytest.mark.parametrize(
+    ("record", "problems"),
+    [
+        (None, [("not-measurements", "memory.json")]),
+        ({"rlplace_memory": 2}, [("not-measurements", "memory.json")]),
+        (
+            {"rlplace_memory": 1, "components": {"actor": {"ful": 1, "off": -1}, "env": 5}},
+            [
+                ("unknown-residency", "memory.json.components.actor"),
+                ("bad-size", "memory.json.components.actor.off"),
+                ("unknown-residency", "memory.json.components.env"),
+            ],
+        ),
+        ({"rlplace_memory": 1}, [("unknown-residency", "memory.json.components.")]),
+        (
+            {"rlplace_memory": 1, "components": {"actor": {"off": True, "full": 1.5}}},
+            [
+                ("bad-size", "memory.json.components.actor.off"),
+                ("bad-size", "memory.json.components.actor.full"),
+            ],
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_read_says_all_that_is_wrong(record: object, problems: list[tuple[str, str]]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_measurements(record, key="memory.json")
+    assert [(p.code, p.key) for p in caught.value.problems] == problems
+    assert all(p.why and p.fix for p in caught.value.problems)
+
+
+def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": {"rollout": "0"}}, Topology.uniform(1, 2, "cuda")),
+        needs=RLHF,
+        offload={},
+        demands={},
+    )
+    ledger = case.ledger()
+    assert ledger.notes == ("nothing is known of rollout: counted as 0 bytes",)
+    assert ledger.margin(0) is None
+    assert ledger.fits
+    assert "memory not known" in render_ledger(ledger)
+    with pytest.raises(KeyError, match="no component uses accelerator 1"):
+        ledger.account(1)
+
+
+def test_nothing_placed_is_said() -> None:
+    assert render_ledger(MemoryLedger(footprints={}, accelerators=(), hosts=())).startswith("memory: no accelerator")
+
+
+def test_nodes_of_other_memory_are_accounted_apart() -> None:
+    small, large = Topology.uniform(1, 8, "cuda", 40 * GIB).nodes[0], Topology.uniform(1, 8, "cuda", 80 * GIB).nodes[0]
+    mixed = Topology((small, dataclasses.replace(large, rank=1, first=8)))
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": {"rollout": "0-15"}}, mixed),
+        needs=RLHF,
+        offload={},
+        demands={"rollout": rlhf_demands("8b")["rollout"]},
+    )
+    ledger = case.ledger()
+    assert [str(a.numbers) for a in ledger.accelerators] == ["0-7", "8-15"]
+    assert [str(a.numbers) for a in ledger.hosts] == ["0", "1"]
+    assert [a.worst.total_bytes / a.capacity_bytes for a in ledger.accelerators] == pytest.approx([0.6, 0.6], rel=1e-6)
+    assert ledger.tightest is ledger.accelerators[0]
+
+
+def test_nodes_without_ranks_are_left_out() -> None:
+    case = MemoryCase(
+        placement=HybridComponentPlacement(
+            {"component_placement": {"env": "1,2"}}, Topology.uneven([1, 2, 1], "cuda", GIB)
+        ),
+        needs=RLHF,
+        offload={},
+        demands={"env": Simulator(accelerator_bytes=5, host_bytes=3)},
+    )
+    ledger = case.ledger()
+    assert [str(a.numbers) for a in ledger.hosts] == ["1"]
+    assert ledger.hosts[0].worst.total_bytes == 2 * 3
+    assert [str(a.numbers) for a in ledger.accelerators] == ["1-2"]
+
+
+def test_accelerators_of_other_memory_on_one_node_are_accounted_apart() -> None:
+    (node,) = Topology.uniform(1, 8, "cuda", 40 * GIB).nodes
+    runs = (Run(count=6, product="L", memory_bytes=80 * GIB), Run(count=2, product="S", memory_bytes=40 * GIB))
+    case = MemoryCase(
+        placement=HybridComponentPlacement(
+            {"component_placement": {"rollout": "0-7"}}, Topology((dataclasses.replace(node, runs=runs),))
+        ),
+        needs=RLHF,
+        offload={},
+        demands={"rollout": rlhf_demands("8b")["rollout"]},
+    )
+    accounts = case.ledger().accelerators
+    assert [(str(a.numbers), a.capacity_bytes // GIB) for a in accounts] == [("0-5", 80), ("6-7", 40)]
+    assert [a.worst.total_bytes / a.capacity_bytes for a in accounts] == pytest.approx([0.6, 0.6], rel=1e-6)
+
+
+def test_declared_tensor_parallelism_cuts_an_engine_of_several_ranks() -> None:
+    block = {"rollout": {"placement": "0-7", "tensor_parallel_size": 4}}
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 8, "cuda", 80 * GIB)),
+        needs=RLHF,
+        offload={},
+        demands={"rollout": rlhf_demands("8b")["rollout"]},
+    )
+    rollout = at(case.ledger().accelerators[0], "rollout")
+    assert held(rollout, "rollout", Part.PARAMETERS) == pytest.approx(2 * 8_030_261_248 / 4, rel=1e-4)
+
+
+def test_ranks_on_nodes_hold_host_memory_only() -> None:
+    block = {"rollout": "0-3", "agent": {"node_group": "node", "placement": "0-1:0-5"}}
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": block}, Topology.uniform(2, 4, "cuda", 80 * GIB)),
+        needs=rlhf_needs(("agent",)),
+        offload={},
+        demands={"agent": Simulator(accelerator_bytes=9, host_bytes=5), "rollout": Simulator(accelerator_bytes=1)},
+    )
+    ledger = case.ledger()
+    assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.accelerators] == [("0-3", 1)]
+    assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("0", 15), ("1", 15)]
+
+
+def demand(**changes: object) -> TrainedModel:
+    trained = rlhf_demands("8b")["actor"]
+    assert isinstance(trained, TrainedModel)
+    return dataclasses.replace(trained, **changes)  # type: ignore[arg-type]
+
+
+def working(trained: TrainedModel | FrozenModel, ranks: int, stage: str) -> dict[Part, int]:
+    placed = Placed(ranks=ranks, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
+    return dict(trained.footprint(placed).working[stage])
+
+
+def test_zero_stages_share_more_and_more() -> None:
+    placed = Placed(ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
+    parameters = 8_030_261_248
+    sizes = []
+    for stage in range(4):
+        footprint = demand(zero_stage=stage).footprint(placed)
+        sizes.append(
+            (
+                footprint.held[FULL][Part.PARAMETERS] / parameters,
+                footprint.held[FULL][Part.OPTIMIZER] / parameters,
+                footprint.working["learn"][Part.GRADIENTS] / parameters,
+            )
+        )
+    assert [s[0] for s in sizes] == pytest.approx([4, 4, 4, 0.5], rel=1e-4)
+    assert [s[1] for s in sizes] == pytest.approx([8, 1, 1, 1], rel=1e-4)
+    assert sizes[0][2] == sizes[1][2] == 4
+    assert 0.5 < sizes[2][2] == sizes[3][2] < 1
+
+
+def test_weights_kept_in_float32_are_computed_in_a_copy_unless_gathered() -> None:
+    assert working(demand(zero_stage=2), 8, "learn")[Part.GATHERED] == 2 * 8_030_261_248
+    assert working(demand(zero_stage=2, weights="bf16"), 8, "learn")[Part.GATHERED] == 0
+    assert working(demand(), 1, "infer")[Part.GATHERED] == 2 * 8_030_261_248
+
+
+def test_lora_trains_little_and_keeps_the_base_as_it_is_computed() -> None:
+    placed = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
+    footprint = demand(lora_rank=16).footprint(placed)
+    h, keys, width = 4096, 1024, 14336
+    factors = 32 * 16 * (2 * (h + h) + 2 * (h + keys) + 3 * (h + width))
+    assert footprint.held[FULL][Part.PARAMETERS] == 2 * 8_030_261_248 + 4 * factors
+    assert footprint.held[FULL][Part.OPTIMIZER] == 8 * factors
+    assert footprint.working["learn"][Part.GRADIENTS] == 4 * factors
+
+
+def test_without_checkpoints_every_layer_is_kept() -> None:
+    kept, recomputed = (working(demand(checkpointing=c), 8, "learn")[Part.ACTIVATIONS] for c in (False, True))
+    assert kept == 8192 * 32 * 200_840
+    assert recomputed == 8192 * 32 * 4096 * 2
+
+
+def test_a_critic_recomputes_a_layer_where_an_actor_has_logits() -> None:
+    critic = rlhf_demands("8b")["critic"]
+    assert isinstance(critic, TrainedModel)
+    learn = working(critic, 8, "learn")
+    assert learn[Part.LOGITS] == 0
+    assert learn[Part.ACTIVATIONS] == 8192 * (32 * 4096 * 2 + 200_840)
+
+
+def test_tensor_parallel_ranks_hold_parts_and_keep_two_groups() -> None:
+    placed = Placed(ranks=8, accelerators_per_rank=1, tensor_parallel=4, memory_bytes=80 * GIB, kind="cuda")
+    footprint = demand().footprint(placed)
+    assert footprint.held[OFF][Part.COMMUNICATOR] == 2 * (256 << 20)
+    assert footprint.held[WEIGHTS][Part.PARAMETERS] == pytest.approx(4 * 8_030_261_248 / 8, rel=0.001)
+
+
+def test_a_frozen_model_is_whole_on_each_rank_unless_sharded() -> None:
+    reference = rlhf_demands("8b")["reference"]
+    assert isinstance(reference, FrozenModel)
+    whole = dataclasses.replace(reference, sharded=False)
+    placed = Placed(ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
+    assert whole.footprint(placed).held[FULL][Part.PARAMETERS] == 2 * 8_030_261_248
+    assert working(whole, 8, "infer")[Part.GATHERED] == 0
+    assert working(reference, 8, "infer")[Part.GATHERED] > 0
+
+
+def test_a_cache_of_given_size_and_one_without_room() -> None:
+    case = colocated_8b()
+    engine = case.demands["rollout"]
+    assert isinstance(engine, EngineModel)
+    token = 2 * 32 * 8 * 128 * 2
+    given = case.with_demand("rollout", dataclasses.replace(engine, cache=KvBytes(size_bytes=2048 * token))).ledger()
+    assert held(at(given.accelerators[0], "rollout"), "rollout", Part.KV_CACHE) == 2048 * token
+    assert not given.lacking
+    tight = case.with_demand("rollout", dataclasses.replace(engine, cache=KvShare(gpu_memory_utilization=0.2))).ledger()
+    assert not tight.fits
+    assert tight.lacking == (("rollout", "the KV cache holds 0 tokens, the longest sequence has 2048"),)
+    assert "the KV cache holds 0 tokens" in render_ledger(tight)
+
+
+def test_a_share_of_unknown_memory_is_not_refused() -> None:
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": {"rollout": "0"}}, Topology.uniform(1, 1)),
+        needs=RLHF,
+        offload={},
+        demands={"rollout": rlhf_demands("8b")["rollout"]},
+    )
+    ledger = case.ledger()
+    assert not ledger.lacking
+    # Emulated accelerators have neither contexts nor captured graphs.
+    assert {h.part for h in ledger.worst(0).holds} == {Part.PARAMETERS, Part.WORKSPACE}
+    assert "how much there is, is not known" in render_ledger(ledger)
+
+
+def test_the_record_is_json_and_says_all() -> None:
+    ledger = spread_70b().ledger()
+    record = ledger_record(ledger)
+    assert json.loads(json.dumps(record)) == record
+    assert record["fits"] is False
+    assert [a["accelerators"] for a in record["accelerators"]] == ["0-15", "16-31", "32-39", "40-47"]
+    moments = record["accelerators"][0]["moments"]
+    assert [m["moment"] for m in moments][:3] == ["start", "enter sync", "sync"]
+    for moment in moments:
+        assert moment["total_bytes"] == sum(hold["size_bytes"] for hold in moment["holds"])
+
+
+def test_many_kinds_of_accelerator_are_cut_short() -> None:
+    count = 12
+    topology = Topology.uneven([1] * count, "cuda", 80 * GIB)
+    nodes = tuple(dataclasses.replace(n, memory_bytes=n.memory_bytes + n.rank) for n in topology.nodes)
+    case = MemoryCase(
+        placement=HybridComponentPlacement({"component_placement": {"env": "all"}}, Topology(nodes)),
+        needs=RLHF,
+        offload={},
+        demands={"env": Simulator(accelerator_bytes=5, host_bytes=3)},
+    )
+    text = render_ledger(case.ledger())
+    assert "and 4 more kinds of accelerator" in text
+    assert "and 4 more kinds of node" in text
+    assert "5 bytes" in text

@@ -1,0 +1,161 @@
+"""What to change when it does not fit: each proposal is true, and says what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlplace.placement.memory import (
+    EngineModel,
+    FrozenModel,
+    KvBytes,
+    KvShare,
+    MemoryCase,
+    TrainedModel,
+    find_remedies,
+    find_shortages,
+    memory_case,
+)
+from tests.unit.placement.memory_cases import (
+    GIB,
+    PENDULUM,
+    colocated_8b,
+    ppo,
+    rlhf_demands,
+    spread_70b,
+    with_host_memory,
+)
+
+
+def fixes(case: MemoryCase) -> list[str]:
+    return [remedy.fix for remedy in find_remedies(case)]
+
+
+def changed(case: MemoryCase, component: str, **fields: object) -> MemoryCase:
+    return case.with_demand(component, dataclasses.replace(case.demands[component], **fields))  # type: ignore[type-var, arg-type]
+
+
+def test_what_fits_needs_nothing() -> None:
+    assert find_remedies(colocated_8b()) == ()
+    assert find_shortages(colocated_8b()) == ()
+
+
+def test_each_proposal_is_enough_by_itself() -> None:
+    case = colocated_8b(offload=False)
+    remedies = find_remedies(case)
+    assert remedies[0].fix == "rollout.enable_offload: true"
+    assert remedies[0].saves_bytes > 30 * GIB
+    for remedy in remedies:
+        assert remedy.enough
+        assert not remedy.also
+        assert remedy.case.ledger().fits
+        assert remedy.cost
+
+
+def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None:
+    found = {
+        remedy.fix.partition(":")[0]: remedy
+        for remedy in find_remedies(changed(colocated_8b(), "actor", micro_batch=12))
+    }
+    smaller = found["actor.micro_batch"]
+    demand = smaller.case.demands["actor"]
+    assert isinstance(demand, TrainedModel)
+    assert 4 < demand.micro_batch < 12
+    assert not changed(smaller.case, "actor", micro_batch=demand.micro_batch + 1).ledger().fits
+
+
+def test_a_share_too_large_is_lowered() -> None:
+    case = colocated_8b()
+    case = changed(case, "rollout", cache=KvShare(gpu_memory_utilization=1.0))
+    assert fixes(case)[0].startswith("rollout.gpu_memory_utilization: 0.9")
+
+
+def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
+    case = changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=100 * GIB))
+    remedy = find_remedies(case)[0]
+    assert remedy.fix.startswith("rollout.kv_cache_bytes: 6")
+    (account,) = remedy.case.ledger().accelerators
+    assert account.margin_bytes == 0
+    beyond = changed(colocated_8b(offload=False, micro_batch=64), "rollout", cache=KvBytes(size_bytes=GIB))
+    assert not any("kv_cache_bytes" in fix for fix in fixes(beyond))
+
+
+def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
+    case = colocated_8b(checkpointing=False)
+    alone = MemoryCase(
+        placement=case.placement, needs=case.needs, offload=case.offload, demands={"actor": case.demands["actor"]}
+    )
+    assert fixes(alone)[:3] == ["actor.micro_batch: 3", "actor.checkpointing: true", "actor.optimizer_on_host: true"]
+    host = fixes(spread_70b())
+    assert host == ["actor.optimizer_on_host: true", "critic.optimizer_on_host: true"]
+
+
+def test_changes_that_are_enough_only_together_say_so() -> None:
+    remedies = find_remedies(spread_70b())
+    assert [r.also for r in remedies] == [True, True]
+    assert [r.enough for r in remedies] == [False, True]
+    (actor, critic) = find_shortages(spread_70b())
+    assert actor.fix is not None
+    assert "and: critic.optimizer_on_host: true" in actor.fix
+    assert critic.fix is None  # said with the accelerators that lack most
+
+
+def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
+    case = colocated_8b()
+    demands = {"reference": rlhf_demands("70b")["reference"]}
+    reference = demands["reference"]
+    assert isinstance(reference, FrozenModel)
+    whole = dataclasses.replace(case, demands={"reference": dataclasses.replace(reference, sharded=False)})
+    assert fixes(whole) == ["reference.sharded: true"]
+
+
+def test_more_accelerators_are_counted_in_doublings() -> None:
+    case = colocated_8b()
+    alone = dataclasses.replace(
+        case,
+        demands={"actor": dataclasses.replace(case.demands["actor"], micro_batch=1, model=_model("70b"))},  # type: ignore[type-var]
+    )
+    found = {r.fix: r for r in find_remedies(alone)}
+    assert "cluster.component_placement.actor: 32 accelerators" in found
+    assert found["cluster.component_placement.actor: 32 accelerators"].cost == "24 more accelerators"
+
+
+def _model(size: str):  # type: ignore[no-untyped-def]
+    actor = rlhf_demands(size)["actor"]
+    assert isinstance(actor, TrainedModel)
+    return actor.model
+
+
+def test_a_host_too_small_drops_sleep_copies() -> None:
+    case = colocated_8b()
+    engine = case.demands["rollout"]
+    assert isinstance(engine, EngineModel)
+    levels = [changed(case, "rollout", sleep_level=level) for level in (1, 2)]
+    most = [levels[i].ledger().hosts[0].worst.total_bytes for i in range(2)]
+    short = with_host_memory(levels[0], (most[0] + most[1]) // 2)
+    assert fixes(short)[0] == "rollout.sleep_level: 2"
+    (problem,) = find_shortages(short)
+    assert problem.code == "host-does-not-fit"
+    assert "pinned pool" in str(problem.why)
+
+
+def test_where_nothing_helps_it_is_said() -> None:
+    plan, config = ppo(memory=1 << 20)
+    case = memory_case(plan, config, PENDULUM)
+    assert find_remedies(case) == ()
+    problems = find_shortages(case)
+    assert [p.code for p in problems] == ["does-not-fit", "does-not-fit"]
+    assert problems[0].fix is None
+    assert "env: simulator 256 MiB" in str(problems[0].why)
+
+
+def test_where_all_changes_are_not_enough_it_is_said_too() -> None:
+    case = colocated_8b(micro_batch=1, sequence_length=1 << 20)
+    fix = find_shortages(case)[0].fix
+    assert fix is not None
+    assert fix.endswith("and still it does not fit: more or larger accelerators are needed")
+
+
+def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
+    (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvShare(gpu_memory_utilization=0.2)))
+    assert problem.code == "kv-cache-too-small"
+    assert problem.key == "rollout.gpu_memory_utilization"

@@ -1,0 +1,131 @@
+"""make_plan: everything decided, every problem at once, nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from rlplace.config import RunConfig, read_config
+from rlplace.errors import PlacementError
+from rlplace.placement import Plan, Topology, make_plan, render_json, render_svg, render_text
+from rlplace.workers import job
+
+HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
+EIGHT = Topology.uniform(1, 8)
+
+
+def config(
+    placement: object = HYBRID, *, envs: int = 64, groups: int = 2, offload: bool = True, **cluster: Any
+) -> RunConfig:
+    return read_config(
+        {
+            "cluster": {"component_placement": placement, **cluster},
+            "env": {"id": "CartPole-v1", "total_num_envs": envs, "enable_offload": offload},
+            "rollout": {"pipeline_stage_num": groups, "enable_offload": offload},
+            "actor": {"enable_offload": offload},
+        }
+    )
+
+
+def plan(*args: Any, topology: Topology = EIGHT, **options: Any) -> Plan:
+    return make_plan(config(*args, **options), topology)
+
+
+def codes(*args: Any, topology: Topology = EIGHT, **options: Any) -> list[str]:
+    with pytest.raises(PlacementError) as caught:
+        plan(*args, topology=topology, **options)
+    return list(caught.value.codes)
+
+
+def test_placement_residency_and_data_flow_problems_come_together() -> None:
+    found = codes({"actor": "0-8", "env": "0-3", "rollout": "0-3,6"}, envs=13, offload=False, allow_resident=["actr"])
+    assert found == ["accelerator-out-of-range", "unknown-component", "uneven-envs"]
+    found = codes(HYBRID, envs=13, offload=False)
+    assert found == ["residents-clash"] * 3 + ["uneven-envs"]
+
+
+def test_environments_must_divide_and_reach_every_rank() -> None:
+    assert codes(envs=60) == ["uneven-envs"]
+    assert codes({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=2, groups=1) == ["rank-without-rows"] * 2
+    with pytest.raises(PlacementError, match="total_num_envs: 64        \\(or: 56\\)"):
+        plan(envs=60)
+
+
+def test_proposed_sizes_are_legal() -> None:
+    assert plan(envs=56).routes.observations.rows == 28
+    with pytest.raises(PlacementError, match="total_num_envs: 8 "):
+        plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=2, groups=1)
+    assert plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=8, groups=1)
+
+
+def test_minibatches_must_not_be_empty() -> None:
+    small = config(envs=8)
+    algorithm = {"rollout_steps": 1, "num_minibatches": 9}
+    mapping = {
+        "cluster": {"component_placement": HYBRID},
+        "env": {"id": "x", "total_num_envs": 8},
+        "algorithm": algorithm,
+    }
+    with pytest.raises(PlacementError) as caught:
+        make_plan(read_config(mapping), EIGHT)
+    assert "empty-minibatches" in caught.value.codes
+    assert small.algorithm.num_minibatches <= 8
+
+
+def test_channels_hold_all_that_can_be_under_way() -> None:
+    channels = {c.name: c for c in plan().channels}
+    assert set(channels) == {job.OBSERVATIONS, job.ACTIONS, job.TRAJECTORIES, job.WEIGHTS}
+    assert channels["observations"].keys == ("0", "1", "2", "3")
+    assert channels["actions"].keys == tuple(f"{rank}/{group}" for rank in range(4) for group in range(2))
+    assert channels["trajectories"].keys == tuple(map(str, range(8)))
+    assert {n: c.capacity_items for n, c in channels.items()} == {
+        "observations": 8,
+        "actions": 8,
+        "trajectories": 8,
+        "weights": 8,
+    }
+
+
+def test_waste_is_a_warning() -> None:
+    (idle,) = plan({"actor": "0-3", "env": "4", "rollout": "5"}).warnings
+    assert (idle.code, "6-7" in idle.what) == ("idle-accelerators", True)
+    uneven = plan({"actor": "0-6", "env": "0-3", "rollout": "4-7"}).warnings
+    assert [w.code for w in uneven] == ["uneven-shares"]
+    assert uneven[0].fix == "total_num_envs: 112"
+    assert not plan({"actor": "0-6", "env": "0-3", "rollout": "4-7"}, envs=112).warnings
+
+
+@pytest.mark.parametrize(
+    "placement", [HYBRID, {"actor,env,rollout": "all"}, {"actor": "0-3", "env": "4-5", "rollout": "6-7:0"}]
+)
+def test_every_rendering_is_well_formed(placement: dict[str, str]) -> None:
+    made = plan(placement)
+    text = render_text(made)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.isascii()
+    assert json.loads(json.dumps(render_json(made))) == render_json(made)
+    picture = ET.fromstring(render_svg(made))
+    words = " ".join(picture.itertext())
+    assert all(word in words for word in ("sync", "rollout", "learn", "actor", made.placement.mode))
+
+
+def test_many_nodes_fold() -> None:
+    placement = {"actor": "all", "env": "0-4095", "rollout": "4096-8191"}
+    made = plan(placement, envs=8192, topology=Topology.uniform(1024, 8))
+    text = render_text(made)
+    assert "nodes 0-511" in text
+    assert "nodes 512-1023" in text
+    assert len(text.splitlines()) < 60
+    assert render_svg(made).count("<rect") < 40
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    probe = "import sys, rlplace.placement; print([m for m in ('numpy', 'torch', 'ray', 'hydra') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

@@ -1,0 +1,88 @@
+"""Residency and moves derived from needs, sharing and offload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rlplace.errors import PlacementError, Source
+from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Move, Residency, Schedule, Topology, derive_schedule
+
+OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
+ALL = ("actor", "env", "rollout")
+
+
+def placed(actor: str, env: str, rollout: str) -> HybridComponentPlacement:
+    block = {"actor": actor, "env": env, "rollout": rollout}
+    return HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 8))
+
+
+def schedule(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> Schedule:
+    return derive_schedule(placement, PPO_NEEDS, {c: c in offload for c in ALL}, allow)
+
+
+def move(component: str, before: Residency, after: Residency) -> Move:
+    return Move(component=component, before=before, after=after)
+
+
+def test_the_hybrid_table_to_the_letter() -> None:
+    plan = schedule(placed("0-7", "0-3", "4-7"), ALL)
+    assert plan.residency == {
+        "sync": {"actor": WEIGHTS, "env": OFF, "rollout": WEIGHTS},
+        "rollout": {"actor": OFF, "env": FULL, "rollout": FULL},
+        "learn": {"actor": FULL, "env": OFF, "rollout": OFF},
+    }
+    moves = {stage: (entry.releases, entry.acquires) for stage, entry in plan.entries.items()}
+    assert moves == {
+        "sync": ((move("actor", FULL, WEIGHTS),), (move("rollout", OFF, WEIGHTS),)),
+        "rollout": ((move("actor", WEIGHTS, OFF),), (move("env", OFF, FULL), move("rollout", WEIGHTS, FULL))),
+        "learn": ((move("env", FULL, OFF), move("rollout", FULL, OFF)), (move("actor", OFF, FULL),)),
+    }
+    assert plan.first.releases == ()
+    assert plan.first.acquires == (move("actor", OFF, WEIGHTS), move("rollout", OFF, WEIGHTS))
+
+
+@pytest.mark.parametrize("offload", [(), ALL])
+def test_disjoint_sets_never_move(offload: Sequence[str]) -> None:
+    plan = schedule(placed("0-3", "4-5", "6-7"), offload)
+    assert all(held is FULL for row in plan.residency.values() for held in row.values())
+    assert all(entry.releases == entry.acquires == () for entry in plan.entries.values())
+    assert {m.component for m in plan.first.acquires} == set(ALL)
+
+
+def test_only_those_who_share_move() -> None:
+    plan = schedule(placed("0-3", "0-3", "4-7"), ALL)
+    assert {m.component for e in plan.entries.values() for m in (*e.releases, *e.acquires)} == {"actor", "env"}
+
+
+def test_a_resident_in_the_way_is_named_with_those_it_hinders() -> None:
+    sources = {"actor.enable_offload": Source(file="run.yaml", line=3)}
+    offload = {"actor": False, "env": True, "rollout": True}
+    with pytest.raises(PlacementError) as caught:
+        derive_schedule(placed("0-7", "0-3", "4-7"), PPO_NEEDS, offload, (), sources)
+    (problem,) = caught.value.problems
+    assert problem.code == "residents-clash"
+    assert problem.key == "actor.enable_offload"
+    assert problem.source == sources["actor.enable_offload"]
+    assert "env and rollout" in problem.what
+    assert problem.fix is not None
+    assert problem.fix.startswith("actor.enable_offload: true")
+    assert "cluster.allow_resident: [actor]" in problem.fix
+
+
+def test_each_resident_in_the_way_is_a_problem_of_its_own() -> None:
+    with pytest.raises(PlacementError) as caught:
+        schedule(placed("0-7", "0-3", "4-7"), ())
+    assert [p.key.partition(".")[0] for p in caught.value.problems] == ["actor", "env", "rollout"]
+
+
+def test_allowed_residents_stay() -> None:
+    plan = schedule(placed("0-7", "0-3", "4-7"), ("env", "rollout"), allow=["actor"])
+    assert {plan.residency[s]["actor"] for s in plan.stages} == {FULL}
+    assert plan.residency["learn"]["rollout"] is OFF
+
+
+def test_env_and_rollout_may_share_since_one_stage_needs_both() -> None:
+    plan = schedule(placed("0-3", "4-7", "4-7"), ())
+    assert {m.component for e in plan.entries.values() for m in e.acquires} == set()

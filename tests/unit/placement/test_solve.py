@@ -1,0 +1,127 @@
+"""The largest size that fits: the next one does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlplace.errors import PlacementError
+from rlplace.placement.memory import EngineModel, FrozenModel, Knob, KvBytes, MemoryCase, TrainedModel, solve
+from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, spread_70b
+
+
+def with_batch(case: MemoryCase, size: int) -> MemoryCase:
+    demands = {
+        c: dataclasses.replace(d, micro_batch=size) if isinstance(d, (TrainedModel, FrozenModel)) else d
+        for c, d in case.demands.items()
+    }
+    return dataclasses.replace(case, demands=demands)
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
+    case = colocated_8b()
+    solution = solve(case, Knob.MICRO_BATCH)
+    assert solution is not None
+    size = int(solution.value)
+    assert size > 4
+    assert solution.case.ledger().fits
+    assert with_batch(case, size).ledger().fits
+    assert not with_batch(case, size + 1).ledger().fits
+
+
+def test_one_component_alone_can_be_asked_for() -> None:
+    solution = solve(colocated_8b(), Knob.MICRO_BATCH, "actor")
+    assert solution is not None
+    critic, actor = (solution.case.demands[c] for c in ("critic", "actor"))
+    assert isinstance(critic, TrainedModel)
+    assert isinstance(actor, TrainedModel)
+    assert (critic.micro_batch, actor.micro_batch) == (4, solution.value)
+
+
+def test_the_longest_sequence_is_that_of_all_components() -> None:
+    solution = solve(colocated_8b(micro_batch=1), Knob.SEQUENCE_LENGTH)
+    assert solution is not None
+    assert solution.value > 8192
+    lengths = {d.sequence_length for d in solution.case.demands.values() if not isinstance(d, EngineModel)}  # type: ignore[attr-defined]
+    assert lengths == {solution.value}
+
+
+def test_the_largest_share_goes_up_to_the_next_hundredth() -> None:
+    case = colocated_8b()
+    solution = solve(case, Knob.KV_SHARE)
+    assert solution is not None
+    assert 0.9 < solution.value < 1
+    (account,) = solution.case.ledger().accelerators
+    assert account.margin_bytes is not None
+    assert 0 <= account.margin_bytes < 0.02 * account.capacity_bytes
+
+
+def test_a_share_that_leaves_no_room_for_the_cache_is_no_solution() -> None:
+    case = colocated_8b(offload=False, micro_batch=1, sequence_length=128)
+    assert solve(case, Knob.KV_SHARE) is not None
+    long = colocated_8b(offload=False, micro_batch=1, sequence_length=128)
+    engine = long.demands["rollout"]
+    assert isinstance(engine, EngineModel)
+    assert (
+        solve(long.with_demand("rollout", dataclasses.replace(engine, sequence_length=1 << 20)), Knob.KV_SHARE) is None
+    )
+
+
+def test_nothing_fits_is_none() -> None:
+    assert solve(spread_70b(), Knob.MICRO_BATCH) is None
+
+
+def test_what_always_fits_ends_at_the_most_that_is_tried() -> None:
+    case = colocated_8b()
+    tiny = dataclasses.replace(case, placement=case.placement, demands={"rollout": rlhf_demands("8b")["rollout"]})
+    engine = tiny.demands["rollout"]
+    assert isinstance(engine, EngineModel)
+    solution = solve(tiny, Knob.KV_SHARE)
+    assert solution is not None
+    assert solution.value == 1.0
+    fixed = tiny.with_demand("rollout", dataclasses.replace(engine, cache=KvBytes(size_bytes=1 << 42)))
+    with pytest.raises(PlacementError) as caught:
+        solve(fixed, Knob.KV_SHARE)
+    assert caught.value.codes == ("nothing-to-solve",)
+
+
+def test_a_micro_batch_of_any_size_fits_what_keeps_nothing() -> None:
+    case = colocated_8b()
+    roomy = dataclasses.replace(case, demands={"reference": rlhf_demands("8b")["reference"]})
+    reference = roomy.demands["reference"]
+    assert isinstance(reference, FrozenModel)
+    short = roomy.with_demand(
+        "reference", dataclasses.replace(reference, sequence_length=1, model=_without_width(reference))
+    )
+    solution = solve(short, Knob.MICRO_BATCH)
+    assert solution is not None
+    assert solution.value == 1 << 16
+
+
+def _without_width(demand: FrozenModel):  # type: ignore[no-untyped-def]
+    return dataclasses.replace(demand.model, vocabulary=0)
+
+
+def test_what_cannot_be_solved_for_says_who_has_it() -> None:
+    with pytest.raises(PlacementError, match=r"it is a size of actor, critic, reference, reward") as caught:
+        solve(colocated_8b(), Knob.MICRO_BATCH, "rollout")
+    assert caught.value.problems[0].key == "rollout.micro_batch"
+    plan, config = ppo()
+    from rlplace.placement.memory import memory_case
+
+    with pytest.raises(PlacementError, match="no component of this job has it"):
+        solve(memory_case(plan, config, None), Knob.MICRO_BATCH)
+
+
+def test_without_known_memory_there_is_no_largest() -> None:
+    from rlplace.placement import HybridComponentPlacement, Topology
+
+    case = colocated_8b()
+    unknown = dataclasses.replace(
+        case,
+        placement=HybridComponentPlacement({"component_placement": {"actor": "0-7"}}, Topology.uniform(1, 8, "cuda")),
+    )
+    with pytest.raises(PlacementError) as caught:
+        solve(unknown, Knob.MICRO_BATCH)
+    assert caught.value.codes == ("unknown-memory",)

@@ -1,0 +1,92 @@
+"""Packed, flexible and node placement."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplace.errors import PlacementError
+from rlplace.placement import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    PlacementStrategy,
+    Topology,
+)
+
+EIGHT = Topology.uniform(1, 8)
+TWO_BY_FOUR = Topology.uniform(2, 4)
+
+
+def accelerators(strategy: PlacementStrategy, topology: Topology = EIGHT) -> list[tuple[int, ...]]:
+    return [s.accelerators for s in strategy.get_placement(topology)]
+
+
+def codes(strategy: PlacementStrategy, topology: Topology = EIGHT) -> set[str]:
+    with pytest.raises(PlacementError) as caught:
+        strategy.get_placement(topology)
+    return set(caught.value.codes)
+
+
+def test_packed() -> None:
+    assert accelerators(PackedPlacementStrategy(2, 4)) == [(2,), (3,), (4,)]
+    assert accelerators(PackedPlacementStrategy(0, 7, 2)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_packed_with_stride() -> None:
+    strategy = PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)
+    assert accelerators(strategy) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert accelerators(PackedPlacementStrategy(0, 7, 2, 4)) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [
+        (PackedPlacementStrategy(0, 8), "accelerator-out-of-range"),
+        (PackedPlacementStrategy(5, 2), "reversed-range"),
+        (PackedPlacementStrategy(0, 6, 2), "uneven-packing"),
+        (PackedPlacementStrategy(0, 5, 2, 2), "uneven-packing"),
+        (PackedPlacementStrategy(0, 7, 0), "bad-strategy"),
+        (PackedPlacementStrategy(0, 7, 1, -1), "bad-strategy"),
+        (PackedPlacementStrategy(0, 7, node_group="a800"), "unknown-node-group"),
+        (FlexiblePlacementStrategy([]), "empty-placement"),
+        (FlexiblePlacementStrategy([[]]), "accelerator-out-of-range"),
+        (FlexiblePlacementStrategy([[0], [-1]]), "accelerator-out-of-range"),
+        (FlexiblePlacementStrategy([[1, 1]]), "duplicate-accelerator"),
+        (NodePlacementStrategy([]), "empty-placement"),
+        (NodePlacementStrategy([0, 1]), "node-out-of-range"),
+        (NodePlacementStrategy([0], node_group_label="robots"), "unknown-node-group"),
+    ],
+)
+def test_what_cannot_be_placed(strategy: PlacementStrategy, code: str) -> None:
+    assert codes(strategy) == {code}
+
+
+def test_no_process_spans_nodes() -> None:
+    assert codes(PackedPlacementStrategy(2, 5, 4), TWO_BY_FOUR) == {"rank-spans-nodes"}
+    assert codes(PackedPlacementStrategy(0, 7, 2, 4), TWO_BY_FOUR) == {"rank-spans-nodes"}
+    assert codes(FlexiblePlacementStrategy([[0], [3, 4]]), TWO_BY_FOUR) == {"rank-spans-nodes"}
+    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO_BY_FOUR) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_flexible_keeps_processes_and_sorts_their_accelerators() -> None:
+    slots = FlexiblePlacementStrategy([[5, 4], [7], [4]]).get_placement(TWO_BY_FOUR)
+    assert [s.accelerators for s in slots] == [(4, 5), (7,), (4,)]
+    assert [s.local_accelerators for s in slots] == [(0, 1), (3,), (0,)]
+
+
+def test_isolation_decides_what_a_process_sees() -> None:
+    strategy = PackedPlacementStrategy(4, 5)
+    isolated, open_ = (strategy.get_placement(TWO_BY_FOUR, isolate_accelerator=i)[1] for i in (True, False))
+    assert isolated.visible_accelerators == isolated.local_accelerators == (1,)
+    assert open_.visible_accelerators == (0, 1, 2, 3)
+    assert open_.local_accelerators == (1,)
+
+
+def test_node_placement_holds_no_accelerator() -> None:
+    slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO_BY_FOUR)
+    assert [(s.rank, s.node, s.local_rank, s.local_world_size) for s in slots] == [
+        (0, 0, 0, 2),
+        (1, 0, 1, 2),
+        (2, 1, 0, 1),
+    ]
+    assert all(s.accelerators == s.visible_accelerators == () for s in slots)

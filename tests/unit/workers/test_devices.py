@@ -1,0 +1,101 @@
+"""Accounts of emulated memory: what fits, what is refused and what the refusal says."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+
+from rlplace.errors import AcceleratorOutOfMemory
+from rlplace.placement.slots import Slot
+from rlplace.workers.devices import EmulatedDevice, Holding, MemoryAccount, show_bytes
+
+
+def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
+    slot = Slot(
+        component=component,
+        rank=0,
+        node=0,
+        local_rank=0,
+        local_world_size=1,
+        accelerators=accelerators,
+        local_accelerators=accelerators,
+    )
+    return EmulatedDevice(account, slot)
+
+
+def test_labels_are_replaced_and_released() -> None:
+    actor = device(MemoryAccount([100, 100]), "actor", 0, 1)
+    actor.acquire(60, "weights")
+    actor.acquire(30, "gradients")
+    assert actor.held_bytes() == 90, "on each accelerator, not over all"
+    actor.acquire(70, "weights")
+    assert actor.held_bytes() == 100
+    actor.release("weights")
+    actor.release("weights")
+    assert actor.held_bytes() == 30
+    assert actor.torch_name == "cpu"
+
+
+def test_a_refusal_changes_nothing_and_names_the_residents_by_size() -> None:
+    account = MemoryAccount([1000, 100])
+    rollout, actor = device(account, "rollout", 1), device(account, "actor", 0, 1)
+    rollout.acquire(50, "kv cache")
+    rollout.acquire(10, "weights")
+    actor.acquire(20, "weights")
+    with pytest.raises(AcceleratorOutOfMemory) as refused:
+        actor.acquire(30, "gradients")
+    assert refused.value.code == "accelerator-out-of-memory"
+    assert str(refused.value).splitlines()[1:] == [
+        "    got: gradients needs 30 bytes",
+        "    why: accelerator 1 has 100 bytes, 20 bytes free; resident are",
+        "         rollout rank 0: kv cache 50 bytes",
+        "         actor rank 0: weights 20 bytes",
+        "         rollout rank 0: weights 10 bytes",
+        "    fix: rollout.enable_offload: true     (or cluster.accelerator.memory: 110)",
+    ]
+    assert actor.held_bytes() == 20, "also not on accelerator 0, where it would have fitted"
+    account.release_all("rollout rank 0")
+    actor.acquire(30, "gradients")
+    assert (actor.held_bytes(), rollout.held_bytes()) == (50, 0)
+
+
+def test_alone_the_fix_is_more_memory() -> None:
+    with pytest.raises(AcceleratorOutOfMemory) as refused:
+        device(MemoryAccount([10]), "actor", 0).acquire(11, "weights")
+    assert refused.value.problem.fix == "cluster.accelerator.memory: 11"
+    assert "nobody is resident" in (refused.value.problem.why or "")
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert isinstance(copy, AcceleratorOutOfMemory)
+    assert copy.problem == refused.value.problem
+
+
+def test_many_threads_never_overfill() -> None:
+    account = MemoryAccount([100])
+    refused = []
+
+    def take(owner: str) -> None:
+        for round_ in range(50):
+            try:
+                account.acquire(Holding(owner=owner, accelerators=(0,)), 30, "weights")
+            except AcceleratorOutOfMemory:
+                refused.append(round_)
+            held = sum(account.held_bytes(f"worker {i}") for i in range(6))
+            assert held <= 180, "each read is whole, the sum of reads need not be"
+            account.release(owner, "weights")
+
+    threads = [threading.Thread(target=take, args=(f"worker {i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    account.acquire(Holding(owner="last", accelerators=(0,)), 100, "all")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB (1536)"), (16 << 30, "16.0 GiB (17179869184)")],
+)
+def test_sizes_are_readable_and_exact(size: int, text: str) -> None:
+    assert show_bytes(size) == text

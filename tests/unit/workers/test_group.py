@@ -1,0 +1,137 @@
+"""Which failure of several is told, on handles whose calls end when the test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.errors import ChannelBroken, Problem, WorkerError
+from rlplace.placement.slots import Slot
+from rlplace.workers.group import WorkerGroup, wait_all
+from rlplace.workers.host import Done, Failure
+from rlplace.workers.launch import OpenCalls
+from rlplace.workers.worker import Worker
+
+
+class Stepper(Worker):
+    def step(self) -> None: ...
+
+
+class Handle:
+    """A WorkerHandle without a worker."""
+
+    def __init__(self, component: str, rank: int) -> None:
+        self.slot = Slot(
+            component=component,
+            rank=rank,
+            node=0,
+            local_rank=rank,
+            local_world_size=1,
+            accelerators=(rank,),
+            local_accelerators=(rank,),
+        )
+        self.calls = OpenCalls(self.slot)
+        self.last: Future[Any] = Future()
+        self.cancelled = threading.Event()
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+        self.last = self.calls.begin(method)
+        return self.last
+
+    def close(self) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+    def where(self) -> Future[str]:
+        return Future()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def stop(self) -> None:
+        self.calls.end("the worker was stopped")
+
+    def die(self) -> None:
+        self.calls.fail(self.last, "the worker process died")
+
+    def raises(self, cause: BaseException) -> None:
+        self.calls.settle(self.last, Failure(what=str(cause), traceback="a traceback", cause=cause))
+
+
+class Job:
+    """A group of three, and what was forgotten of it."""
+
+    def __init__(self, name: str = "actor", **channels: LocalChannel) -> None:
+        self.handles = [Handle(name, rank) for rank in range(3)]
+        self.forgotten: list[str] = []
+        self.group = WorkerGroup(
+            name=name,
+            worker=Stepper,
+            handles=self.handles,
+            channels=channels,
+            forget=self.forgotten.append,
+            grace_s=0.01,
+        )
+
+
+def broken() -> ChannelBroken:
+    return ChannelBroken(Problem(code="channel-broken", key="actions", what="a peer died"))
+
+
+def test_a_death_explains_the_errors_of_its_peers() -> None:
+    """A peer of a killed rank often reports its lost connection before the death itself is known."""
+    job = Job()
+    pending = job.group.step()
+    job.handles[2].raises(RuntimeError("connection closed by peer"))
+    job.handles[1].die()
+    job.handles[0].calls.settle(job.handles[0].last, Done(None))
+    with pytest.raises(WorkerError, match=r"actor rank 1.*died"):
+        pending.wait(timeout_s=30)
+
+
+def test_a_broken_channel_is_explained_by_another_error() -> None:
+    env, rollout = Job("env"), Job("rollout")
+    pending = [rollout.group.step(), env.group.step()]
+    rollout.handles[0].raises(broken())
+    env.handles[1].raises(ValueError("bad action"))
+    for handle in (*rollout.handles[1:], env.handles[0], env.handles[2]):
+        handle.raises(broken())
+    with pytest.raises(WorkerError, match=r"env rank 1.*bad action") as raised:
+        wait_all(pending, timeout_s=30)
+    assert rollout.group.failure is env.group.failure is raised.value
+    assert all(h.cancelled.is_set() for h in (*env.handles, *rollout.handles))
+
+
+def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
+    channel = LocalChannel(ChannelSpec(name="mail", capacity_items=1))
+    job = Job(mail=channel)
+    pending = job.group.step()
+    job.handles[2].raises(ValueError("first"))
+    job.handles[0].raises(ValueError("second"))  # rank 1 reacts to nothing and is stopped
+    with pytest.raises(WorkerError, match=r"rank 2.*first") as raised:
+        pending.wait(timeout_s=30)
+    assert isinstance(job.handles[1].last.exception(), WorkerError)
+    assert len(job.group.failures) == 2
+    assert sorted(job.forgotten) == ["actor rank 0", "actor rank 1", "actor rank 2"]
+    with pytest.raises(ChannelBroken, match="actor rank 2"):
+        channel.get()
+    with pytest.raises(WorkerError) as again:
+        job.group.execute_on(1).step()
+    assert again.value is raised.value
+
+
+def test_calls_of_an_ended_worker_fail_at_once() -> None:
+    handle = Handle("env", 0)
+    waiting = handle.call("step", (), {})
+    assert handle.calls.end("gone")
+    assert not handle.calls.end("gone again")
+    for future in (waiting, handle.call("step", (), {})):
+        with pytest.raises(WorkerError, match="step failed: gone"):
+            future.result(timeout=0)

@@ -1,0 +1,99 @@
+"""What a job asks of real machines, and every refusal about it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlplace.placement.slots import Slot
+from rlplace.placement.strategies import FlexiblePlacementStrategy
+from rlplace.placement.topology import Topology
+from rlplace.workers.reservation import (
+    CPU_SHARE,
+    Expected,
+    Machine,
+    WorkerReport,
+    demands,
+    expected,
+    in_order,
+    still_missing,
+    too_small,
+    unreserved,
+)
+
+GPUS = Topology.uniform(2, 4, "cuda")
+
+
+def machine(number: int, gpus: float = 4, *, head: bool = False) -> Machine:
+    return Machine(id=f"id-{number}", address=f"10.0.0.{number}", head=head, total={"CPU": 8.0, "GPU": gpus})
+
+
+def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ...]:
+    placed = FlexiblePlacementStrategy(accelerators).get_placement(topology)
+    return tuple(dataclasses.replace(slot, component="actor") for slot in placed)
+
+
+def test_nodes_are_ranked_head_first_then_by_address() -> None:
+    machines = [machine(10), machine(9), machine(200, head=True)]
+    assert [m.address for m in in_order(machines)] == ["10.0.0.200", "10.0.0.9", "10.0.0.10"]
+
+
+def test_one_demand_per_used_node_for_what_is_used_there() -> None:
+    needed = demands(slots([0], [2, 3], [2], [5]), GPUS)
+    assert {node: d.accelerators for node, d in needed.items()} == {0: (0, 2, 3), 1: (1,)}
+    assert [d.resources for d in needed.values()] == [{"GPU": 3.0}, {"GPU": 1.0}]
+    emulated = Topology.uniform(1, 8)
+    assert demands(slots([0], [7], topology=emulated), emulated)[0].resources == {"CPU": CPU_SHARE}
+
+
+def test_what_was_not_reserved_is_refused() -> None:
+    reserved = demands(slots([0], [1]), GPUS)
+    assert unreserved(slots([0, 1]), reserved) is None
+    other_accelerator, other_node = unreserved(slots([0], [2]), reserved), unreserved(slots([4]), reserved)
+    assert other_accelerator is not None
+    assert (other_accelerator.code, other_accelerator.key) == ("not-reserved", "actor rank 1")
+    assert other_node is not None
+    assert other_node.what == "its accelerators on node 1 were not reserved"
+
+
+def test_a_cluster_that_can_never_hold_it() -> None:
+    needed = demands(slots([0], [4], [5]), GPUS)
+    assert too_small(needed, [machine(1), machine(2)], "here") is None
+    fewer = too_small(needed, [machine(1)], "10.0.0.1:6379")
+    assert fewer is not None
+    assert (fewer.code, fewer.key, fewer.got) == ("cluster-too-small", "cluster.num_nodes", "2")
+    assert fewer.why == "10.0.0.1:6379 has node 0: 10.0.0.1"
+    assert fewer.fix == "cluster.num_nodes=1     (or add 1 node)"
+    weaker = too_small(needed, [machine(1), machine(2, gpus=1)], "here")
+    assert weaker is not None
+    assert (weaker.key, weaker.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
+
+
+def test_a_reservation_that_waits_says_what_is_missing_and_where() -> None:
+    needed = demands(slots([0], [1], [4]), GPUS)
+    free = {"id-1": {"GPU": 1.0}, "id-2": {"GPU": 4.0}}
+    problem = still_missing(needed, [machine(1), machine(2)], free, 60.0)
+    assert problem.code == "reserve-timeout"
+    assert problem.got == "node 0 (10.0.0.1): needs 2 GPU, has 1"
+    assert "within 60 s" in problem.what
+
+
+def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
+    (slot,) = slots([2, 3])
+    assert expected(slot, machine(1), {0: "4", 2: "5", 3: "GPU-a"}).visible == ("5", "GPU-a")
+    assert expected(slot, machine(1), {}).visible == (), "emulated accelerators are nothing to see"
+    (shared,) = FlexiblePlacementStrategy([[1]]).get_placement(GPUS, isolate_accelerator=False)
+    assert expected(shared, machine(1), {n: str(n) for n in range(4)}).visible == ("0", "1", "2", "3")
+
+
+def test_a_worker_that_sits_wrong_is_found() -> None:
+    (slot,) = slots([1])
+    plan = Expected(machine="id-1", visible=("1",))
+    right = WorkerReport(machine="id-1", host="a", pid=1, visible=("1",))
+    assert plan.misfit(slot, right) is None
+    elsewhere = plan.misfit(slot, dataclasses.replace(right, machine="id-2"))
+    assert elsewhere is not None
+    assert (elsewhere.code, elsewhere.what) == ("worker-misplaced", "runs on another node than planned")
+    blind = plan.misfit(slot, dataclasses.replace(right, visible=()))
+    assert blind is not None
+    assert blind.what == "sees other accelerators than planned"
+    assert blind.got == "node id-1 (a), visible none"

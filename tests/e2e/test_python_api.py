@@ -1,0 +1,57 @@
+"""The engine without the command line: the README's example as printed there, and a sync that is equal to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from rlplace import compose
+from rlplace.envs import describe
+from rlplace.placement.schedule import Residency
+from rlplace.run import launch
+from rlplace.train import read_plan
+from rlplace.workers.cluster import Cluster
+from rlplace.workers.group import wait_all
+from rlplace.workers.job import Job
+from tests.e2e.training import SMALL, placed
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.ray
+def test_the_readme_example_prints_what_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    example, printed = re.findall(
+        r"```(?:python|text)\n(.*?)```", README.read_text(encoding="utf-8").split("## Python")[1], re.S
+    )[:2]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+    assert out.getvalue() == printed
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("where", [("0-2", "0", "1-2"), ("0-1", "2", "3")], ids=["hybrid", "disaggregated"])
+def test_after_a_sync_every_rollout_rank_has_the_actor_s_bits(where: tuple[str, str, str]) -> None:
+    (composed,) = compose.with_hydra(["--config-name", "hybrid_ppo", *SMALL, *placed(*where)])
+    config, plan = read_plan(composed)
+    job = Job(config=config, spaces=describe(config.env), routes=plan.routes)
+    with Cluster.from_config(config.cluster, plan.topology) as cluster:
+        groups = launch(cluster, plan, job)
+        actor, rollout = groups["actor"], groups["rollout"]
+        seen = []
+        for version in range(2):
+            wait_all([actor.move(Residency.WEIGHTS), rollout.move(Residency.WEIGHTS)], 60.0)
+            wait_all([actor.push_weights(version), rollout.pull_weights(version)], 60.0)
+            (digest,) = set(actor.digest().wait(60.0)) | set(rollout.digest().wait(60.0))
+            seen.append(digest)
+            actor.move(Residency.OFF).wait(60.0)
+            wait_all([groups["env"].move(Residency.FULL), rollout.move(Residency.FULL)], 60.0)
+            wait_all([groups["env"].run(version), rollout.generate(version)], 60.0)
+            wait_all([groups["env"].move(Residency.OFF), rollout.move(Residency.OFF)], 60.0)
+            actor.move(Residency.FULL).wait(60.0)
+            actor.learn(version, version).wait(60.0)
+        assert seen[0] != seen[1]  # it learned

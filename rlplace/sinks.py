@@ -53,7 +53,7 @@ class Column:
 
 COLUMNS = (
     Column("return", "env/mean_return", ",.1f", 10),
-    Column("episodes", "env/episodes", ",.0f", 10),  # that ended in this iteration: 0 explains a return that stands still
+    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: 0 explains a return that stands still
     Column("steps/s", "env/steps_per_s", ",.0f", 9),
     Column("rollout s", "time/rollout_s", ".2f", 10),
     Column("learn s", "time/learn_s", ".2f", 8),

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlplace.errors import WorkerError
 from rlplace.metrics import Metrics, reduce_metrics
-from rlplace.placement.schedule import Move, Schedule, Transition
+from rlplace.placement.schedule import Move, Residency, Schedule, Transition
 from rlplace.workers.group import Pending, WorkerGroup, wait_all
 from rlplace.workers.worker import MoveReport
 
@@ -27,6 +27,9 @@ class Loop:
 
     def __init__(self, schedule: Schedule, groups: Mapping[str, WorkerGroup], *, stage_timeout_s: float) -> None:
         self.version = 0
+        self.held: dict[
+            str, dict[Residency, int]
+        ] = {}  # measured bytes per accelerator of each component's fullest rank
         self._schedule = schedule
         self._groups = groups
         self._timeout_s = stage_timeout_s
@@ -49,7 +52,7 @@ class Loop:
         for stage in self._schedule.stages:
             with self._in(stage):
                 entered = time.perf_counter()
-                numbers.update(self._enter(stage))
+                self._enter(stage)
                 ready = time.perf_counter()
                 reports += self._bodies[stage](index)
                 numbers["time/moves_s"] += ready - entered
@@ -59,22 +62,21 @@ class Loop:
         numbers["policy/version"] = float(self.version)
         return numbers | overhead(numbers)
 
-    def _enter(self, stage: str) -> dict[str, float]:
+    def _enter(self, stage: str) -> None:
         """Moves on entry: every release is awaited before the first acquire starts."""
         transition: Transition = self._schedule.entries[stage] if self._entered else self._schedule.first
         self._entered = True
         self._move(transition.releases)
-        held = self._move(transition.acquires)
-        return {f"memory/{c}_{stage}_bytes": float(r.accelerator_bytes) for c, r in held.items()}
+        self._move(transition.acquires)
 
-    def _move(self, moves: Sequence[Move]) -> dict[str, MoveReport]:
-        """Starts all moves together and waits for all; the largest rank speaks for its component."""
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Starts all moves together, waits for all and keeps what they left on the accelerators."""
         pending = [self._groups[move.component].move(move.after) for move in moves]
-        reports = self._wait(pending)
-        return {
-            move.component: max(ranks, key=lambda report: report.accelerator_bytes)
-            for move, ranks in zip(moves, reports, strict=True)
-        }
+        for move, ranks in zip(moves, self._wait(pending), strict=True):
+            reports: list[MoveReport] = ranks
+            fullest = max(report.accelerator_bytes for report in reports)
+            held = self.held.setdefault(move.component, {})
+            held[move.after] = max(fullest, held.get(move.after, 0))
 
     def _sync(self, index: int) -> list[Metrics]:
         push = self._groups["actor"].push_weights(self.version)

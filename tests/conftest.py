@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import uuid
@@ -62,7 +63,8 @@ def _children() -> set[psutil.Process]:
     """Direct children. /proc lists them in microseconds; psutil would read every process of the machine."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):
-        pids.update(int(pid) for pid in task.read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            pids.update(int(pid) for pid in task.read_text().split())
     return {process for pid in pids if (process := _process(pid)) is not None}
 
 

@@ -6,12 +6,13 @@ import itertools
 from typing import Any
 
 from rlplace.errors import Problem
+from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.plan import Plan
 from rlplace.placement.routes import Route
 from rlplace.placement.schedule import Move, Transition
 
 
-def render_json(plan: Plan) -> dict[str, Any]:
+def render_json(plan: AnyPlan) -> dict[str, Any]:
     """The same plan gives the same dict, key order included. Linear in ranks and shares."""
     placement, topology = plan.placement, plan.topology
     return {
@@ -42,26 +43,13 @@ def render_json(plan: Plan) -> dict[str, Any]:
             "first": _transition(plan.schedule.first),
             "entries": {stage: _transition(entry) for stage, entry in plan.schedule.entries.items()},
         },
-        "routes": {
-            "observations": _route(plan.routes.observations),
-            "trajectories": _route(plan.routes.trajectories),
-            "weights": _route(plan.routes.weights),
-        },
-        "channels": [
-            {
-                "name": c.name,
-                "source": c.source,
-                "target": c.target,
-                "keys": list(c.keys),
-                "capacity_items": c.capacity_items,
-            }
-            for c in plan.channels
-        ],
-        "warnings": [_warning(w) for w in plan.warnings],
+        "routes": _routes(plan),
+        "channels": _channels(plan) if isinstance(plan, Plan) else [],
+        "warnings": [problem_record(w) for w in plan.warnings],
     }
 
 
-def _component(plan: Plan, component: str) -> dict[str, Any]:
+def _component(plan: AnyPlan, component: str) -> dict[str, Any]:
     spec = plan.placement.spec(component)
     return {
         "placement": spec.render(),
@@ -86,6 +74,31 @@ def _move(move: Move) -> dict[str, str]:
     return {"component": move.component, "before": move.before.word, "after": move.after.word}
 
 
+def _routes(plan: AnyPlan) -> dict[str, Any] | list[dict[str, Any]]:
+    """By name where each has one."""
+    if not isinstance(plan, Plan):
+        return [_route(route) for route in plan.routes]
+    routes = plan.routes
+    return {
+        "observations": _route(routes.observations),
+        "trajectories": _route(routes.trajectories),
+        "weights": _route(routes.weights),
+    }
+
+
+def _channels(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": c.name,
+            "source": c.source,
+            "target": c.target,
+            "keys": list(c.keys),
+            "capacity_items": c.capacity_items,
+        }
+        for c in plan.channels
+    ]
+
+
 def _route(route: Route) -> dict[str, Any]:
     shares = [
         {"source": s.source, "target": s.target, "start": s.start, "stop": s.stop, "way": s.way.value}
@@ -94,5 +107,6 @@ def _route(route: Route) -> dict[str, Any]:
     return {"source": route.source, "target": route.target, "rows": route.rows, "shares": shares}
 
 
-def _warning(warning: Problem) -> dict[str, str | None]:
-    return {"code": warning.code, "key": warning.key, "what": warning.what, "why": warning.why, "fix": warning.fix}
+def problem_record(problem: Problem) -> dict[str, str | None]:
+    """A problem or warning, less where it stands."""
+    return {"code": problem.code, "key": problem.key, "what": problem.what, "why": problem.why, "fix": problem.fix}

@@ -72,12 +72,6 @@ class Shares(Sequence[Share]):
 
     __hash__ = None  # type: ignore[assignment]  # equal to a tuple of the same shares, which hashes by its items
 
-    def sent_by(self, rank: int) -> tuple[Share, ...]:
-        return tuple(self[i] for i, source in enumerate(self._sources) if source == rank)
-
-    def got_by(self, rank: int) -> tuple[Share, ...]:
-        return tuple(self[i] for i, target in enumerate(self._targets) if target == rank)
-
     def ways(self) -> dict[Way, int]:
         """How many shares go each way; only ways that occur, nearest first."""
         pairs = zip(self._sources, self._targets, strict=True)
@@ -100,11 +94,11 @@ class Route:
 
     def sends(self, rank: int) -> tuple[Share, ...]:
         """What source rank `rank` sends, by row."""
-        return self.shares.sent_by(rank)
+        return tuple(share for share in self.shares if share.source == rank)
 
     def receives(self, rank: int) -> tuple[Share, ...]:
         """What target rank `rank` gets, by row."""
-        return self.shares.got_by(rank)
+        return tuple(share for share in self.shares if share.target == rank)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from rlplace.errors import (
     WorkerTimeout,
 )
 from rlplace.placement.schedule import Residency
+from rlplace.placement.slots import Slot, Surroundings
 from rlplace.placement.strategies import FlexiblePlacementStrategy
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import WorkerGroup, wait_all
@@ -31,6 +34,15 @@ MakeCluster = Callable[..., Cluster]
 def on(*accelerators: int) -> FlexiblePlacementStrategy:
     """One rank per accelerator."""
     return FlexiblePlacementStrategy([[a] for a in accelerators])
+
+
+class Surrounded(FlexiblePlacementStrategy):
+    """As on a node whose `env_configs` name a variable and an interpreter."""
+
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> tuple[Slot, ...]:
+        slots = super().get_placement(cluster, isolate_accelerator)
+        found = Surroundings(env_vars=(("OMP_NUM_THREADS", "2"),), interpreter=sys.executable)
+        return tuple(dataclasses.replace(slot, surroundings=found) for slot in slots)
 
 
 @pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
@@ -321,3 +333,5 @@ def test_processes_are_placed_seen_and_met() -> None:
         seen = probes.process().wait()
         assert len({pid for pid, _, _ in seen}) == 2, "two ranks of one accelerator are two processes"
         assert [(visible, threads) for _, visible, threads in seen] == [("", "1")] * 2
+        surrounded = launch(cluster, "surrounded", Surrounded([[0]])).process().wait()
+        assert [threads for _, _, threads in surrounded] == ["2"]

@@ -22,7 +22,7 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(tmp_path: Path)
     assert run.code == 0, run.err
     assert run.folder is not None
     files = {path.name for path in run.folder.iterdir()}
-    plan_and_results = {"plan.txt", "plan.json", "plan.svg", "policy.safetensors", "summary.json"}
+    plan_and_results = {"plan.txt", "plan.json", "plan.svg", "policy.safetensors", "summary.json", "memory.json"}
     assert files == plan_and_results | {"config.yaml", "metrics.jsonl", "tensorboard"}
     config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
     assert config.runner.seed == 7
@@ -117,3 +117,17 @@ def test_a_signal_ends_the_run_with_its_own_exit_code(tmp_path: Path, number: si
     lines = len(run.metrics())  # every line is whole
     assert lines >= 2
     assert run.summary()["iterations"] - lines in (0, 1)  # the signal may fall between two sinks
+
+
+def test_the_run_measures_what_the_ledger_predicted(tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "0"), "runner.total_env_steps=512")
+    memory = run.summary()["memory"]
+    assert {component: set(rows) for component, rows in memory.items()} == {
+        "actor": {"off", "weights", "full"},
+        "rollout": {"off", "weights", "full"},
+        "env": {"off", "full"},
+    }
+    for rows in memory.values():
+        for size in rows.values():
+            assert size["measured"] == pytest.approx(size["predicted"], rel=0.05)
+    assert memory["env"]["full"]["measured"] == 256 << 20

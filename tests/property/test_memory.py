@@ -154,7 +154,7 @@ def test_more_ranks_never_hold_more_each(case: MemoryCase) -> None:
             for n in (2, 4)
         )
         for residency in Residency:
-            assert many.held_bytes(residency) <= few.held_bytes(residency)
+            assert sum(many.held[residency].values()) <= sum(few.held[residency].values())
 
 
 @given(cases())
@@ -178,7 +178,7 @@ def test_folded_accelerators_hold_what_each_of_them_holds(case: MemoryCase) -> N
                         )
                         footprint = case.demands[component].footprint(placed)
                         footprint = footprint.measured(case.measured.get(component, {}))
-                        expected += footprint.held_bytes(schedule.residency[stage][component])
+                        expected += sum(footprint.held[schedule.residency[stage][component]].values())
             (enter,) = [
                 load
                 for load in ledger.account(accelerator).loads
@@ -234,7 +234,8 @@ def test_what_is_solved_for_fits(case: MemoryCase, knob: Knob) -> None:
 def test_remedies_do_what_they_say(case: MemoryCase) -> None:
     for remedy in find_remedies(case):
         assert remedy.saves_bytes > 0
-        assert remedy.enough == remedy.case.ledger().fits
+        ledger = remedy.case.ledger()
+        assert remedy.enough == all(account.fits for account in (*ledger.accelerators, *ledger.hosts))
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=5), st.dictionaries(st.sampled_from(Residency), st.integers(0))))
@@ -249,6 +250,6 @@ def test_an_engine_stays_within_its_share_where_that_has_room(case: MemoryCase) 
         return
     memory = 1 << 34
     footprint = engine.footprint(Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda"))
-    used = footprint.held_bytes(Residency.FULL) + sum(footprint.working["rollout"].values())
+    used = sum(footprint.held[Residency.FULL].values()) + sum(footprint.working["rollout"].values())
     if footprint.held[Residency.FULL][Part.KV_CACHE]:
         assert used == int(memory * engine.cache.gpu_memory_utilization)

@@ -101,9 +101,6 @@ class Footprint:
     host: Mapping[Residency, HostBytes] = dataclasses.field(default_factory=dict)
     lacking: str | None = None  # why it cannot work at all, such as a KV cache without room
 
-    def held_bytes(self, residency: Residency) -> int:
-        return sum(self.held[residency].values())
-
     def reported_bytes(self, residency: Residency) -> int:
         """What the worker itself reports after a move: all but what belongs to its process."""
         return sum(size for part, size in self.held[residency].items() if part not in _PROCESS)

@@ -19,7 +19,7 @@ _MOST_FACTOR = 64
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change. `enough`: with it, and with those listed before it if `also` says so, everything fits."""
+    """One change. `enough`: with it, and with those listed before it if `also` says so, everything has room."""
 
     fix: str
     cost: str
@@ -54,8 +54,7 @@ def _together(case: MemoryCase) -> tuple[Remedy, ...]:
     while len(steps) < _MOST_STEPS and not (steps and steps[-1].enough):
         ledger = case.ledger()
         short = shortest(ledger)
-        if short is None:
-            break
+        assert short is not None, "as long as no step was enough, something is short"
         weighed = [_weigh(change, ledger, also=True) for change in _changes(case, short)]
         best = max((r for r in weighed if r is not None), key=lambda r: r.saves_bytes, default=None)
         if best is None:
@@ -81,7 +80,9 @@ def _weigh(change: _Change, before: MemoryLedger, *, also: bool) -> Remedy | Non
     )
     if saved <= 0:
         return None
-    return Remedy(fix=change.fix, cost=change.cost, saves_bytes=saved, enough=after.fits, case=change.case, also=also)
+    return Remedy(
+        fix=change.fix, cost=change.cost, saves_bytes=saved, enough=shortest(after) is None, case=change.case, also=also
+    )
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[_Change]:
@@ -181,7 +182,7 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[_Change]:
     if not isinstance(case.demands.get(component), (TrainedModel, FrozenModel)):
         return
     now, factor = case.ranks.get(component, case.placement.world_size(component)), 2
-    while factor < _MOST_FACTOR and not _with_ranks(case, component, now * factor).ledger().fits:
+    while factor < _MOST_FACTOR and shortest(_with_ranks(case, component, now * factor).ledger()) is not None:
         factor *= 2
     yield _Change(
         fix=f"cluster.component_placement.{component}: {now * factor} accelerators",

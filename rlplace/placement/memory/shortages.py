@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from rlplace.errors import Problem
 from rlplace.placement.memory.case import MemoryCase
+from rlplace.placement.memory.demands import EngineModel, KvBytes
 from rlplace.placement.memory.ledger import Account
 from rlplace.placement.memory.remedies import Remedy, find_remedies, shortest
 from rlplace.placement.memory.sizes import show_gib
+from rlplace.placement.memory.solve import Knob, solve
 
 _MOST_HOLDERS = 5
 
@@ -25,7 +27,7 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     worst = shortest(ledger)
     problems = [_does_not_fit(a, remedies if a is worst else ()) for a in ledger.accelerators if not a.fits]
     problems += [_host_too_small(a, remedies if a is worst else ()) for a in ledger.hosts if not a.fits]
-    problems += [_cannot_work(component, why) for component, why in ledger.lacking]
+    problems += [_cannot_work(case, component, why) for component, why in ledger.lacking]
     return tuple(problems)
 
 
@@ -58,10 +60,8 @@ def _excess(account: Account) -> str:
 
 
 def _when(account: Account) -> str:
-    moment = account.worst.moment
-    if moment.start:
-        return "at the start"
-    return f"on entry to stage {moment.stage}" if moment.entering else f"in stage {moment.stage}"
+    moment = account.worst.moment  # no other entry is fuller than its stage
+    return "at the start" if moment.start else f"in stage {moment.stage}"
 
 
 def _holders(has: str, account: Account) -> str:
@@ -83,11 +83,21 @@ def _proposals(remedies: Sequence[Remedy]) -> str | None:
     return "\n".join([*(f"{'and: ' * (i > 0)}{line}" for i, line in enumerate(lines)), *end])
 
 
-def _cannot_work(component: str, why: str) -> Problem:
+def _cannot_work(case: MemoryCase, component: str, why: str) -> Problem:
+    engine = case.demands[component]
+    assert isinstance(engine, EngineModel), "only a cache can be without room"
+    shorter = f"a shorter {component}.sequence_length"
+    if isinstance(engine.cache, KvBytes):
+        knob = "kv_cache_bytes"
+        fix = f"a larger {component}.{knob}, or {shorter}"
+    else:
+        knob = Knob.KV_SHARE.value
+        largest = solve(case, Knob.KV_SHARE, component)
+        fix = f"{component}.{knob}: {largest.value}        (the largest that fits)" if largest is not None else shorter
     return Problem(
         code="kv-cache-too-small",
-        key=f"{component}.gpu_memory_utilization",
+        key=f"{component}.{knob}",
         what="leaves too little for the KV cache",
         why=why,
-        fix=f"a larger {component}.gpu_memory_utilization, or a shorter {component}.sequence_length",
+        fix=fix,
     )

@@ -37,13 +37,14 @@ _MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.SEQUENCE_LENGTH: 1 << 24, Knob.KV_SHARE
 def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solution | None:
     """The largest value of `knob` for one component, or for all that have it, with which everything fits.
 
-    None where not even the least does. Raises PlacementError where the memory of no accelerator is known, and where no
-    such component has the knob.
+    None where not even the least does. Raises PlacementError where no memory is known, and where no such component has
+    the knob.
     """
     names = [c for c, d in case.demands.items() if component in (None, c) and _turned(d, knob, 1) is not None]
     if not names:
         raise PlacementError([_no_knob(case, knob, component)])
-    if not any(account.capacity_bytes for account in case.ledger().accelerators):
+    ledger = case.ledger()
+    if not any(account.capacity_bytes for account in (*ledger.accelerators, *ledger.hosts)):
         raise PlacementError([_no_capacity(knob)])
 
     def with_value(step: int) -> MemoryCase:

@@ -126,9 +126,15 @@ class RayLauncher:
         return reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
 
     def _process(self, slot: Slot, expected: Expected) -> RayWorker:
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(expected.visible), "OMP_NUM_THREADS": "1"}
+        surroundings = slot.surroundings
+        environment = {"OMP_NUM_THREADS": "1", **dict(surroundings.env_vars)}
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(expected.visible)
         host: Any = ray.remote(concurrency_groups={CONTROL: 2})(RayHost)  # type: ignore[call-overload]
-        options = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
+        if surroundings.env_vars:  # also for what reads them before our code runs
+            options.setdefault("runtime_env", {})["env_vars"] = dict(surroundings.env_vars)
+        if surroundings.interpreter:
+            options.setdefault("runtime_env", {})["py_executable"] = surroundings.interpreter
         return RayWorker(slot, host.options(**options, **self._on(slot.node)).remote(environment))
 
     def _reports(

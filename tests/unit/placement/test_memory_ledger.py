@@ -304,16 +304,30 @@ def test_nodes_of_other_memory_are_accounted_apart() -> None:
 def test_nodes_without_ranks_are_left_out() -> None:
     case = MemoryCase(
         placement=HybridComponentPlacement(
-            {"component_placement": {"env": "1,2"}}, Topology.uneven([1, 2, 1], "cuda", GIB)
+            {"component_placement": {"env": "1-3"}}, Topology.uneven([1, 2, 0, 1, 0], "cuda", GIB)
         ),
         needs=RLHF,
         offload={},
         demands={"env": Simulator(accelerator_bytes=5, host_bytes=3)},
     )
     ledger = case.ledger()
-    assert [str(a.numbers) for a in ledger.hosts] == ["1"]
-    assert ledger.hosts[0].worst.total_bytes == 2 * 3
-    assert [str(a.numbers) for a in ledger.accelerators] == ["1-2"]
+    assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("1", 2 * 3), ("3", 3)]
+    assert [str(a.numbers) for a in ledger.accelerators] == ["1-3"]
+
+
+def test_a_cluster_without_accelerators_has_hosts() -> None:
+    case = MemoryCase(
+        placement=HybridComponentPlacement(
+            {"component_placement": {"agent": {"node_group": "node", "placement": "0-1"}}}, Topology.uneven([0, 0])
+        ),
+        needs=rlhf_needs(("agent",)),
+        offload={},
+        demands={"agent": Simulator(host_bytes=5)},
+    )
+    ledger = case.ledger()
+    assert ledger.accelerators == ()
+    assert ledger.tightest is None
+    assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("0-1", 5)]
 
 
 def test_accelerators_of_other_memory_on_one_node_are_accounted_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory import (
     EngineModel,
     FrozenModel,
@@ -15,6 +16,7 @@ from rlplace.placement.memory import (
     find_shortages,
     memory_case,
 )
+from rlplace.placement.needs import rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
@@ -89,6 +91,12 @@ def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
     assert host == ["actor.optimizer_on_host: true", "critic.optimizer_on_host: true"]
 
 
+def test_what_is_done_already_is_not_proposed_again() -> None:
+    found = fixes(colocated_8b(micro_batch=16, optimizer_on_host=True))
+    assert found
+    assert not any("optimizer_on_host" in fix or "checkpointing" in fix for fix in found)
+
+
 def test_changes_that_are_enough_only_together_say_so() -> None:
     remedies = find_remedies(spread_70b())
     assert [r.also for r in remedies] == [True, True]
@@ -159,3 +167,39 @@ def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
     (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvShare(gpu_memory_utilization=0.2)))
     assert problem.code == "kv-cache-too-small"
     assert problem.key == "rollout.gpu_memory_utilization"
+    assert str(problem.fix).startswith("rollout.gpu_memory_utilization: 0.9")
+    (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=1 << 20)))
+    assert problem.key == "rollout.kv_cache_bytes"
+    assert "shorter rollout.sequence_length" in str(problem.fix)
+
+
+def test_a_cache_without_room_beside_a_batch_too_large_are_two_problems() -> None:
+    case = changed(colocated_8b(micro_batch=16), "rollout", cache=KvShare(gpu_memory_utilization=0.2))
+    batch, cache = find_shortages(case)
+    assert (batch.code, cache.code) == ("does-not-fit", "kv-cache-too-small")
+    assert cache.fix == "a shorter rollout.sequence_length"  # no share fits while the batch does not
+    assert "still it does not fit" not in str(batch.fix)
+
+
+def test_a_host_too_small_is_said_also_where_accelerators_are_not_known() -> None:
+    plan, config = ppo(memory=0)
+    case = with_host_memory(memory_case(plan, config, PENDULUM), 100)
+    assert [p.code for p in find_shortages(case)] == ["host-does-not-fit"]
+    unknown = dataclasses.replace(case, demands={**case.demands, "actor": rlhf_demands("8b")["actor"]})
+    assert "and still it does not fit" in str(find_shortages(unknown)[0].fix)
+
+
+def test_what_only_loading_needs_is_said_to_be_at_the_start() -> None:
+    reference = rlhf_demands("8b", micro_batch=1, sequence_length=1)["reference"]
+    assert isinstance(reference, FrozenModel)
+    case = MemoryCase(
+        placement=HybridComponentPlacement(
+            {"component_placement": {"reference": "0"}}, Topology.uniform(1, 1, "cuda", 16 * GIB)
+        ),
+        needs=rlhf_needs(("reference",)),
+        offload={},
+        demands={"reference": dataclasses.replace(reference, sharded=False)},
+    )
+    (problem,) = find_shortages(case)
+    assert "at the start" in str(problem.got)
+    assert "reference: loading 1002 MiB" in str(problem.why)

@@ -107,15 +107,18 @@ def _memory_lines(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list
     lines: list[str] = []
     for component, rows in memory.items():
         sizes = ", ".join(
-            f"{word} {_mib(size['measured'])} ({_mib(size['predicted'])})"
+            f"{word} {_size(size['measured'])} ({_size(size['predicted'])})"
             for word, size in rows.items()
             if word != "off"
         )
         lines.append(f"{'memory' if not lines else '':<11}{component}: {sizes}")
     if lines:
-        lines[-1] += "   MiB per accelerator, measured (predicted)"
+        lines[-1] += "   per accelerator, measured (predicted)"
     return lines
 
 
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.2f}"
+def _size(size_bytes: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << power:
+            return f"{size_bytes / (1 << power):.1f} {unit}"
+    return f"{size_bytes} B"

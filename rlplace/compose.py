@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,11 @@ from omegaconf.errors import OmegaConfBaseException
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 # A run keeps its own files (run.py); Hydra should neither change directory nor write.
 _QUIET = (
     "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
     "hydra.sweep.subdir=.",
     "hydra.output_subdir=null",
     "hydra/job_logging=none",
@@ -61,11 +63,15 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             found.append(ConfigError([_problem(error, argv)]))
 
     # argparse wants the overrides side by side; people write them around the flags.
-    overrides = [word for word in argv if _is_override(word)]
+    overrides = [_chosen(word, argv) for word in argv if _is_override(word)]
     flags = [word for word in argv if not _is_override(word)]
-    saved, sys.argv = sys.argv, [sys.argv[0], *flags, *overrides, *_QUIET]
+    # --config-path replaces the shipped folder; its clusters and models stay within reach.
+    beside = [f"hydra.searchpath=[file://{CONFIG_DIR}]"] if _flag(argv, "--config-path", "-cp") else []
+    saved = sys.argv
     try:
-        main()
+        with tempfile.TemporaryDirectory() as scratch:  # Hydra keeps a file about every sweep
+            sys.argv = [saved[0], *flags, *overrides, *_QUIET, f"hydra.sweep.dir={scratch}", *beside]
+            main()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError([_problem(error, argv)]) from error
     except yaml.YAMLError as error:
@@ -87,10 +93,21 @@ def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     return names
 
 
+def group_names(group: str, argv: Sequence[str] = ()) -> dict[str, str]:
+    """What `cluster=<name>` or `model=<name>` can choose, with the command line's own folder."""
+    return config_names(CONFIG_DIR / group) | config_names(config_directory(argv) / group)
+
+
 def config_directory(argv: Sequence[str]) -> Path:
     """Where the primary config of this command line is looked for."""
     chosen = _flag(argv, "--config-dir", "-cd") or _flag(argv, "--config-path", "-cp")
     return Path(chosen).resolve() if chosen else CONFIG_DIR
+
+
+def directory_words(argv: Sequence[str]) -> list[str]:
+    """The words of the command line that say where configs are looked for."""
+    flags = ("--config-dir", "-cd", "--config-path", "-cp")
+    return [word for flag in flags if (value := _flag(argv, flag)) is not None for word in (flag, value)]
 
 
 def config_name(argv: Sequence[str]) -> str | None:
@@ -124,17 +141,57 @@ def _plain(composed: DictConfig) -> Composed:
         raise ConfigError([_no_config()])
     mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(mapping, dict)
+    places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
+    parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
     sources: dict[str, Source] = {}
-    for place in run.runtime.config_sources:
-        file = Path(place.path) / f"{name.removesuffix('.yaml')}.yaml"
-        if place.schema == "file" and file.is_file():
-            sources.update(line_sources(file.read_text(encoding="utf-8"), _short(file)))
+    for group, choice in parts.items():
+        sources.update(_file_sources(places, f"{group}/{choice}", prefix=group.replace("/", ".")))
+    sources.update(_file_sources(places, name.removesuffix(".yaml")))
     for override in run.overrides.task:
         key = override.partition("=")[0].lstrip("+~")
+        if key in parts:
+            continue
         for below in [k for k in sources if k.startswith((f"{key}.", f"{key}["))]:
             del sources[below]
         sources[key] = Source(file=f"command line: {override}")
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
+
+
+def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[str, Source]:
+    """Where the keys of the config file `name` stand, in the last of the folders that has it."""
+    files = [file for place in places if (file := place / f"{name}.yaml").is_file()]
+    return line_sources(files[-1].read_text(encoding="utf-8"), _short(files[-1]), prefix) if files else {}
+
+
+def _chosen(word: str, argv: Sequence[str]) -> str:
+    """`cluster=<name>` and `model=<name>` as Hydra wants them: added to a config that has none among its defaults.
+
+    Raises ConfigError where no such cluster or model is declared; without a default, `model=` may also be a value.
+    """
+    key, _, name = word.partition("=")
+    if key not in (CLUSTER, MODEL):
+        return word
+    files = [folder / f"{config_name(argv)}.yaml" for folder in (config_directory(argv), CONFIG_DIR)]
+    text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+    among_defaults = re.search(rf"^ *- *(override +)?/?{key} *:", text, re.MULTILINE)
+    known = group_names(key, argv)
+    if name in known:
+        return word if among_defaults else f"+{word}"
+    if key == MODEL and (name == "null" or not among_defaults):
+        return f"~{key}" if among_defaults else word
+    raise ConfigError([_unknown_name(key, name, known)])
+
+
+def _unknown_name(group: str, name: str, known: Mapping[str, str]) -> Problem:
+    near = did_you_mean(name, known)
+    return Problem(
+        code="unknown-cluster" if group == CLUSTER else "unknown-model",
+        key=group,
+        what=f"no such {group} is declared" + (f", did you mean {near!r}?" if near else ""),
+        got=name,
+        why=f"declared {group}s:\n" + "\n".join(f"{n:<20} {about}" for n, about in known.items()),
+        fix=f"{group}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
+    )
 
 
 def _short(file: Path) -> str:

@@ -90,6 +90,7 @@ class LlmConfig:
     rollout: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     env: SimulatorConfig = dataclasses.field(default_factory=SimulatorConfig)
     agent: SimulatorConfig = dataclasses.field(default_factory=SimulatorConfig)
+    dry_run: bool = knob("print the plan and stop; such a job is planned, not run", True)
 
 
 def is_llm_job(mapping: Mapping[str, object]) -> bool:

@@ -1,54 +1,237 @@
 """`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
 
-Exit codes: 0 the plan holds, 2 wrong usage, config or placement.
+Exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit in memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from rlplace import compose
-from rlplace.errors import ProblemsError
-from rlplace.placement import render_json, render_svg, render_text
-from rlplace.train import read_plan
+from rlplace import compose, planning
+from rlplace.codes import CODES
+from rlplace.envs import describe
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.placement.diff import diff_record, render_diff
+from rlplace.placement.explain import explain_accelerator, explain_component
+from rlplace.placement.memory import Knob, Measurements, solve
+from rlplace.placement.page import render_page
+from rlplace.placement.picture import render_svg
+from rlplace.placement.report import PlanReport
+from rlplace.placement.report_record import report_record
+from rlplace.placement.report_text import render_report
+from rlplace.placement.solution import render_solution
+from rlplace.schema import config_schema
 
+FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
 USAGE = """\
-Shows where and when each component runs, before anything starts.
+Shows where and when each component runs, what it holds and whether that fits, before anything starts.
 
-    {program} --config-name hybrid_ppo
+    {program} --config-name hybrid_ppo                            the whole plan
+    {program} --config-name hybrid_ppo cluster=48xA100            on a cluster that is only declared
     {program} --config-name hybrid_ppo cluster.component_placement.env=0-1
-    {program} --config-name hybrid_ppo --format svg > plan.svg         also: text, json"""
+    {program} --config-name hybrid_ppo --format html > plan.html  text, json, svg or html
+    {program} --config-name hybrid_ppo --diff disaggregated_ppo   beside another config
+    {program} --config-name hybrid_ppo --diff cluster.component_placement.env=0-1
+    {program} --config-name hybrid_ppo --measured runs/.../memory.json
+    {program} --config-name hybrid_ppo --simulator                builds one to count the policy's weights
 
-_FORMATS = {
-    "text": render_text,
-    "json": lambda plan: json.dumps(render_json(plan), indent=1),
-    "svg": render_svg,
+    {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
+    {program} explain 3 --config-name hybrid_ppo                  who is on an accelerator, stage by stage
+    {program} explain rank-gap                                    what an error code means
+    {program} solve micro_batch [actor] --config-name llm_colocate_8b
+                                          the largest micro_batch, sequence_length or gpu_memory_utilization that fits
+    {program} schema > config.schema.json                         for completion in editors
+    {program} import openrlhf "<flags>"                           settings of another library as a config of this one
+
+configs:
+{configs}
+
+clusters:
+{clusters}
+
+exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
+
+_FORMATS: Mapping[str, Callable[[PlanReport], str]] = {
+    "text": render_report,
+    "json": lambda report: json.dumps(report_record(report), indent=1),
+    "svg": lambda report: render_svg(report.plan, report.ledger),
+    "html": render_page,
 }
+_OPTIONS = ("--format", "--diff", "--measured")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line, without what belongs to Hydra."""
+
+    words: tuple[str, ...]  # for Hydra: flags and overrides
+    form: str = "text"
+    diff: str | None = None
+    measured: Measurements = dataclasses.field(default_factory=dict)
+    simulator: bool = False  # build one to count the policy's weights
+
+    def reports(self, words: Sequence[str] | None = None) -> list[PlanReport]:
+        """One report for every config that the words name."""
+        composed = compose.with_hydra(self.words if words is None else words)
+        return [planning.report_on_composed(c, self.measured, describe if self.simulator else None) for c in composed]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plan of one command line and returns the exit code."""
+    """Prints what one command line asks for and returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in words or "-h" in words:
-        print(USAGE.format(program="python -m rlplace.plan"))
-        return 0
-    form = "text"
-    if "--format" in words:
-        at = words.index("--format")
-        form = words[at + 1] if at + 1 < len(words) else ""
-        del words[at : at + 2]
-    if form not in _FORMATS:
-        print(f"--format: expected one of {', '.join(_FORMATS)}, got {form!r}", file=sys.stderr)
-        return 2
+    if ("--help" in words or "-h" in words) and words[0] != "import":
+        print(usage("python -m rlplace.plan"))
+        return FITS
     try:
-        for composed in compose.with_hydra(words):
-            print(_FORMATS[form](read_plan(composed)[1]))
-    except ProblemsError as error:
+        return _answer(words)
+    except (ProblemsError, ClusterError) as error:
         print(error, file=sys.stderr)
-        return 2
-    return 0
+        return WRONG
+    except SystemExit as done:  # Hydra's own flags and argparse
+        return done.code if isinstance(done.code, int) else WRONG
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+
+
+def usage(program: str) -> str:
+    def listed(names: Mapping[str, str]) -> str:
+        return "\n".join(f"    {name:<22}{about}" for name, about in names.items())
+
+    return USAGE.format(
+        program=program, configs=listed(compose.config_names()), clusters=listed(compose.group_names(compose.CLUSTER))
+    )
+
+
+def _answer(words: list[str]) -> int:
+    match words:
+        case ["schema"]:
+            print(json.dumps(config_schema(), indent=1))
+            return FITS
+        case ["import", *rest]:
+            from rlplace.imports.command import run_import
+
+            return run_import(rest)
+        case ["explain", topic, *rest]:
+            return _explain(topic, rest)
+        case ["explain"]:
+            raise _wrong("unknown-topic", "explain", "what?", None, "a component, an accelerator or an error code")
+        case ["solve", *rest]:
+            return _solve(rest)
+        case _:
+            return _plan(_request(words))
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Takes our own options out of the words. Raises ConfigError."""
+    options: dict[str, str] = {}
+    rest: list[str] = []
+    simulator = False
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, value = word.partition("=")
+        if word == "--simulator":
+            simulator = True
+        elif name in _OPTIONS:
+            options[name] = value if equals else next(waiting, "")
+        else:
+            rest.append(word)
+    form = options.get("--format", "text")
+    if form not in _FORMATS:
+        near = did_you_mean(form, _FORMATS)
+        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(_FORMATS), near)
+    if "--diff" in options and not options["--diff"]:
+        raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
+    if "--diff" in options and form not in ("text", "json"):
+        raise _wrong("bad-option", "--format", "two plans are compared as text or json", form, "--diff has no picture")
+    measured = planning.measurements(options["--measured"]) if "--measured" in options else {}
+    diff = options.get("--diff")
+    return Request(words=tuple(rest), form=form, diff=diff, measured=measured, simulator=simulator)
+
+
+def _plan(request: Request) -> int:
+    reports = request.reports()
+    if request.diff is None:
+        for report in reports:
+            print(_FORMATS[request.form](report))
+        return _verdict(reports)
+    others = request.reports(_other_words(request.words, request.diff))
+    if len(reports) != 1 or len(others) != 1:
+        raise _wrong(
+            "bad-option", "--diff", "compares one config with one other", request.diff, "a sweep names several"
+        )
+    left, right = reports[0], others[0]
+    if left.name == right.name:
+        right = dataclasses.replace(right, name=request.diff)
+    print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
+    return _verdict([left, right])
+
+
+def _other_words(words: Sequence[str], other: str) -> list[str]:
+    """Overrides come on top of this command line; another config takes over nothing but the cluster."""
+    if "=" in other:
+        return [*words, *shlex.split(other)]
+    directory = compose.directory_words(words)
+    return [*directory, "--config-name", other, *(w for w in words if w.startswith("cluster="))]
+
+
+def _verdict(reports: Sequence[PlanReport]) -> int:
+    """Says on stderr what does not fit."""
+    short = [p for report in reports for p in report.shortages]
+    if not short:
+        return FITS
+    print("\n".join(p.render() for p in short), file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _explain(topic: str, words: Sequence[str]) -> int:
+    if topic in CODES:
+        print(CODES[topic].render())
+        return FITS
+    near = did_you_mean(topic, CODES)
+    if "-" in topic and compose.config_name(words) is None:
+        why = f"there are {len(CODES)} error codes"
+        raise _wrong("unknown-topic", "explain", "no such error code", topic, why, near and f"explain {near}")
+    for report in _request(words).reports():
+        placement = report.plan.placement
+        count = placement.topology.num_accelerators
+        if topic in placement.components:
+            print(explain_component(report, topic))
+        elif topic.isdecimal() and int(topic) < count:
+            print(explain_accelerator(report, int(topic)))
+        else:
+            near = did_you_mean(topic, [*placement.components, *CODES])
+            why = f"components are {', '.join(placement.components)}; accelerators 0-{count - 1}"
+            raise _wrong(
+                "unknown-topic", "explain", "nothing here is called so", topic, why, near and f"explain {near}"
+            )
+    return FITS
+
+
+def _solve(words: Sequence[str]) -> int:
+    named = [w for w in words[:2] if not w.startswith("-") and "=" not in w]
+    knobs = {knob.value: knob for knob in Knob}
+    if not named or named[0] not in knobs:
+        got = named[0] if named else None
+        near = did_you_mean(got or "", knobs) or next(iter(knobs))
+        why = "sizes to solve for are " + ", ".join(knobs)
+        raise _wrong("bad-option", "solve", "no such size" if got else "for what?", got, why, f"solve {near}")
+    component = named[1] if len(named) > 1 else None
+    code = FITS
+    for report in _request(words[len(named) :]).reports():
+        solution = solve(report.case, knobs[named[0]], component)
+        print(render_solution(report.case, knobs[named[0]], component, solution))
+        code = code if solution is not None else DOES_NOT_FIT
+    return code
+
+
+def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix or "see --help")])
 
 
 if __name__ == "__main__":

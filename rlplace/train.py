@@ -1,6 +1,7 @@
 """`python -m rlplace.train --config-name hybrid_ppo [key=value ...]`: config, plan, launch, loop.
 
-Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 130 and 143 stopped by Ctrl-C and SIGTERM.
+Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 it does not fit in memory, 130 and 143 stopped by
+Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from rlplace import compose
+from rlplace import compose, planning
 from rlplace.config import RunConfig, read_config
-from rlplace.errors import ClusterError, ProblemsError, RlplaceError
-from rlplace.placement import Plan, make_plan, render_text
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
+from rlplace.llm_config import is_llm_job
+from rlplace.placement import Plan, make_plan
+from rlplace.placement.memory import memory_case
+from rlplace.placement.report import make_report
+from rlplace.placement.report_text import render_report
 
 USAGE = """\
 Trains a policy on a declared placement.
@@ -29,7 +34,9 @@ Trains a policy on a declared placement.
 configs:
 {configs}
 
-exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 130 Ctrl-C, 143 SIGTERM"""
+exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
+
+DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
 
 
 class Stopped(BaseException):
@@ -48,20 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     stop_on_signals()
     try:
-        for composed in compose.with_hydra(argv):
-            _job(composed)
+        return max((_job(composed) for composed in compose.with_hydra(argv)), default=DONE)
     except (ProblemsError, ClusterError) as error:
-        print(_counted(error), file=sys.stderr)
-        return 2
+        print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
+        return WRONG
     except RlplaceError as error:
         print(error, file=sys.stderr)
-        return 1
+        return FAILED
     except Stopped as stopped:
         print(f"stopped by {stopped}", file=sys.stderr)
         return stopped.exit_code
     except SystemExit as done:  # Hydra's own flags and argparse
-        return done.code if isinstance(done.code, int) else 1
-    return 0
+        return done.code if isinstance(done.code, int) else FAILED
 
 
 def usage(program: str, argv: Sequence[str]) -> str:
@@ -92,7 +97,7 @@ def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
     from rlplace.workers.machines import declared_topology
 
     config = read_config(composed.mapping, composed.sources)
-    topology = declared_topology(config.cluster)
+    topology = declared_topology(config.cluster, composed.sources)
     problems = list(check(config.env, composed.sources))
     try:
         plan = make_plan(config, topology, sources=composed.sources)
@@ -103,20 +108,44 @@ def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
     return config, plan
 
 
-def _job(composed: compose.Composed) -> None:
-    config, plan = read_plan(composed)
-    print(render_text(plan), flush=True)
-    if config.dry_run:
+def _job(composed: compose.Composed) -> int:
+    if is_llm_job(composed.mapping):
+        report = planning.report_on_composed(composed)
+        dry_run = composed.mapping.get("dry_run", True)
+    else:
+        config, plan = read_plan(composed)
+        report = make_report(composed.name, plan, memory_case(plan, config, None))
+        dry_run = config.dry_run
+    print(render_report(report), flush=True)
+    if not report.fits:
+        print(_counted(report.shortages), file=sys.stderr)
+        return DOES_NOT_FIT
+    if dry_run:
         print("\ndry run: the plan holds, nothing was started")
-        return
+        return DONE
+    if is_llm_job(composed.mapping):
+        raise ConfigError([_plan_only(composed)])
     from rlplace.run import run
 
     run(config, plan, name=composed.name, resolved=composed.mapping)
+    return DONE
 
 
-def _counted(error: ProblemsError | ClusterError) -> str:
-    count = len(error.problems) if isinstance(error, ProblemsError) else 1
-    return f"{error}\n\n{count} problem{'s' if count > 1 else ''}; nothing was started"
+def _plan_only(composed: compose.Composed) -> Problem:
+    return Problem(
+        code="plan-only",
+        key="dry_run",
+        what="a job of this kind is planned, not run",
+        got="dry_run: false",
+        source=composed.sources.get("dry_run"),
+        why="workers for language models are not part of this release",
+        fix="dry_run: true",
+    )
+
+
+def _counted(problems: Sequence[Problem]) -> str:
+    texts = "\n".join(problem.render() for problem in problems)
+    return f"{texts}\n\n{len(problems)} problem{'s' if len(problems) > 1 else ''}; nothing was started"
 
 
 if __name__ == "__main__":

@@ -16,22 +16,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("errors",),
-    ("config", "metrics", "sinks", "structure", "tfevents", "trajectory"),
-    ("algo", "placement"),
+    ("codes", "errors"),
+    ("config", "llm_config", "metrics", "schema", "sinks", "structure", "tfevents", "trajectory"),
+    ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
-    ("loop",),
-    ("compose", "plan", "run", "train"),
+    ("loop", "summary"),
+    ("compose", "plan", "planning", "run", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "config": {"structure"},
+    "llm_config": {"config", "structure"},
+    "schema": {"config", "llm_config", "structure"},
     "sinks": {"tfevents"},
+    "imports": {"placement"},
     "models": {"envs"},
     "workers": {"envs", "models"},
-    "plan": {"compose", "train"},
+    "plan": {"compose", "planning"},
+    "planning": {"compose"},
     "run": {"compose"},
-    "train": {"compose", "run"},
+    "train": {"compose", "planning", "run"},
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "gymnasium": {"envs"},
@@ -44,10 +48,10 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "safetensors": {"models", "workers"},
     "torch": {"algo", "comm.codec", "models", "workers"},
     "vllm": {"workers.vllm_engine"},
-    "yaml": {"compose", "plan", "run"},
+    "yaml": {"compose", "imports.yaml_file", "plan", "run"},
 }
 # library -> what may not pull it in when imported, not even through others
-PURE = {"compose", "config", "errors", "metrics", "placement", "sinks", "structure", "tfevents"}
+PURE = {"compose", "config", "errors", "imports", "metrics", "placement", "sinks", "structure", "tfevents"}
 PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 DRIVER = PLANNER | {"envs", "loop", "run", "trajectory", "workers.group", "workers.worker"}  # starts fast, stays small
 WITHOUT = {

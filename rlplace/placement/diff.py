@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from rlplace.placement.columns import clipped, indented, table
 from rlplace.placement.journeys import AnyPlan, journeys
@@ -12,7 +13,7 @@ from rlplace.placement.report import PlanReport
 from rlplace.placement.routes import Way
 
 _NONE = "-"
-_LONGEST = 36
+_LONGEST = 31
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,24 @@ def render_diff(left: PlanReport, right: PlanReport) -> str:
     noun = "line" if count == 1 else "lines"
     title = f"{count} {noun} differ, marked *" if count else "the same placement twice"
     return "\n".join([f"diff: {title}", *indented(lines)])
+
+
+def diff_record(left: PlanReport, right: PlanReport) -> dict[str, Any]:
+    """The same as plain values, ready for JSON."""
+    return {
+        "left": left.name,
+        "right": right.name,
+        "fits": [left.fits, right.fits],
+        "chapters": [
+            {
+                "title": chapter.title,
+                "lines": [
+                    {"what": x.what, "left": x.left, "right": x.right, "differs": x.differs} for x in chapter.lines
+                ],
+            }
+            for chapter in compare(left, right)
+        ],
+    }
 
 
 def _machines(left: PlanReport, right: PlanReport) -> Iterator[Line]:

@@ -115,11 +115,14 @@ def _stages(plan: AnyPlan) -> str:
     schedule, components = plan.schedule, plan.placement.components
     held = [[_held(plan, stage, c) for c in components] for stage in schedule.stages]
     grid = table([("stage", *components), *((s, *row) for s, row in zip(schedule.stages, held, strict=True))])
+    moves = [_moves(schedule.entries[stage]) for stage in schedule.stages]
     left = max(map(len, grid)) + 4
     heading = "on entry: release first, wait for all, then acquire"
-    lines = [f"{grid[0]:<{left}}{heading}"]
-    for stage, row in zip(schedule.stages, grid[1:], strict=True):
-        lines += _beside(row, _moves(schedule.entries[stage]), left)
+    if left + len(heading) > WIDTH:  # too many components for both beside each other
+        stages = table([(stage, "") for stage in schedule.stages])
+        lines = [*grid, heading, *_all_beside(stages, moves, max(map(len, stages)) + 4)]
+    else:
+        lines = [f"{grid[0]:<{left}}{heading}", *_all_beside(grid[1:], moves, left)]
     start = ", ".join(map(_move, schedule.first.acquires)) or "nothing"
     notes = [f"at the start everything is off; the first {schedule.first.stage} acquires {start}"]
     if any("(" in cell for row in held for cell in row):
@@ -153,9 +156,12 @@ def _routes(plan: AnyPlan) -> str:
     grid = table(rows)
     left = max(map(len, grid)) + 3
     lines = [f"{grid[0]:<{left}}way: pairs of ranks"]
-    for row, journey in zip(grid[1:], made, strict=True):
-        lines += _beside(row, _ways(journey.route), left)
+    lines += _all_beside(grid[1:], [_ways(journey.route) for journey in made], left)
     return "\n".join(["routes: who sends to whom", *indented(lines)])
+
+
+def _all_beside(rows: Sequence[str], texts: Sequence[str], left: int) -> list[str]:
+    return [line for row, text in zip(rows, texts, strict=True) for line in _beside(row, text, left)]
 
 
 def _beside(row: str, text: str, left: int) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rlplace.placement.columns import indented, table
 from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.memory.sizes import show_gib
-from rlplace.placement.render import plan_sections, warning_sections
+from rlplace.placement.render import WIDTH, plan_sections, warning_sections
 from rlplace.placement.report import Comparison, PlanReport
 
 
@@ -25,14 +27,15 @@ def _savings(comparison: Comparison) -> str:
     if not savings.saved:
         return f"savings: none, every component has accelerators of its own ({sizes} = {savings.used})"
     title = f"savings: {savings.used} accelerators do the work of {savings.dedicated}, {savings.saved} fewer"
-    rows = [("", "here", "each component on its own"), ("accelerators", str(here.used), f"{apart.used} = {sizes}")]
+    rows = [("", "here", "each component on its own"), ("accelerators", str(here.used), str(apart.used))]
     rows += [
         (f"at work in {stage}", _share(count, here.used), _share(apart.at_work[stage], apart.used))
         for stage, count in here.at_work.items()
     ]
     if comparison.here_bytes or comparison.apart_bytes:
         rows.append(("fullest holds", show_gib(comparison.here_bytes), show_gib(comparison.apart_bytes)))
-    return "\n".join([title, *indented(table(rows))])
+    counted = textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)
+    return "\n".join([title, *indented([*table(rows), *counted])])
 
 
 def _share(count: int, used: int) -> str:

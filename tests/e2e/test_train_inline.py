@@ -76,11 +76,12 @@ def test_several_actor_ranks_do_not_fit_one_process(tmp_path: Path) -> None:
     assert "[inline-needs-one-rank]" in run.err
 
 
-def test_an_emulated_accelerator_runs_out_of_memory_and_names_the_residents(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_launch(tmp_path: Path) -> None:
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, "cluster.accelerator.memory=200MiB", "env.accelerator_memory=256MiB")
-    assert run.code == 1
-    assert "[accelerator-out-of-memory]" in run.err
-    assert "env rank 0" in run.err
+    assert run.code == 3
+    assert "env simulator 256 MiB" in run.err
+    assert "nothing was started" in run.err
+    assert run.folder is None
 
 
 def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:

@@ -25,34 +25,39 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
         return ()
     remedies = find_remedies(case)
     worst = shortest(ledger)
-    problems = [_does_not_fit(a, remedies if a is worst else ()) for a in ledger.accelerators if not a.fits]
-    problems += [_host_too_small(a, remedies if a is worst else ()) for a in ledger.hosts if not a.fits]
+    helped = bool(remedies)  # then they stand with the account that lacks most
+    problems = [_does_not_fit(a, remedies if a is worst else (), helped) for a in ledger.accelerators if not a.fits]
+    problems += [_host_too_small(a, remedies if a is worst else (), helped) for a in ledger.hosts if not a.fits]
     problems += [_cannot_work(case, component, why) for component, why in ledger.lacking]
     return tuple(problems)
 
 
-def _does_not_fit(account: Account, remedies: Sequence[Remedy]) -> Problem:
+def _does_not_fit(account: Account, remedies: Sequence[Remedy], helped: bool) -> Problem:
     many = len(account.numbers) > 1
     return Problem(
         code="does-not-fit",
         key="cluster.component_placement",
         what=f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small",
-        got=f"{show_gib(account.worst.total_bytes)} {_when(account)}, {_excess(account)} too much",
+        got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
         why=_holders(f"{'each' if many else 'it'} has {show_gib(account.capacity_bytes)}", account),
-        fix=_proposals(remedies),
+        fix=_proposals(remedies) if helped else f"accelerators of {_needed(account)} or more, or less on each",
     )
 
 
-def _host_too_small(account: Account, remedies: Sequence[Remedy]) -> Problem:
+def _host_too_small(account: Account, remedies: Sequence[Remedy], helped: bool) -> Problem:
     many = len(account.numbers) > 1
     return Problem(
         code="host-does-not-fit",
         key="cluster.component_placement",
         what=f"the host memory of node{'s' * many} {account.numbers} is too small",
-        got=f"{show_gib(account.worst.total_bytes)} {_when(account)}, {_excess(account)} too much",
+        got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
         why=_holders(f"a node has {show_gib(account.capacity_bytes)}", account),
-        fix=_proposals(remedies),
+        fix=_proposals(remedies) if helped else f"hosts of {_needed(account)} or more, or less on each",
     )
+
+
+def _needed(account: Account) -> str:
+    return show_gib(account.worst.total_bytes)
 
 
 def _excess(account: Account) -> str:

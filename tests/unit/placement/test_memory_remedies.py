@@ -152,7 +152,7 @@ def test_where_nothing_helps_it_is_said() -> None:
     assert find_remedies(case) == ()
     problems = find_shortages(case)
     assert [p.code for p in problems] == ["does-not-fit", "does-not-fit"]
-    assert problems[0].fix is None
+    assert problems[0].fix == "accelerators of 256 MiB or more, or less on each"
     assert "env: simulator 256 MiB" in str(problems[0].why)
 
 

@@ -1,0 +1,156 @@
+"""Codes of machines, workers and channels while a job starts or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# code -> what it means, an example, what to do
+RUNNING: Mapping[str, tuple[str, str, str]] = {
+    # machines and start
+    "too-few-accelerators": (
+        "this machine has fewer GPUs than the config asks for",
+        "accelerators_per_node: 8 on a machine with 4",
+        "ask for as many as there are, or emulate them: cluster.accelerator.kind=emulated",
+    ),
+    "cluster-too-small": (
+        "the Ray cluster has fewer nodes, accelerators or processors than the placement uses",
+        "a placement on 2 nodes, a cluster of 1",
+        "place on less, or join a larger cluster: cluster.ray.address",
+    ),
+    "cluster-unreachable": (
+        "no Ray cluster answers at the address",
+        "cluster.ray.address=10.0.0.1:6379 while nothing runs there",
+        "cluster.ray.address=null starts Ray on this machine",
+    ),
+    "cluster-closed": ("the cluster of this job was closed", "a launch after close()", "make a new Cluster(...)"),
+    "ray-did-not-start": (
+        "Ray did not come up on this machine",
+        "no free memory, no space in /tmp",
+        "free some and try again; cluster.launcher=inline needs no Ray",
+    ),
+    "reserve-timeout": (
+        "other jobs hold the accelerators",
+        "two jobs on one cluster",
+        "end the other job, or wait longer: cluster.ray.reserve_timeout_s",
+    ),
+    "not-reserved": (
+        "a later launch uses accelerators that the first did not reserve",
+        "two launches in a row",
+        "launch all groups together, or call cluster.reserve() before",
+    ),
+    "workers-late": (
+        "worker processes did not start in time",
+        "200 ranks on an overloaded node",
+        "fewer ranks, or a longer cluster.ray.start_timeout_s",
+    ),
+    "worker-misplaced": (
+        "a worker came up on another node, or sees other accelerators, than planned",
+        "something on the host sets CUDA_VISIBLE_DEVICES",
+        "start again; if it stays, look for what sets it",
+    ),
+    "inline-needs-one-rank": (
+        "several ranks of one component cannot be threads of one process",
+        "cluster.launcher=inline with actor: 0-7",
+        "cluster.launcher=ray, or one rank for this component",
+    ),
+    "group-exists": (
+        "a worker group of this name is running",
+        'launch(..., name="actor") twice',
+        "close the first, or give another name",
+    ),
+    "group-closed": ("the workers of this group have ended", "a call after close()", "launch the group again"),
+    "no-such-rank": ("the group has no such rank", "execute_on([8]) on 8 ranks", "execute_on([7])"),
+    # while it runs
+    "worker-deadline": (
+        "ranks did not finish in time; the error says where they are and whom they wait for",
+        "runner.stage_timeout_s: 600 passed in rollout",
+        "a longer deadline, or end what they wait for",
+    ),
+    "cancelled": (
+        "a call was given up because a sibling failed or the run is ending",
+        "the second error after a first one",
+        "look at the first error",
+    ),
+    "diverged": (
+        "an update of the policy is not a finite number; the weights are those of before",
+        "loss nan in iteration 12",
+        "a smaller actor.optimizer.lr, or look for nan in what the simulator returns",
+    ),
+    "out-of-step": (
+        "a message of another step, stage group or row than the one that was due",
+        "an answer to step 4 where step 5 was asked",
+        "nothing of an earlier run may be left; report it if it comes back",
+    ),
+    "accelerator-out-of-memory": (
+        "a component wants more memory than its accelerator has left; the residents are named",
+        "onload of 12 GiB beside 8 GiB on 16 GiB",
+        "enable_offload on a resident, or fewer ranks on each accelerator",
+    ),
+    "not-resident": (
+        "a worker was asked to compute while its state was not on its accelerator",
+        "group.learn(...) while off",
+        "group.move(Residency.FULL).wait() before",
+    ),
+    "no-weights": (
+        "a rollout rank was asked to act before any weights arrived",
+        "generate before the first sync",
+        "push and pull weights first",
+    ),
+    # weights under way
+    "version-mismatch": (
+        "the weights that arrived are not of the version that was asked for; the old ones stay in use",
+        "version 7 where 8 was due",
+        "look at the actor: it pushed late, or twice",
+    ),
+    "incomplete-weights": (
+        "the stream of weights ended early; the old ones stay in use",
+        "the actor died while pushing",
+        "look at the first error of the actor",
+    ),
+    "checksum-mismatch": (
+        "the weights were damaged on their way; the old ones stay in use",
+        "bad memory or a bad link",
+        "run again; check the hardware if it comes back",
+    ),
+    # channels
+    "channel-timeout": (
+        "a put or get passed its deadline; the error says who waited for whom",
+        "runner.channel_timeout_s: 120 passed",
+        "find out why the other side stopped, or raise the deadline",
+    ),
+    "channel-full": ("put_nowait found no credit", "put_nowait on a full channel", "put, which waits"),
+    "channel-empty": ("get_nowait found no item", "get_nowait on an empty channel", "get, which waits"),
+    "channel-closed": ("an item was put into a closed channel", "put after close()", "put before closing"),
+    "end-of-stream": (
+        "the channel is closed and its last item was taken",
+        "one get more than puts",
+        "end the loop here: this is how a stream ends",
+    ),
+    "channel-broken": (
+        "the other side died or the run was cancelled",
+        "a worker was killed",
+        "look at the first error; what was in the channel is lost",
+    ),
+    "item-too-large": (
+        "an item is larger than the whole channel",
+        "2 GiB into a channel of 1 GiB",
+        "a larger capacity_bytes, or smaller items",
+    ),
+    "bad-weight": ("a weight that is no amount", "put(item, weight=-1)", "0 or more, and finite"),
+    "inexact-batch": (
+        "no number of items has exactly this weight",
+        "a batch of 5 from items of 2",
+        'policy="at_least", or items whose weights divide the batch',
+    ),
+    # files
+    "cannot-write": (
+        "a file of the run cannot be written",
+        "runner.output_dir=/root",
+        "runner.output_dir=<a folder with free space that you may write to>",
+    ),
+    "disk-full": (
+        "the disk is full",
+        "runner.output_dir on a small partition",
+        "runner.output_dir=<a folder with free space that you may write to>",
+    ),
+}

@@ -1,0 +1,166 @@
+"""`python -m rlplace.plan import LIBRARY SOURCE...`: a config of ours on standard output or in a file.
+
+Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rlplace.errors import ConfigError, OutputError, Problem, did_you_mean
+from rlplace.imports.areal import import_areal
+from rlplace.imports.imported import Imported
+from rlplace.imports.openrlhf import import_openrlhf
+from rlplace.imports.report import render_report, render_yaml
+from rlplace.imports.rlinf import import_rlinf
+from rlplace.imports.roll import import_roll
+from rlplace.imports.settings import Setting
+from rlplace.imports.skyrl import import_skyrl
+from rlplace.imports.slime import import_slime
+from rlplace.imports.verl import import_verl
+from rlplace.imports.yaml_file import read_overrides, read_yaml
+
+USAGE = """\
+Turns the config of another library into one of ours, and says what became of every line of it.
+
+    {program} import openrlhf "--actor_num_nodes 1 --actor_num_gpus_per_node 8 ..."
+    {program} import openrlhf train_ppo.sh --out imported.yaml
+    {program} import rlinf config.yaml
+    {program} import verl ppo_trainer.yaml trainer.nnodes=2 trainer.n_gpus_per_node=8
+
+libraries: openrlhf, slime (flags, or the script that has them); rlinf, verl, roll, skyrl, areal (YAML, overrides, or
+the script that has them)
+
+    --out FILE                   write the config there, and say the rest here
+    --accelerators-per-node N    where the machines are not what the original makes of them"""
+
+_BY_FLAGS: Mapping[str, Callable[[str, str, int], Imported]] = {"openrlhf": import_openrlhf, "slime": import_slime}
+_BY_KEYS: Mapping[str, Callable[[Sequence[Setting], int], Imported]] = {
+    "rlinf": import_rlinf,
+    "verl": import_verl,
+    "roll": import_roll,
+    "skyrl": import_skyrl,
+    "areal": import_areal,
+}
+_LIBRARIES = (*_BY_FLAGS, *_BY_KEYS)
+
+
+def run_import(words: list[str]) -> int:
+    """Runs the words after `import` and returns the exit code."""
+    if not words or "--help" in words[:1] or "-h" in words[:1]:
+        sys.stdout.write(USAGE.format(program="python -m rlplace.plan") + "\n")
+        return 0 if words else 2
+    try:
+        out, words = _option(words, "--out")
+        wide, words = _option(words, "--accelerators-per-node")
+        imported = import_words(words[0] if words else "", words[1:], _width(wide))
+        if out is None:
+            sys.stdout.write(render_yaml(imported))
+        else:
+            _write(Path(out), render_yaml(imported))
+            sys.stdout.write(render_report(imported))
+    except (ConfigError, OutputError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
+    """`sources` are files, or flags and overrides as they are typed. Raises ConfigError."""
+    if library not in _LIBRARIES:
+        near = did_you_mean(library.lower(), _LIBRARIES)
+        why = f"there are importers for {', '.join(_LIBRARIES)}"
+        raise _problem("import-library", "no such library", library, why, f"import {near or 'openrlhf'} ...")
+    if not sources:
+        why = "it reads a file, or the flags or overrides themselves"
+        raise _problem("import-source", "nothing to import", f"import {library}", why, f"import {library} FILE")
+    if library in _BY_FLAGS:
+        text, file = _text(sources)
+        return _BY_FLAGS[library](text, file, per_node)
+    settings: list[Setting] = []
+    typed: list[str] = []
+    for word in sources:
+        path = Path(word)
+        if _is_path(word):
+            text = _read(path)
+            settings += read_overrides(text, word) if path.suffix == ".sh" else read_yaml(text, word)
+        else:
+            typed.append(word)
+    return _BY_KEYS[library]([*settings, *read_overrides(_joined(typed), "")], per_node)
+
+
+def _text(sources: Sequence[str]) -> tuple[str, str]:
+    """The command to read and the file it comes from, "" for none."""
+    if len(sources) == 1 and _is_path(sources[0]):
+        return _read(Path(sources[0])), sources[0]
+    return _joined(sources), ""
+
+
+def _joined(words: Sequence[str]) -> str:
+    """One word is a command typed in quotes; several are words that the shell has split already."""
+    if len(words) == 1:
+        return words[0]
+    return " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+
+
+def _is_path(word: str) -> bool:
+    """Whether a word is a file rather than flags; a name that only looks like one counts, to be refused as missing."""
+    if word.startswith("-") or "=" in word or "\n" in word:
+        return False
+    return Path(word).is_file() or " " not in word
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = did_you_mean(path.name, beside)
+        what = (error.strerror or "cannot be read").lower()
+        fix = str(path.with_name(near)) if near else None
+        raise _problem("import-source", what, str(path), "a word without = or -- is a file", fix) from error
+    except UnicodeDecodeError as error:
+        raise _problem("import-source", "is not text", str(path), str(error), None) from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            Problem(
+                code="cannot-write",
+                key="--out",
+                what=f"cannot write: {error.strerror or error}",
+                got=str(path),
+                fix="--out <a file in a folder that you may write to>",
+            )
+        ) from error
+
+
+def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The word after `name`, and the other words."""
+    for i, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2], [*words[:i], *words[i + 1 :]]
+        if word == name:
+            if i + 1 == len(words):
+                raise _problem("import-flag-value", "its value is missing", name, "nothing follows it", f"{name} VALUE")
+            return words[i + 1], [*words[:i], *words[i + 2 :]]
+    return None, words
+
+
+def _width(text: str | None) -> int:
+    if text is None:
+        return 0
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    why = "it is how many accelerators each machine has"
+    fix = "--accelerators-per-node 8"
+    raise _problem("import-value", "expected a whole number of at least 1", text, why, fix)
+
+
+def _problem(code: str, what: str, got: str, why: str, fix: str | None) -> ConfigError:
+    return ConfigError([Problem(code=code, key="import", what=what, got=got, why=why, fix=fix)])

@@ -1,0 +1,90 @@
+"""From a composed config to its plan and the report on it, for every kind of job; starts nothing, needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplace.compose import Composed
+from rlplace.config import EnvConfig, read_config
+from rlplace.errors import ConfigError, Problem, Source
+from rlplace.llm_config import is_llm_job, read_llm_config
+from rlplace.placement.diff import render_diff
+from rlplace.placement.explain import explain_accelerator, explain_component
+from rlplace.placement.journeys import AnyPlan
+from rlplace.placement.llm import llm_memory_case, make_llm_layout
+from rlplace.placement.memory import Measurements, PolicySpaces, memory_case, read_measurements
+from rlplace.placement.page import render_page
+from rlplace.placement.picture import render_svg
+from rlplace.placement.plan import make_plan
+from rlplace.placement.report import PlanReport, make_report
+from rlplace.placement.report_record import report_record
+from rlplace.placement.report_text import render_report
+from rlplace.workers.machines import declared_topology
+
+__all__ = [
+    "PlanReport",
+    "explain_accelerator",
+    "explain_component",
+    "measurements",
+    "render_diff",
+    "render_page",
+    "render_report",
+    "render_svg",
+    "report_on",
+    "report_on_composed",
+    "report_record",
+]
+
+
+def report_on(
+    mapping: Mapping[str, Any],
+    *,
+    name: str = "config",
+    sources: Mapping[str, Source] | None = None,
+    measured: Measurements | None = None,
+    describe: Callable[[EnvConfig], PolicySpaces] | None = None,
+) -> PlanReport:
+    """The report on a config given as plain values, such as a YAML file holds.
+
+    `describe` builds a simulator to say what it shows and takes (`rlplace.envs.describe`); without it, the weights of
+    a policy that learns from a simulator are not counted. Raises ConfigError, PlacementError or ClusterError; that
+    something does not fit is no error here: `report.fits`.
+    """
+    places = sources or {}
+    plan: AnyPlan
+    if is_llm_job(mapping):
+        llm = read_llm_config(mapping, places)
+        plan = make_llm_layout(llm, declared_topology(llm.cluster, places), places)
+        case = llm_memory_case(plan, llm, measured)
+    else:
+        config = read_config(mapping, places)
+        plan = make_plan(config, declared_topology(config.cluster, places), sources=places)
+        case = memory_case(plan, config, describe(config.env) if describe is not None else None, measured)
+    return make_report(name, plan, case)
+
+
+def report_on_composed(
+    composed: Composed,
+    measured: Measurements | None = None,
+    describe: Callable[[EnvConfig], PolicySpaces] | None = None,
+) -> PlanReport:
+    """The same for what `compose.with_hydra` returns."""
+    return report_on(
+        composed.mapping, name=composed.name, sources=composed.sources, measured=measured, describe=describe
+    )
+
+
+def measurements(file: str) -> Measurements:
+    """What an earlier run measured, from its `memory.json`. Raises ConfigError."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        fix = "--measured <folder of a run>/memory.json"
+        raise ConfigError(
+            [Problem(code="not-measurements", key="--measured", what="cannot be read", got=file, why=why, fix=fix)]
+        ) from error
+    return read_measurements(record, key=file)

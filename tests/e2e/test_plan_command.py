@@ -1,0 +1,237 @@
+"""`python -m rlplace.plan` as its users call it: every form of output, every sub-command, every exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from rlplace import compose, plan
+from tests.e2e.test_command_line import problem_codes
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(compose.config_names())
+CLUSTERS = sorted(compose.group_names(compose.CLUSTER))
+TOO_LARGE = ["--config-name", "llm_spread_70b", "actor.optimizer_on_host=false"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = plan.main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_config_is_planned_and_fits(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--config-name", name)
+    assert (code, err) == (0, "")
+    assert [s for s in ("plan: ", "stages: ", "routes: ", "savings: ", "memory: fits") if s not in out] == []
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_every_declared_cluster_can_be_chosen(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--config-name", "hybrid_ppo", f"cluster={cluster}")
+    assert (code, err) == (0, "")
+    counted = {"laptop": "8 accelerators", "8xH100": "8 accelerators"}.get(cluster, cluster.split("x")[0] + " acc")
+    assert counted in out.splitlines()[0]
+
+
+def test_a_cluster_replaces_the_one_a_config_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "8 accelerators, 0-7 (1 node x 8), H100" in run(capsys, "--config-name", "llm_colocate_8b")[1]
+    code, out, _ = run(
+        capsys,
+        "--config-name",
+        "llm_colocate_8b",
+        "cluster=48xA100",
+        "algorithm.prompts=1152",
+        "algorithm.train_batch=192",
+    )
+    assert (code, "48 accelerators, 0-47 (6 nodes x 8), A100" in out) == (0, True)
+    assert run(capsys, "--config-name", "hybrid_ppo", "cluster=48xA100", "cluster.nodes.0.count=2")[0] == 2
+
+
+def test_a_cluster_of_ones_own_and_where_it_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text("# Two small ones\nnodes:\n  - {count: 2, acelerators: 4}\n")
+    words = ["--config-dir", str(tmp_path), "--config-name", "hybrid_ppo", "cluster=mine"]
+    code, _, err = run(capsys, *words)
+    assert (code, problem_codes(err)) == (2, ["unknown-key"])
+    assert "mine.yaml:3)" in err
+    code, _, err = run(capsys, "--config-dir", str(tmp_path), "--config-name", "hybrid_ppo", "cluster=min")
+    assert (code, problem_codes(err)) == (2, ["unknown-cluster"])
+    assert "Two small ones" in err
+    assert "fix: cluster=mine" in err
+
+
+def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = "cluster: {component_placement: {actor: 0-7, rollout: {same_as: actor}}}"
+    offload = "actor: {enable_offload: true}\nrollout: {enable_offload: true}"
+    (tmp_path / "mine.yaml").write_text(f"{placement}\nalgorithm: {{name: rlhf}}\n{offload}\n", encoding="utf-8")
+    for flag in ("--config-dir", "--config-path"):
+        words = [flag, str(tmp_path), "--config-name", "mine", "cluster=8xH100", "model=llama_3_8b"]
+        code, out, err = run(capsys, *words)
+        assert (code, err) == (0, "")
+        assert "H100, 80 GiB each" in out
+        assert "memory: fits; tightest accelerators 0-7" in out
+    shipped = ["--config-dir", str(tmp_path), "--config-name", "llm_colocate_8b", "cluster=8xH100", "model=llama_3_70b"]
+    assert run(capsys, *shipped)[0] == 3
+    assert run(capsys, "--config-name", "llm_colocate_8b", "model=null")[0] == 0
+
+
+def test_json_svg_and_html(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(run(capsys, "--config-name", "hybrid_ppo", "--format", "json")[1])
+    assert (record["config"], record["fits"], record["savings"]["saved"]) == ("hybrid_ppo", True, 8)
+    picture = ET.fromstring(run(capsys, "--config-name", "hybrid_ppo", "--format=svg")[1])
+    assert "hybrid placement" in " ".join(picture.itertext())
+    page = run(capsys, "--format", "html", "--config-name", "hybrid_ppo")[1]
+    assert page.startswith("<!DOCTYPE html>")
+    assert "hybrid_ppo" in page
+
+
+def test_what_does_not_fit_ends_with_three_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *TOO_LARGE)
+    assert (code, set(problem_codes(err))) == (3, {"does-not-fit"})
+    assert "memory: does not fit" in out
+    assert "fix: actor.optimizer_on_host: true" in err
+    assert run(capsys, *TOO_LARGE[:2], "--diff", TOO_LARGE[2])[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "named", "marked"),
+    [
+        ("disaggregated_ppo", "disaggregated_ppo", "mode"),
+        ("cluster.component_placement.env=0-1", "cluster.component_placement", "env"),
+        ("llm_colocate_8b", "llm_colocate_8b", "critic"),
+    ],
+)
+def test_a_diff_with_another_config_or_with_overrides(
+    other: str, named: str, marked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "--config-name", "hybrid_ppo", "--diff", other)
+    assert (code, err) == (0, "")
+    assert named in out.splitlines()[1]
+    assert any(line.split()[:2] == ["*", marked] for line in out.splitlines())
+    record = json.loads(run(capsys, "--config-name", "hybrid_ppo", "--diff", other, "--format", "json")[1])
+    assert record["left"] == "hybrid_ppo"
+
+
+def test_a_diff_takes_the_cluster_over_to_the_other_config(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--config-name", "hybrid_ppo", "cluster=48xA100", "--diff", "disaggregated_ppo")[1]
+    assert next(line for line in out.splitlines() if line.split()[:1] == ["nodes"]).split()[1:] == ["6", "6"]
+
+
+def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "explain", "rollout", "--config-name", "hybrid_ppo")[1].startswith("rollout: 4 ranks, 4-7")
+    assert "number 3 of node 0" in run(capsys, "explain", "3", "--config-name", "hybrid_ppo")[1]
+    assert run(capsys, "explain", "rank-gap")[1].startswith("rank-gap\n    means:")
+    out = run(capsys, "explain", "9", "--config-name", "llm_spread_70b")[1]
+    assert out.startswith("accelerator 9: number 1 of node 1 (A100, 80 GiB)")
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        (["--format", "pdf"], ["bad-option"]),
+        (["--config-name", "hybrid_ppo", "--diff"], ["bad-option"]),
+        (["--config-name", "hybrid_ppo", "--diff", "disaggregated_ppo", "--format", "svg"], ["bad-option"]),
+        (
+            ["--config-name", "hybrid_ppo", "-m", "env.total_num_envs=64,128", "--diff", "disaggregated_ppo"],
+            ["bad-option"],
+        ),
+        (["--config-name", "hybrid_ppo", "--diff", "disagregated_ppo"], ["unknown-config"]),
+        (["--config-name", "hybrid_ppo", "--measured", "/nowhere.json"], ["not-measurements"]),
+        (["--config-name", "hybrid_ppo", "cluster=9xH100"], ["unknown-cluster"]),
+        (["--config-name", "llm_colocate_8b", "model=llama_3_7b"], ["unknown-model"]),
+        (["--config-name", "llm_colocate_8b", "+actor.zero_stage=4"], ["unknown-choice"]),
+        (["explain"], ["unknown-topic"]),
+        (["explain", "rank-gp"], ["unknown-topic"]),
+        (["explain", "rolout", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
+        (["explain", "8", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
+        (["solve"], ["bad-option"]),
+        (["solve", "microbatch", "--config-name", "llm_colocate_8b"], ["bad-option"]),
+        (["solve", "micro_batch", "--config-name", "hybrid_ppo"], ["nothing-to-solve"]),
+    ],
+)
+def test_wrong_words_are_explained(words: list[str], codes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, problem_codes(err), out) == (2, codes, "")
+    assert "    fix: " in err
+
+
+@pytest.mark.parametrize("name", ["llm_colocate_8b", "llm_spread_70b"])
+@pytest.mark.parametrize("knob", ["micro_batch", "sequence_length", "gpu_memory_utilization"])
+def test_solve_finds_the_largest_that_fits(name: str, knob: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "solve", knob, "--config-name", name)
+    assert code == 0
+    assert out.startswith(f"{knob}: ")
+
+
+def test_solve_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "solve", "micro_batch", "actor", *TOO_LARGE)
+    assert (code, out.splitlines()[0]) == (3, "micro_batch: does not fit, not even with 1")
+
+
+def test_measured_numbers_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "memory.json"
+    file.write_text(json.dumps({"rlplace_memory": 1, "components": {"actor": {"full": 20 << 30}}}), encoding="utf-8")
+    code, out, _ = run(capsys, "--config-name", "hybrid_ppo", "cluster=laptop", "--measured", str(file))
+    assert (code, "measured: actor" in out) == (3, True)
+
+
+def test_a_simulator_is_built_where_asked_for_to_count_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-name", "hybrid_ppo_cartpole", "cluster=laptop", "--format", "json"]
+    blind, seeing = (json.loads(run(capsys, *words, *more)[1])["memory"] for more in ([], ["--simulator"]))
+    assert "the policy's weights are not counted" in blind["notes"][0]
+    assert seeing["notes"] == []
+    parts = {h["part"] for a in seeing["accelerators"] for m in a["moments"] for h in m["holds"]}
+    assert {"parameters", "gradients", "optimizer state"} <= parts
+
+
+def test_schema_is_json_and_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(run(capsys, "schema")[1])["title"] == "rlplace config"
+    out = run(capsys, "--help")[1]
+    assert [n for n in (*CONFIGS, *CLUSTERS, "explain", "solve", "schema", "import", "--diff") if n not in out] == []
+
+
+def test_several_configs_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--config-name", "hybrid_ppo", "-m", "env.total_num_envs=64,128")
+    assert (code, out.count("plan: hybrid")) == (0, 2)
+
+
+def test_the_command_imports_nothing_heavy_and_minds_a_closed_pipe() -> None:
+    code = (
+        "import sys; from rlplace import plan; code = plan.main(['--config-name', 'hybrid_ppo']);"
+        "print([m for m in ('ray', 'torch', 'numpy', 'gymnasium', 'transformers') if m in sys.modules],"
+        " file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    reading, writing = os.pipe()
+    os.close(reading)
+    closed = subprocess.run(
+        [sys.executable, "-m", "rlplace.plan", "--config-name", "hybrid_ppo", "--format", "html"],
+        cwd=ROOT,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert closed.stderr == ""
+
+
+def test_a_language_job_is_planned_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlplace import train
+
+    assert train.main(["--config-name", "llm_colocate_8b", "dry_run=false"]) == 2
+    assert problem_codes(capsys.readouterr().err) == ["plan-only"]

@@ -1,0 +1,69 @@
+"""docs/planning.md as it is printed: every command in it says what the page says, every example runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rlplace import plan
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+ELSEWHERE = "..."  # a line that stands for any number of lines
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(what is typed, what it answers) of every console block."""
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for typed, answer in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+            yield typed, answer.rstrip("\n").split("\n")
+
+
+def says(answer: Sequence[str], shown: Sequence[str]) -> bool:
+    """Whether `answer` is `shown`, with something in the place of every ELSEWHERE."""
+    pattern = "".join(r"(?:.*\n)*?" if line.strip() == ELSEWHERE else re.escape(line) + r"\n" for line in shown)
+    return re.fullmatch(pattern, "\n".join([*answer, ""])) is not None
+
+
+@pytest.mark.parametrize(("typed", "shown"), [pytest.param(*c, id=c[0]) for c in commands()])
+def test_a_command_answers_what_the_page_shows(
+    typed: str, shown: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command, _, rest = typed.partition(" > ")
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "rlplace.plan"]
+    code = plan.main(words[3:])
+    captured = capsys.readouterr()
+    if rest:
+        assert code == 0
+        return
+    answer = (captured.out + captured.err).rstrip("\n").split("\n")
+    assert says(answer, shown), f"{typed} answers\n" + "\n".join(answer)
+
+
+def test_the_python_example_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (printed,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(example, "planning.md", "exec"), {"__name__": "__main__"})
+    assert out.getvalue() == printed
+
+
+def test_exit_codes_are_those_of_the_command() -> None:
+    told = dict(re.findall(r"^\| (\d) \| (.*) \|$", PAGE, re.MULTILINE))
+    assert {int(code) for code in told} == {plan.FITS, plan.WRONG, plan.DOES_NOT_FIT}
+
+
+def test_the_matcher_notices_what_differs() -> None:
+    assert says(["a", "b", "c"], ["a", "...", "c"])
+    assert not says(["a", "b", "d"], ["a", "...", "c"])
+    assert not says(["a", "b"], ["a"])

@@ -1,0 +1,37 @@
+set -x
+
+python3 -m openrlhf.cli.train_ppo_ray \
+   --ref_num_nodes 1 \
+   --ref_num_gpus_per_node 8 \
+   --reward_num_nodes 1 \
+   --reward_num_gpus_per_node 8 \
+   --critic_num_nodes 1 \
+   --critic_num_gpus_per_node 8 \
+   --actor_num_nodes 1 \
+   --actor_num_gpus_per_node 8 \
+   --vllm_num_engines 8 \
+   --vllm_tensor_parallel_size 1 \
+   --colocate_all_models \
+   --vllm_gpu_memory_utilization 0.6 \
+   --pretrain some/llama-3-8b-sft \
+   --reward_pretrain some/llama-3-8b-rm \
+   --micro_train_batch_size 8 \
+   --train_batch_size 128 \
+   --micro_rollout_batch_size 16 \
+   --rollout_batch_size 1024 \
+   --max_epochs 1 \
+   --prompt_max_len 1024 \
+   --generate_max_len 1024 \
+   --zero_stage 3 \
+   --bf16 \
+   --actor_learning_rate 5e-7 \
+   --critic_learning_rate 9e-6 \
+   --init_kl_coef 0.01 \
+   --prompt_data some/prompts \
+   --apply_chat_template \
+   --normalize_reward \
+   --packing_samples \
+   --gradient_checkpointing \
+   --vllm_sync_backend nccl \
+   --vllm_enable_sleep \
+   --deepspeed_enable_sleep > log 2>&1

@@ -1,0 +1,103 @@
+"""`python -m rlplace.plan import ...`: what it reads, writes and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlplace.imports.command import run_import
+from rlplace.planning import report_on
+
+FLAGS = "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --colocate_all_models --vllm_enable_sleep --pretrin x"
+
+
+def test_standard_output_is_a_config_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_import(["openrlhf", FLAGS]) == 0
+    text = capsys.readouterr().out
+    report = report_on(yaml.safe_load(text))
+    assert str(report.plan.placement.accelerators("rollout")) == "0-7"
+    assert "did you mean --pretrain?" in text
+    assert all(line.startswith(("#", " ")) or ":" in line for line in text.splitlines() if line)
+
+
+def test_flags_that_the_shell_has_split(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_import(["openrlhf", *FLAGS.split(), "--save_path", "it's here"]) == 0
+    split = capsys.readouterr().out
+    assert run_import(["openrlhf", FLAGS + ' --save_path "it\'s here"']) == 0
+    assert split == capsys.readouterr().out
+    assert "--save_path" in split
+
+
+def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, out = tmp_path / "train.sh", tmp_path / "out.yaml"
+    script.write_text(f"set -x\npython -m openrlhf.cli.train_ppo_ray {FLAGS}\n", encoding="utf-8")
+    assert run_import(["openrlhf", str(script), "--out", str(out), "--accelerators-per-node=16"]) == 0
+    said = capsys.readouterr().out
+    assert "algorithm:" not in said
+    assert "train.sh:2)  did you mean" in said
+    assert yaml.safe_load(out.read_text(encoding="utf-8"))["cluster"]["accelerators_per_node"] == 16
+
+
+def test_a_yaml_file_and_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text("trainer:\n  nnodes: 1\n  n_gpus_per_node: 8\n", encoding="utf-8")
+    assert run_import(["verl", str(file), "trainer.nnodes=2"]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text)["cluster"]["num_nodes"] == 2
+    assert "written again further on" in text
+
+
+def test_overrides_in_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("N=2\npython3 -m verl.trainer.main_ppo \\\n  trainer.nnodes=$N $@\n", encoding="utf-8")
+    assert run_import(["verl", str(script)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["cluster"]["num_nodes"] == 2
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_import(["--help"]) == 0
+    assert run_import([]) == 2
+    assert capsys.readouterr().out.count("import openrlhf") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["opnrlhf", "x"], "import-library", "import openrlhf"),
+        (["openrlhf"], "import-source", "import openrlhf FILE"),
+        (["openrlhf", "missing.sh"], "import-source", "no such file"),
+        (["rlinf", "."], "import-source", "is a directory"),
+        (["openrlhf", "--zero_stage"], "import-flag-value", "--zero_stage VALUE"),
+        (["openrlhf", "--a 'b"], "import-quote", "close the quote"),
+        (["openrlhf", "--out"], "import-flag-value", "nothing follows it"),
+        (["openrlhf", FLAGS, "--accelerators-per-node", "0"], "import-value", "at least 1"),
+        (["openrlhf", FLAGS, "--out", "/nowhere/x.yaml"], "cannot-write", "No such file"),
+        (["rlinf", "cluster.num_nodes=1"], "import-empty", "RLinf"),
+    ],
+)
+def test_refusals(words: list[str], code: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_import(words) == 2
+    said = capsys.readouterr()
+    assert f"[{code}]" in said.err
+    assert part in said.err
+    assert said.out == ""
+
+
+def test_the_nearest_file_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.sh").write_text("", encoding="utf-8")
+    assert run_import(["openrlhf", str(tmp_path / "trian.sh")]) == 2
+    assert f"fix: {tmp_path / 'train.sh'}" in capsys.readouterr().err
+
+
+def test_bytes_and_bad_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_bytes(b"\xff\xfe")
+    assert run_import(["rlinf", str(file)]) == 2
+    file.write_text("cluster:\n\tnum_nodes: 1\n", encoding="utf-8")
+    assert run_import(["rlinf", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "is not text" in said
+    assert "replace the tab by blanks" in said
+    assert "x.yaml:2" in said

@@ -1,0 +1,64 @@
+"""The tables of docs/coming_from.md, row by row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlplace.imports import Imported, Needless, Unmapped
+from rlplace.imports.command import import_words
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "coming_from.md"
+BASE = {
+    "OpenRLHF": "--vllm_num_engines 8 ",
+    "RLinf": "".join(
+        f"cluster.component_placement.{c}={n} " for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
+    ),
+    "verl": "trainer.n_gpus_per_node=8 ",
+}
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    library = ""
+    for line in GUIDE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            library = line.removeprefix("## ")
+        elif row := re.fullmatch(r"\| `(.+?)` \| (.+) \|", line):
+            yield library, row[1], row[2]
+
+
+def value_at(config: Mapping[str, object], key: str) -> object:
+    value: object = config
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return None
+        value = value[name]
+    return value
+
+
+def imported_with(library: str, words: str) -> Imported:
+    return import_words(library.lower(), [BASE[library] + words])
+
+
+@pytest.mark.parametrize(("library", "theirs", "ours"), list(rows()))
+def test_row(library: str, theirs: str, ours: str) -> None:
+    imported = imported_with(library, theirs)
+    if promised := re.fullmatch(r"`([\w.]+): (.+)`", ours):
+        assert value_at(imported.config, promised[1]) == yaml.safe_load(promised[2])
+    elif absent := re.fullmatch(r"no `([\w.]+)`", ours):
+        assert value_at(imported.config, absent[1]) is None
+        assert value_at(imported_with(library, "").config, absent[1]) is not None
+    else:
+        assert ours.startswith("nothing: ")
+        fates = [f for f in imported.fates if str(f.setting) in theirs]
+        assert fates
+        assert all(isinstance(f, Unmapped | Needless) for f in fates)
+
+
+def test_the_guide_has_rows_for_three_libraries() -> None:
+    assert {library for library, _, _ in rows()} == {"OpenRLHF", "RLinf", "verl"}
+    assert sum(1 for _ in rows()) > 50

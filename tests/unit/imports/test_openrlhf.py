@@ -1,0 +1,267 @@
+"""OpenRLHF's own recipes, with the counts that its documents give and the rules that its trainer asserts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.imports import Became, Imported, Needless, Unknown, Unmapped, import_openrlhf
+from rlplace.placement import HybridComponentPlacement
+
+LLAMA_8B = """
+python3 -m openrlhf.cli.train_ppo_ray \\
+   --ref_num_nodes 1 --ref_num_gpus_per_node 8 --reward_num_nodes 1 --reward_num_gpus_per_node 8 \\
+   --critic_num_nodes 1 --critic_num_gpus_per_node 8 --actor_num_nodes 1 --actor_num_gpus_per_node 8 \\
+   --vllm_num_engines 8 --vllm_tensor_parallel_size 1 --colocate_all_models --vllm_gpu_memory_utilization 0.6 \\
+   --micro_train_batch_size 8 --train_batch_size 128 --micro_rollout_batch_size 16 --rollout_batch_size 1024 \\
+   --prompt_max_len 1024 --generate_max_len 1024 --zero_stage 3 --bf16 --init_kl_coef 0.01 \\
+   --packing_samples --gradient_checkpointing --vllm_enable_sleep --deepspeed_enable_sleep
+"""
+DOTTED = """
+python3 -m openrlhf.cli.train_ppo_ray \\
+   --ref.num_nodes 1 --ref.num_gpus_per_node 8 --reward.num_nodes 1 --reward.num_gpus_per_node 8 \\
+   --critic.num_nodes 1 --critic.num_gpus_per_node 8 --actor.num_nodes 1 --actor.num_gpus_per_node 8 \\
+   --vllm.num_engines 8 --vllm.tensor_parallel_size 1 --train.colocate_all --vllm.gpu_memory_utilization 0.6 \\
+   --train.micro_batch_size 8 --train.batch_size 128 --rollout.micro_batch_size 16 --rollout.batch_size 1024 \\
+   --data.max_len 2048 --ds.zero_stage 3 --ds.param_dtype bf16 --algo.kl.init_coef 0.01 \\
+   --ds.packing_samples --actor.gradient_checkpointing_enable --vllm.enable_sleep --ds.enable_sleep
+"""
+SIZES_70B = (
+    "--actor_num_nodes 2 --critic_num_nodes 2 --ref_num_nodes 1 --reward_num_nodes 1 --zero_stage 3 --bf16 "
+    "--vllm_num_engines 4 --vllm_tensor_parallel_size 4 "
+)
+
+
+def lines(imported: Imported) -> dict[str, object]:
+    cluster = imported.config["cluster"]
+    assert isinstance(cluster, dict)
+    # What an import says must be a placement for everybody, not only for the importer.
+    placement = HybridComponentPlacement(imported.config, imported.topology)
+    assert (cluster["num_nodes"], cluster["accelerators_per_node"]) == (
+        imported.topology.num_nodes,
+        imported.topology.nodes[0].accelerators,
+    )
+    return {name: str(placement.accelerators(name)) for name in placement.components}
+
+
+def codes(imported: Imported) -> list[str]:
+    return [p.code for p in imported.findings]
+
+
+@pytest.mark.parametrize("text", [LLAMA_8B, DOTTED], ids=["old spelling", "dotted spelling"])
+def test_hybrid_engine_on_eight(text: str) -> None:
+    imported = import_openrlhf(text)
+    assert lines(imported) == dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
+    assert imported.config == {
+        "cluster": {
+            "num_nodes": 1,
+            "accelerators_per_node": 8,
+            "component_placement": dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7"),
+            "allow_resident": ["reference", "reward"],
+        },
+        "algorithm": {"name": "rlhf", "sequence_length": 2048, "prompts": 1024, "train_batch": 128},
+        "actor": TRAINED,
+        "critic": TRAINED,
+        "reference": {"micro_batch": 16},
+        "reward": {"micro_batch": 16},
+        "rollout": {"gpu_memory_utilization": 0.6, "sleep_level": 1, "enable_offload": True},
+    }
+    assert not imported.findings
+    assert imported.layout is not None
+    assert (imported.layout.savings.used, imported.layout.savings.dedicated) == (8, 40)
+
+
+TRAINED = {
+    "micro_batch": 8,
+    "weights": "bf16",
+    "compute": "bf16",
+    "optimizer": "adamw_master",
+    "zero_stage": 3,
+    "checkpointing": True,
+    "enable_offload": True,
+}
+
+
+def test_each_flag_has_exactly_one_fate() -> None:
+    imported = import_openrlhf(LLAMA_8B.rstrip() + " --use_wandb key --colocate_all_modls --vllm_sync_backend nccl")
+    assert len(imported.fates) == LLAMA_8B.count("--") + 3
+    by_kind = {kind: [str(f.setting) for f in imported.fates if isinstance(f, kind)] for kind in KINDS}
+    assert by_kind[Unknown] == ["--colocate_all_modls"]
+    assert by_kind[Needless] == ["--vllm_sync_backend nccl"]
+    assert by_kind[Unmapped] == ["--init_kl_coef 0.01", "--packing_samples", "--use_wandb key"]
+    (unknown,) = (f for f in imported.fates if isinstance(f, Unknown))
+    assert unknown.near == "colocate_all_models"
+
+
+KINDS = (Became, Needless, Unmapped, Unknown)
+
+
+def test_seventy_billion_on_48_against_64() -> None:
+    dedicated = import_openrlhf(SIZES_70B)
+    assert lines(dedicated) == {
+        "actor": "0-15",
+        "critic": "16-31",
+        "reference": "32-39",
+        "reward": "40-47",
+        "rollout": "48-63",
+    }
+    assert dedicated.layout is not None
+    assert (dedicated.topology.num_accelerators, dedicated.layout.savings.saved) == (64, 0)
+    assert not dedicated.findings
+
+    shared = import_openrlhf(SIZES_70B + "--colocate_actor_ref --colocate_critic_reward")
+    assert lines(shared) == {
+        "actor": "0-15",
+        "critic": "16-31",
+        "reference": "0-7",
+        "reward": "16-23",
+        "rollout": "32-47",
+    }
+    assert shared.layout is not None
+    assert (shared.layout.savings.used, shared.layout.savings.dedicated) == (48, 64)
+    # Its own rule, equal sizes for the two that share, does not hold for 16 and 8.
+    assert codes(shared) == ["import-partners", "import-partners"]
+    assert shared.findings[0].fix == "--ref.num_nodes 2 --ref.num_gpus_per_node 8        (or keep both sizes here)"
+
+
+def test_seventy_billion_with_equal_partners_or_more_engines_is_80() -> None:
+    grown = SIZES_70B.replace("--ref_num_nodes 1 --reward_num_nodes 1", "--ref_num_nodes 2 --reward_num_nodes 2")
+    equal = import_openrlhf(grown + "--colocate_actor_ref --colocate_critic_reward")
+    assert equal.layout is not None
+    assert (equal.layout.savings.used, equal.layout.savings.dedicated) == (48, 80)
+    assert not equal.findings
+    engines = import_openrlhf(SIZES_70B.replace("--vllm_num_engines 4", "--vllm_num_engines 8"))
+    assert engines.topology.num_accelerators == 80
+
+
+def test_colocated_engines_must_fill_the_actor() -> None:
+    imported = import_openrlhf(
+        "--actor_num_nodes 2 --ref_num_nodes 2 --vllm_num_engines 3 --vllm_tensor_parallel_size 4 --colocate_all_models"
+    )
+    (problem,) = (p for p in imported.findings if p.code == "import-engines")
+    assert problem.what == "3 engines x 4 = 12 accelerators, and the actor has 16"
+    assert problem.got == "--vllm_num_engines 3 --vllm_tensor_parallel_size 4"
+    assert problem.fix == "--vllm.num_engines 4 --vllm.tensor_parallel_size 4"
+    assert lines(imported)["rollout"] == "0-11"
+
+
+def test_four_engines_of_four_on_sixteen() -> None:
+    flags = "--actor_num_nodes 2 --ref_num_nodes 2 --critic_num_nodes 2 --reward_num_nodes 2 --colocate_all_models"
+    imported = import_openrlhf(f"{flags} --vllm_num_engines 4 --vllm_tensor_parallel_size 4")
+    assert imported.layout is not None
+    assert imported.layout.placement.spec("rollout").num_copies == 4
+    assert imported.layout.placement.mode == "collocated"
+
+
+def test_a_role_larger_than_the_pool() -> None:
+    imported = import_openrlhf("--critic_num_nodes 2 --colocate_all_models --vllm_num_engines 8")
+    assert codes(imported) == ["import-partners"]
+    assert imported.findings[0].what == "critic asks for 16 accelerators of 8"
+    assert imported.topology.num_nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "absent", "why"),
+    [
+        ("--advantage_estimator group_norm", "critic", "the estimator group_norm needs no values"),
+        ("--init_kl_coef 0", "reference", "nothing is compared with it while init_kl_coef is 0"),
+        ("--remote_rm_url http://x", "reward", "a remote one judges"),
+        ("--agent_func_path x.py", "reward", "the agent judges"),
+    ],
+)
+def test_models_that_a_job_does_not_have(flags: str, absent: str, why: str) -> None:
+    name = {"reference": "ref"}.get(absent, absent)
+    imported = import_openrlhf(f"{flags} --vllm_num_engines 2 --{name}_num_nodes 3")
+    assert absent not in lines(imported)
+    (fate,) = (f for f in imported.fates if str(f.setting) == f"--{name}_num_nodes 3")
+    assert isinstance(fate, Unmapped)
+    assert fate.why == f"there is no {absent}: {why}"
+
+
+def test_without_engines_the_actor_generates() -> None:
+    imported = import_openrlhf(
+        "--actor_num_gpus_per_node 4 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x"
+    )
+    assert lines(imported) == {"actor": "0-3", "rollout": "0-3"}
+
+
+def test_engines_stay_on_one_node() -> None:
+    imported = import_openrlhf(
+        "--actor_num_gpus_per_node 6 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x "
+        "--vllm_num_engines 2 --vllm_tensor_parallel_size 4",
+        per_node=8,
+    )
+    assert lines(imported) == {"actor": "0-5", "rollout": "8-15"}
+
+
+def test_an_engine_larger_than_a_node_says_so() -> None:
+    imported = import_openrlhf("--vllm_num_engines 1 --vllm_tensor_parallel_size 16")
+    cluster = imported.config["cluster"]
+    assert isinstance(cluster, dict)
+    assert cluster["component_placement"]["rollout"] == {
+        "placement": "32-47",
+        "tensor_parallel_size": 16,
+        "tensor_parallel_across_nodes": True,
+    }
+    assert imported.layout is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("--vllm_enable_sleep", "import-sleep"),
+        ("--vllm_enable_sleep --async_train --colocate_all_models", "import-sleep"),
+        ("--rollout_batch_size 8 --micro_rollout_batch_size 8 --train_batch_size 8", "import-batches"),
+        ("--train_batch_size 100", "uneven-batches"),
+        ("--ds_tensor_parallel_size 3", "import-counts"),
+        ("--vllm_gpu_memory_utilization 1.5", "out-of-bounds"),
+    ],
+)
+def test_what_does_not_hold_is_told(flags: str, code: str) -> None:
+    imported = import_openrlhf(f"{flags} --vllm_num_engines 8")
+    assert code in codes(imported)
+    assert lines(imported)["actor"] == "0-7"
+
+
+def test_sleep_without_sharing_does_nothing() -> None:
+    imported = import_openrlhf("--vllm_enable_sleep --vllm_num_engines 8")
+    (fate,) = (f for f in imported.fates if "sleep" in str(f.setting))
+    assert isinstance(fate, Unmapped)
+    assert "rollout" not in imported.config or "enable_offload" not in str(imported.config["rollout"])
+
+
+def test_old_offload_flag_speaks_for_reference_and_reward() -> None:
+    flags = "--colocate_all_models --vllm_num_engines 8 --vllm_enable_sleep --deepspeed_enable_sleep"
+    imported = import_openrlhf(f"{flags} --ref_reward_offload")
+    assert imported.config["reference"] == imported.config["reward"] == {"enable_offload": True}
+    cluster = imported.config["cluster"]
+    assert isinstance(cluster, dict)
+    assert "allow_resident" not in cluster
+
+
+def test_other_values() -> None:
+    imported = import_openrlhf("--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload")
+    assert imported.config["actor"] == {
+        "weights": "fp16",
+        "compute": "fp16",
+        "optimizer": "adamw_master",
+        "zero_stage": 2,
+        "checkpointing": False,
+        "optimizer_on_host": True,
+    }
+    algorithm = imported.config["algorithm"]
+    assert isinstance(algorithm, dict)
+    assert algorithm["sequence_length"] == 4096
+    assert sum(isinstance(f, Needless) for f in imported.fates) == 2
+
+
+def test_values_that_cannot_be_read_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        import_openrlhf("--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL")
+    assert caught.value.codes == ("import-value",) * 3
+    assert {p.got for p in caught.value.problems} == {
+        "--actor_num_nodes two",
+        "--critic_num_gpus_per_node 0",
+        "--init_kl_coef '$KL'",
+    }
+    assert "set nowhere" in str(next(p.why for p in caught.value.problems if "$KL" in str(p.got)))

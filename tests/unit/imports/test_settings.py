@@ -1,0 +1,98 @@
+"""Scalars, leaves and references of other libraries' files; YAML text of ours."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.errors import ConfigError
+from rlplace.imports.settings import scalar, settings_of
+from rlplace.imports.yaml_file import read_overrides, read_yaml
+from rlplace.imports.yaml_text import to_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-1", -1),
+        ("1_000", 1000),
+        ("5e-7", 5e-7),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("True", True),
+        ("false", False),
+        ("None", None),
+        ("null", None),
+        ("0-7", "0-7"),
+        ("1e", "1e"),
+        ("v1.2.3", "v1.2.3"),
+    ],
+)
+def test_scalars(text: str, value: object) -> None:
+    assert scalar(text) == value
+    assert type(scalar(text)) is type(value)
+
+
+def test_references_are_followed_where_they_lead_somewhere() -> None:
+    mapping = {"a": {"x": "${b.y}", "loop": "${a.loop}", "lost": "${nowhere}"}, "b": {"y": "${b.z}", "z": "1e-6"}}
+    assert {s.key: s.value for s in settings_of(mapping, {})} == {
+        "a.x": 1e-6,
+        "a.loop": "${a.loop}",
+        "a.lost": "${nowhere}",
+        "b.y": 1e-6,
+        "b.z": 1e-6,
+    }
+
+
+def test_placement_lines_are_kept_as_written() -> None:
+    text = 'cluster:\n  component_placement:\n    "actor, env": 0-7\n    rollout: {node_group: g, placement: 0-3}\n'
+    found = {s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")}
+    assert found == {
+        "cluster.component_placement.actor, env": ("0-7", 3),
+        "cluster.component_placement.rollout": ({"node_group": "g", "placement": "0-3"}, 4),
+    }
+
+
+def test_overrides() -> None:
+    found = read_overrides("a.b=1 +c=[1,2] ~d=x word", "")
+    assert [(s.key, s.value) for s in found] == [("a.b", 1), ("c", "[1,2]"), ("d", "x"), ("word", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("a: [1", "expected ',' or ']'"), ("\ta: 1", "found character '\\t'"), ("- 1", "expected a block of keys")],
+)
+def test_what_is_not_a_yaml_file_of_keys(text: str, what: str) -> None:
+    with pytest.raises(ConfigError, match="import-yaml") as caught:
+        read_yaml(text, "f.yaml")
+    assert what in caught.value.problems[0].what
+
+
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=12))
+KEYS = st.text(min_size=1, max_size=8)
+
+
+@given(
+    st.dictionaries(
+        KEYS, st.recursive(LEAVES, lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x, max_size=3))
+    )
+)
+def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
+    text = to_yaml(mapping)
+    assert (yaml.safe_load(text) or {}) == mapping
+
+
+@pytest.mark.parametrize(
+    "text", ["4:7", "1:0", "0-7", "all", "yes", "null", "1e-6", "2020-01-01", " x", "a: b", "#", ""]
+)
+def test_texts_stay_texts(text: str) -> None:
+    assert yaml.safe_load(to_yaml({"a": text})) == {"a": text}
+
+
+def test_plain_texts_are_not_quoted() -> None:
+    assert to_yaml({"a": "0-7", "b": 1e-6, "c": {"placement": "0-3,5", "x": [1, None, True]}}) == (
+        "a: 0-7\nb: 1.0e-06\nc: {placement: 0-3,5, x: [1, null, true]}\n"
+    )

@@ -1,0 +1,99 @@
+"""The dedicated twin of a placement: as many ranks and accelerators of each component, none of them shared."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.config import AcceleratorRunConfig, NodeConfig
+from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Topology, declare_topology
+from rlplace.placement.dedicated import count_business, dedicate
+from rlplace.placement.hybrid import DISAGGREGATED
+
+EIGHT = Topology.uniform(1, 8)
+
+
+def placed(topology: Topology, **block: object) -> HybridComponentPlacement:
+    return HybridComponentPlacement({"component_placement": block}, topology)
+
+
+def apart(topology: Topology, **block: object) -> HybridComponentPlacement:
+    found = dedicate(placed(topology, **block))
+    assert found is not None
+    return found
+
+
+def test_the_hybrid_job_needs_two_nodes_of_its_own() -> None:
+    found = apart(EIGHT, actor="0-7", env="0-3", rollout="4-7")
+    assert {c: str(found.accelerators(c)) for c in found.components} == {
+        "actor": "0-7",
+        "env": "8-11",
+        "rollout": "12-15",
+    }
+    assert [n.accelerators for n in found.topology.nodes] == [8, 8]
+
+
+def test_work_is_counted_by_stage() -> None:
+    here = placed(EIGHT, actor="0-7", env="0-3", rollout="4-7")
+    assert count_business(here, PPO_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
+    assert count_business(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), PPO_NEEDS).at_work == {
+        "sync": 12,
+        "rollout": 8,
+        "learn": 8,
+    }
+
+
+def test_ranks_stay_whole_and_on_one_node() -> None:
+    two = Topology.uniform(2, 4)
+    found = apart(two, actor="0-7:0-1", env="1-2,5", rollout="0-1:0-3")
+    assert [len(s.accelerators) for s in found.slots("actor")] == [4, 4]
+    assert [s.node for s in found.slots("actor")] == [0, 1]
+    assert [s.rank for s in found.slots("env")] == [0, 1, 2]
+    # env leaves one accelerator of its node free, so the second of rollout goes on the next node.
+    assert [s.accelerators for s in found.slots("rollout")] == [(12,), (12,), (13,), (13,)]
+
+
+def test_accelerators_of_a_mixed_node_keep_their_product() -> None:
+    mixed = (AcceleratorRunConfig(count=2, product="A100"), AcceleratorRunConfig(count=2, product="L40"))
+    found = apart(declare_topology([NodeConfig(mixed=mixed)]), actor="2-3", env="0-1", rollout="2-3")
+    nodes = {c: [s.local_accelerators for s in found.slots(c)] for c in found.components}
+    assert nodes == {"actor": [(2,), (3,)], "env": [(0,), (1,)], "rollout": [(2,), (3,)]}
+    # The L40 of a node are behind its A100, so whoever comes later takes another node.
+    assert found.topology.num_nodes == 2
+
+
+def test_nodes_of_another_kind_are_not_filled_up() -> None:
+    found = apart(Topology.uneven([2, 8]), actor="0-1", env="2-3", rollout="0-1")
+    assert [n.accelerators for n in found.topology.nodes] == [2, 8, 2]
+
+
+def test_components_without_accelerators_are_left_out() -> None:
+    agents = {"node_group": "node", "placement": "0"}
+    assert apart(EIGHT, actor="0-1", agent=agents).components == ("actor",)
+    assert dedicate(placed(EIGHT, agent=agents)) is None
+
+
+@given(
+    nodes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    cuts=st.lists(st.tuples(st.integers(0, 23), st.integers(1, 24)), min_size=1, max_size=5),
+)
+def test_the_twin_has_the_same_sizes_and_shares_nothing(nodes: list[int], cuts: list[tuple[int, int]]) -> None:
+    topology = Topology.uneven(nodes)
+    total = topology.num_accelerators
+    block = {f"c{i}": f"{a % total}-{min(total, a % total + n) - 1}" for i, (a, n) in enumerate(cuts)}
+    here, found = placed(topology, **block), apart(topology, **block)
+    for component in here.components:
+        assert found.world_size(component) == here.world_size(component)
+        assert len(found.accelerators(component)) == len(here.accelerators(component))
+    assert len(found.used) == sum(len(here.accelerators(c)) for c in here.components)
+    assert {found.relation(a, b) for a, b in itertools.combinations(found.components, 2)} <= {DISAGGREGATED}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_shares_nothing_stays_as_large(count: int) -> None:
+    found = apart(Topology.uniform(count, 4), actor="0-1", env="2", rollout="3")
+    assert len(found.used) == 4
+    assert found.topology.num_nodes == 1

@@ -1,0 +1,61 @@
+"""Two placements side by side: what differs is marked, what one lacks is said."""
+
+from __future__ import annotations
+
+import json
+
+from rlplace.placement.diff import Chapter, compare, diff_record, render_diff
+from tests.unit.placement.reports import APART, llm, ppo
+
+LEFT, RIGHT = ppo(name="hybrid"), ppo(APART, name="apart", offload=False)
+
+
+def differing(chapters: tuple[Chapter, ...]) -> dict[str, tuple[str, str]]:
+    return {f"{c.title}/{x.what}": (x.left, x.right) for c in chapters for x in c.lines if x.differs}
+
+
+def test_what_differs_between_hybrid_and_disaggregated() -> None:
+    found = differing(compare(LEFT, RIGHT))
+    assert found["machines/mode"] == ("hybrid", "disaggregated")
+    assert found["machines/at work in learn"] == ("8 (100%)", "4 (50%)")
+    assert found["placement/actor"] == ("0-7 (8 ranks)", "0-3 (4 ranks)")
+    assert found["residency/actor"] == ("weights, off, full", "full, full, full")
+    assert found["moves in each iteration/moves"] == ("8", "0")
+    assert found["pairs of ranks by way/weights to rollout"] == ("same_accelerator 4", "same_node 2")
+    assert "machines/nodes" not in found
+
+
+def test_a_placement_does_not_differ_from_itself() -> None:
+    assert differing(compare(LEFT, LEFT)) == {}
+    assert render_diff(LEFT, LEFT).startswith("diff: the same placement twice\n")
+
+
+def test_the_text_names_both_and_marks_lines() -> None:
+    lines = render_diff(LEFT, RIGHT).splitlines()
+    marked = [line for line in lines if line.startswith("  *")]
+    assert lines[0] == f"diff: {len(marked)} lines differ, marked *"
+    assert len(marked) == len(differing(compare(LEFT, RIGHT)))
+    assert lines[1].split() == ["hybrid", "apart"]
+    assert max(map(len, lines)) <= 100
+    assert render_diff(LEFT, ppo(name="more", envs=256)).startswith("diff: the same")
+
+
+def test_jobs_with_other_components_and_stages_can_be_compared() -> None:
+    found = differing(compare(LEFT, llm()))
+    assert found["placement/critic"] == ("-", "0-7 (8 ranks)")
+    assert found["residency/env"] == ("off, full, off", "-")
+    assert found["machines/at work in infer"] == ("-", "8 (100%)")
+    assert found["moves in each iteration/weights, same_accelerator"][0] == "0 bytes"
+
+
+def test_a_record_is_json_and_says_what_fits() -> None:
+    record = diff_record(LEFT, RIGHT)
+    assert json.loads(json.dumps(record)) == record
+    assert (record["left"], record["right"], record["fits"]) == ("hybrid", "apart", [True, True])
+    assert [c["title"] for c in record["chapters"]][:2] == ["machines", "placement"]
+
+
+def test_long_placements_are_cut() -> None:
+    scattered = ",".join(map(str, range(0, 40, 2)))
+    wide = ppo({"actor": scattered, "env": "0-3", "rollout": "4-7"}, nodes=[{"accelerators": 40}], envs=160)
+    assert max(map(len, render_diff(LEFT, wide).splitlines())) <= 100

@@ -1,0 +1,88 @@
+"""Why a component is where and when it is, and who is on an accelerator."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplace.placement.explain import explain_accelerator, explain_component
+from tests.unit.placement.reports import APART, H100, llm, ppo
+
+
+def chapter(text: str, title: str) -> list[str]:
+    for part in text.split("\n\n"):
+        head, *lines = part.splitlines()
+        if head == title:
+            return [" ".join(line.split()) for line in lines]
+    raise AssertionError(f"no chapter {title!r} in\n{text}")
+
+
+def test_a_component_that_moves_out_for_another() -> None:
+    text = explain_component(ppo(), "rollout")
+    assert text.startswith("rollout: 4 ranks, 4-7\n")
+    assert chapter(text, "where") == ["each rank has 1 accelerator of one node", "shares 4-7 with actor (hybrid)"]
+    assert chapter(text, "when")[1:] == [
+        "sync weights sync needs its weights",
+        "rollout full it works in rollout",
+        "learn off not needed; actor uses its accelerators",
+    ]
+    assert [line.split()[:2] for line in chapter(text, "talks to")] == [["gets", "observations"], ["gets", "weights"]]
+    assert chapter(text, "memory of a rank on each of its accelerators")[2].startswith("full 64 MiB")
+
+
+def test_a_component_that_stays_says_why() -> None:
+    alone = chapter(explain_component(ppo(APART), "env"), "when")
+    assert "sync full not needed; it stays, its accelerators are its own" in alone
+    sharing = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
+    kept = chapter(
+        explain_component(ppo(sharing, offload=False, allow_resident=["actor", "env", "rollout"]), "actor"), "when"
+    )
+    assert "rollout full not needed; it stays, enable_offload is not set" in kept
+    assert "sync full sync needs only its weights; it stays, enable_offload is not set" in kept
+    beside = {"actor": "0-3", "env": "4-7", "rollout": "4-7"}
+    polite = chapter(explain_component(ppo(beside), "env"), "when")
+    assert "learn full not needed; it stays, in nobody's way" in polite or "learn off not needed" in polite
+
+
+def test_shapes_of_ranks() -> None:
+    shared = explain_component(ppo({"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7:0-1"}), "env")
+    assert "2 ranks share an accelerator" in chapter(shared, "where")
+    several = explain_component(ppo({"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7:0-1"}), "rollout")
+    assert "each rank has 2 accelerators of one node" in chapter(several, "where")
+    engines = {"actor": "0-7", "rollout": {"same_as": "actor", "tensor_parallel_size": 4}}
+    text = explain_component(llm(engines), "rollout")
+    assert "2 copies of the model, each over 4" in chapter(text, "where")
+    assert "written '{same_as: actor, tensor_parallel_size: 4}'" in text
+    assert "working in rollout" in text
+
+
+def test_who_holds_no_accelerators_and_talks_to_nobody() -> None:
+    placement = {"actor": "0-7", "rollout": "0-7", "agent": {"node_group": "node", "placement": "0:0-3"}}
+    text = explain_component(llm(placement), "agent")
+    assert chapter(text, "where") == ["on nodes: it holds no accelerators"]
+    assert chapter(text, "talks to") == ["nobody"]
+    assert chapter(text, "memory of a rank on each of its accelerators") == ["not known"]
+
+
+def test_an_accelerator_stage_by_stage() -> None:
+    text = explain_accelerator(ppo(), 5)
+    assert text.startswith("accelerator 5: number 5 of node 0 (emulated, 16 GiB)")
+    assert chapter(text, "who is here") == ["actor rank 5", "rollout rank 1"]
+    assert chapter(text, "what each holds")[2] == "rollout off, 0 bytes full, 64 MiB 64 MiB 15.9 GiB"
+
+
+def test_accelerators_on_other_nodes_shared_or_idle() -> None:
+    placement = {"actor": "0-9", "env": "0-3:0-39", "rollout": "4-9"}
+    report = ppo(placement, nodes=[H100 | {"count": 2}], envs=240, accelerator={"kind": "auto"})
+    assert "accelerator 9: number 1 of node 1 (H100, 80 GiB)" in explain_accelerator(report, 9)
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more" in explain_accelerator(report, 0)
+    assert explain_accelerator(report, 12).endswith("no component uses it")
+
+
+def test_an_accelerator_of_unknown_size() -> None:
+    report = ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"})
+    assert chapter(explain_accelerator(report, 0), "what each holds")[1].endswith(" ?")
+
+
+def test_a_component_that_does_not_exist() -> None:
+    with pytest.raises(KeyError, match="did you mean 'rollout'"):
+        explain_component(ppo(), "rolout")

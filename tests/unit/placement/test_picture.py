@@ -1,0 +1,127 @@
+"""The picture: well-formed, every resident named and described, nothing outside of its page, whatever the plan."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from rlplace.placement.picture import WIDTH, render_svg
+from rlplace.placement.picture_style import PALETTE, width_of
+from rlplace.placement.report import PlanReport
+from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
+
+SVG = "{http://www.w3.org/2000/svg}"
+FOLDED = {"actor": "all", "env": "0-127", "rollout": "128-511"}
+CLUSTER: dict[str, Any] = {"accelerator": {"kind": "auto"}}
+REPORTS = {
+    "hybrid": ppo(),
+    "apart": ppo(APART),
+    "idle": ppo({"actor": "0-1", "env": "2", "rollout": "3-4"}),
+    "one": ppo({"actor": "0", "env": "0", "rollout": "0"}, nodes=[{"accelerators": 1}]),
+    "uneven": ppo(
+        {"actor": "0-13", "env": "0-3", "rollout": "4-13"}, nodes=[{"accelerators": n} for n in (4, 8, 2)], envs=560
+    ),
+    "folded": ppo(FOLDED, nodes=[H100 | {"count": 64}], envs=4096, **CLUSTER),
+    "six": llm(),
+    "six-without-memory": llm(model=None),
+    "too-large": llm(dict.fromkeys(SIX, "0-7"), actor={"enable_offload": True, "micro_batch": 64}),
+}
+
+
+def drawn(report: PlanReport) -> ET.Element:
+    return ET.fromstring(render_svg(report.plan, report.ledger))
+
+
+def titles(picture: ET.Element) -> list[str]:
+    return [t.text or "" for t in picture.iter(f"{SVG}title")]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
+    picture = drawn(REPORTS[name])
+    height = float(picture.attrib["height"])
+    for rect in picture.iter(f"{SVG}rect"):
+        x, y, w, h = (float(rect.attrib.get(k, 0)) for k in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= WIDTH
+        assert 0 <= y <= y + h <= height
+    for text in picture.iter(f"{SVG}text"):
+        assert 0 <= float(text.attrib["x"]) <= WIDTH
+        assert 0 < float(text.attrib["y"]) < height
+    plan = REPORTS[name].plan
+    words = " ".join(picture.itertext())
+    for stage in plan.schedule.stages:
+        assert stage in words
+    for component in plan.placement.components:
+        assert any(t.startswith(f"{component} on ") for t in titles(picture))
+
+
+def test_names_do_not_run_into_the_title() -> None:
+    """Components beside the title where there is room, else in lines of their own."""
+    for name, beside in (("hybrid", True), ("six", False)):
+        picture = drawn(REPORTS[name])
+        dots = [r for r in picture.iter(f"{SVG}rect") if r.attrib.get("rx") == "4" and float(r.attrib["y"]) < 110]
+        assert len(dots) == len(REPORTS[name].plan.placement.components)
+        assert all((float(d.attrib["x"]) > 300) is beside or not beside for d in dots)
+        assert {float(d.attrib["y"]) < 60 for d in dots} == {beside}
+
+
+def test_a_block_tells_what_it_holds() -> None:
+    assert "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator" in titles(drawn(REPORTS["hybrid"]))
+    assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
+    bare = ET.fromstring(render_svg(REPORTS["hybrid"].plan))
+    assert "MiB" not in " ".join(bare.itertext())
+
+
+def test_what_does_not_fit_is_marked_where_and_when() -> None:
+    picture = drawn(REPORTS["too-large"])
+    assert any(t.endswith("of 80 GiB: does not fit") for t in titles(picture))
+    assert len([r for r in picture.iter(f"{SVG}rect") if r.attrib.get("class") == "over"]) >= 1
+    assert not [r for r in drawn(REPORTS["six"]).iter(f"{SVG}rect") if r.attrib.get("class") == "over"]
+
+
+def test_alike_nodes_are_one_picture_and_many_kinds_end_somewhere() -> None:
+    words = [w.strip() for w in drawn(REPORTS["folded"]).itertext()]
+    assert "nodes 0-15" in words
+    assert "48 \u00d7 0\u20137" in words
+    sizes = [1 + i % 2 for i in range(60)]
+    many = ppo(
+        {"actor": "all", "env": "all", "rollout": "all"},
+        nodes=[{"accelerators": n} for n in sizes],
+        envs=2 * sum(sizes),
+    )
+    assert "and 36 more kinds of node" in " ".join(drawn(many).itertext())
+
+
+def test_text_stays_inside_of_narrow_blocks() -> None:
+    """reward.math goes on two lines, reference is turned; none is wider than its block."""
+    picture = drawn(REPORTS["six"])
+    turned = [t for t in picture.iter(f"{SVG}text") if "rotate" in t.attrib.get("transform", "")]
+    assert {"".join(t.itertext()) for t in turned} == {"reference full"}
+    for group in picture.iter(f"{SVG}g"):
+        rect = group.find(f"{SVG}rect")
+        assert rect is not None
+        for text in group.findall(f"{SVG}text"):
+            if "transform" not in text.attrib:
+                size = float((re.search(r"font-size:([0-9.]+)px", text.attrib.get("style", "")) or [0, "12"])[1])
+                assert width_of("".join(text.itertext()), size * 0.9) <= float(rect.attrib["width"])
+
+
+def test_nothing_is_asked_of_the_network_and_dark_pages_are_served() -> None:
+    svg = render_svg(REPORTS["six"].plan, REPORTS["six"].ledger)
+    assert re.findall(r"https?://[^\"' ]+", svg) == ["http://www.w3.org/2000/svg"]
+    assert "@media (prefers-color-scheme:dark)" in svg
+
+
+def test_colours_repeat_where_there_are_more_components() -> None:
+    names = {f"reward.r{i}": f"{i}" for i in range(len(PALETTE))}
+    picture = drawn(llm({"actor": "0-7", "rollout": "0-7", **names}, cluster={"nodes": [H100 | {"accelerators": 16}]}))
+    assert len(titles(picture)) > len(PALETTE)
+
+
+@pytest.mark.parametrize("name", ["a<b", 'a"b'])
+def test_names_are_escaped(name: str) -> None:
+    report = llm({"actor": "0-7", "rollout": "0-7", f"reward.{name}": "0-7"})
+    assert any(name in t for t in titles(drawn(report)))

@@ -1,0 +1,153 @@
+"""Everything that is computed from a plan: savings, traffic, what fits; as text and as plain values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlplace.errors import ConfigError, PlacementError
+from rlplace.placement.journeys import journeys
+from rlplace.placement.memory import Knob, solve
+from rlplace.placement.report import PlanReport
+from rlplace.placement.report_record import report_record
+from rlplace.placement.report_text import render_report
+from rlplace.placement.routes import Way
+from rlplace.placement.solution import render_solution
+from rlplace.planning import report_on
+from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
+
+GIB = 1 << 30
+MODEL_BYTES = 8_030_261_248 * 2  # Llama-3-8B in bf16
+ALL = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
+
+
+def test_sharing_is_counted_against_each_component_on_its_own() -> None:
+    comparison = ppo().comparison
+    assert comparison is not None
+    assert (comparison.savings.used, comparison.savings.dedicated, comparison.savings.saved) == (8, 16, 8)
+    assert comparison.here.at_work == {"sync": 8, "rollout": 8, "learn": 8}
+    assert comparison.apart.used == 16
+    text = render_report(ppo())
+    assert "savings: 8 accelerators do the work of 16, 8 fewer" in text
+    assert "16 = actor 8 + env 4 + rollout 4" in text
+
+
+def test_a_placement_that_shares_nothing_says_so() -> None:
+    text = render_report(ppo(APART, offload=False))
+    assert "savings: none, every component has accelerators of its own (actor 4 + env 2 + rollout 2 = 8)" in text
+
+
+def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
+    report = llm(ALL)
+    assert report.traffic.weights_bytes == {Way.SAME_ACCELERATOR: 8 * MODEL_BYTES}
+    assert report.traffic.to_host_bytes == report.traffic.from_host_bytes > 100 * GIB
+    assert "one sync, same_accelerator" in render_report(report)
+    apart = llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2}]})
+    assert apart.traffic.weights_bytes == {Way.NETWORK: 8 * MODEL_BYTES}
+    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).traffic.weights_bytes[Way.SAME_ACCELERATOR]
+    assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
+
+
+def test_journeys_are_named_for_every_kind_of_job() -> None:
+    assert [j.name for j in journeys(ppo().plan)] == ["observations", "trajectories", "weights"]
+    told = [
+        (j.name, j.route.target, j.amount) for j in journeys(llm(ALL, algorithm={"name": "rlhf", "prompts": 8}).plan)
+    ]
+    assert told == [
+        ("samples", "actor", "8 samples"),
+        ("samples", "critic", "8 samples"),
+        ("samples", "reference", "8 samples"),
+        ("samples", "reward", "8 samples"),
+        ("weights", "rollout", "8 copies"),
+    ]
+    assert journeys(llm({"actor": "0", "rollout": "1"}).plan)[0].amount == "1 copy"
+
+
+@pytest.mark.parametrize("report", [ppo(), llm(), llm(model=None)], ids=["ppo", "llm", "llm-without-a-model"])
+def test_the_text_fits_a_terminal_and_the_record_is_json(report: PlanReport) -> None:
+    text = render_report(report)
+    assert text.isascii()
+    without_warnings = text.partition("\nwarnings\n")[0]
+    assert max(map(len, without_warnings.splitlines())) <= 100
+    record = report_record(report)
+    assert json.loads(json.dumps(record)) == record
+    assert record["fits"] is True
+    assert record["savings"]["used"] == 8
+    assert list(record["components"]) == list(report.plan.placement.components)
+
+
+def test_what_does_not_fit_is_no_error_but_is_said() -> None:
+    report = llm(ALL, actor={"enable_offload": True, "micro_batch": 64})
+    assert not report.fits
+    assert [p.code for p in report.shortages] == ["does-not-fit"]
+    assert report_record(report)["shortages"][0]["code"] == "does-not-fit"
+    assert "memory: does not fit" in render_report(report)
+
+
+def test_a_job_whose_model_is_not_known_is_planned_all_the_same() -> None:
+    report = llm(model=None)
+    assert report.fits
+    assert "the model is not known: its memory is not counted" in report.ledger.notes
+    assert llm(model=None, actor={"model": LLAMA_8B, "enable_offload": True}).ledger.tightest is not None
+
+
+def test_a_component_may_have_a_model_of_its_own() -> None:
+    small = LLAMA_8B | {"num_hidden_layers": 16}
+    mine, same = llm(reward={"model": small, "enable_offload": True}), llm()
+    assert report_record(mine)["memory"] != report_record(same)["memory"]
+
+
+def test_wrong_models_are_problems_each_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        llm(model={"model_type": "lama"})
+    assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-model-family", "model.model_type")]
+    with pytest.raises(ConfigError) as caught:
+        llm(critic={"model": {"model_type": "llama"}})
+    assert {p.key for p in caught.value.problems} >= {"critic.model.hidden_size", "critic.model.vocab_size"}
+
+
+def test_wrong_keys_and_wrong_placements_of_a_language_job() -> None:
+    with pytest.raises(ConfigError) as config:
+        report_on(llm_mapping(actr={}))
+    assert config.value.codes == ("unknown-key",)
+    with pytest.raises(PlacementError) as placement:
+        llm(SIX | {"critc": "0"}, rollout={"enable_offload": False})
+    assert set(placement.value.codes) == {"unknown-component", "residents-clash"}
+
+
+def test_batches_of_a_language_job_are_checked_where_they_are_known() -> None:
+    assert llm(ALL, algorithm={"name": "rlhf"}).plan.routes[0].target == "rollout"
+    with pytest.raises(PlacementError) as caught:
+        llm(ALL, algorithm={"name": "rlhf", "prompts": 9})
+    assert set(caught.value.codes) == {"uneven-batches"}
+
+
+def test_measured_numbers_win() -> None:
+    from rlplace.placement.schedule import Residency
+
+    report = report_on(llm_mapping(), measured={"actor": {Residency.FULL: 70 * GIB}})
+    assert report.ledger.measured == ("actor",)
+    assert report.ledger.bytes("actor", Residency.FULL) == 70 * GIB
+
+
+@pytest.mark.parametrize(
+    ("knob", "component", "told"),
+    [
+        (Knob.MICRO_BATCH, None, "is the most that fits (actor, critic, reference, reward.math, reward.code)"),
+        (Knob.MICRO_BATCH, "critic", "is the most that fits (critic)"),
+        (Knob.KV_SHARE, None, "gpu_memory_utilization: 0.9"),
+    ],
+)
+def test_a_solution_says_what_it_is_and_what_it_leads_to(knob: Knob, component: str | None, told: str) -> None:
+    case = llm().case
+    text = render_solution(case, knob, component, solve(case, knob, component))
+    assert told in text
+    assert text.count(" of 80 GiB in ") == 2
+
+
+def test_where_nothing_fits_there_is_no_solution() -> None:
+    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).case
+    assert solve(case, Knob.MICRO_BATCH) is None
+    assert "micro_batch: does not fit, not even with 1" in render_solution(case, Knob.MICRO_BATCH, None, None)
+    assert "at any value" in render_solution(case, Knob.KV_SHARE, None, None)

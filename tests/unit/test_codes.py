@@ -1,0 +1,54 @@
+"""The table of error codes: complete against the source, and every entry says something."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlplace
+from rlplace.codes import CODES
+
+PACKAGE = Path(rlplace.__file__).parent
+CODE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
+NO_CODES = {"utf-8", "rlplace-node-rank"}
+ELSEWHERE = {"imports"}  # what becomes of another library's settings is told by its own notes
+
+
+def codes_of(source: str) -> Iterator[str]:
+    """Text literals that look like codes, and whatever is given as `code=`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
+            yield node.value
+        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def used() -> set[str]:
+    rooms = {f: f.relative_to(PACKAGE).parts[0] for f in PACKAGE.rglob("*.py")}
+    files = [f for f, room in rooms.items() if room not in ELSEWHERE | {"codes"}]
+    return {code for f in files for code in codes_of(f.read_text(encoding="utf-8"))} - NO_CODES
+
+
+def test_every_code_of_the_source_is_explained_and_none_is_left_over() -> None:
+    found = used()
+    assert sorted(found - set(CODES)) == [], "explain these in rlplace/codes"
+    assert sorted(set(CODES) - found) == [], "these are in rlplace/codes and nowhere else"
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_every_code_says_what_it_means_with_an_example_and_a_fix(name: str) -> None:
+    code = CODES[name]
+    assert code.name == name
+    assert all(text and text == text.strip() for text in (code.means, code.example, code.fix, code.when))
+    lines = code.render().splitlines()
+    assert lines[0] == name
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["means", "example", "fix", "met"]
+
+
+def test_codes_are_found_wherever_they_stand() -> None:
+    source = 'f("some-code"); Problem(code="plain"); g("A-B", "x y", "-")'
+    assert set(codes_of(source)) == {"some-code", "plain"}

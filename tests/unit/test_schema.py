@@ -1,0 +1,108 @@
+"""The JSON Schema of the config: what ships is valid, what the reader refuses is refused, every key is explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from rlplace.config import RunConfig
+from rlplace.llm_config import LlmConfig
+from rlplace.schema import config_schema
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+SCHEMA = config_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+RUN = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"id": "CartPole-v1"}}
+LLM = {"cluster": {"component_placement": {"actor": "0-7"}}, "algorithm": {"name": "rlhf"}}
+
+
+def with_value(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {**base, first: with_value(base.get(first, {}), rest, value) if rest else value}
+
+
+def problems(config: object) -> list[str]:
+    return [".".join(map(str, e.path)) for e in VALIDATOR.iter_errors(config)]
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_shipped_config_is_valid(file: Path) -> None:
+    assert problems(yaml.safe_load(file.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value"),
+    [
+        (RUN, "actor.precision", "bf16"),
+        (RUN, "cluster.accelerators_per_node", "auto"),
+        (RUN, "cluster.accelerators_per_node", 8),
+        (RUN, "cluster.accelerator.memory", "16GiB"),
+        (RUN, "cluster.accelerator.memory", 1024),
+        (RUN, "cluster.nodes", [{"count": 6, "accelerators": 8, "memory": "80GiB"}]),
+        (RUN, "env.max_episode_steps", None),
+        (RUN, "env.kwargs", {"anything": 1}),
+        (RUN, "algorithm.gamma", "${other.gamma}"),
+        (RUN, "actor.model.hidden", [64, 64]),
+        (RUN, "defaults", ["_self_"]),
+        (LLM, "critic.lora_rank", 8),
+        (LLM, "model.model_type", "llama"),
+    ],
+)
+def test_what_the_reader_takes_is_valid(base: dict[str, Any], path: str, value: object) -> None:
+    assert problems(with_value(base, path, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value", "where"),
+    [
+        (RUN, "actr", {}, ""),
+        (RUN, "actor.precison", "bf16", "actor"),
+        (RUN, "actor.precision", "fp8", "actor.precision"),
+        (RUN, "actor.model.hidden", [0], "actor.model.hidden.0"),
+        (RUN, "algorithm.gamma", 1.5, "algorithm.gamma"),
+        (RUN, "actor.optimizer.beta1", 1, "actor.optimizer.beta1"),
+        (RUN, "actor.optimizer.lr", 0, "actor.optimizer.lr"),
+        (RUN, "actor.enable_offload", "yes", "actor.enable_offload"),
+        (RUN, "cluster.accelerator.memory", "16 gigs", "cluster.accelerator.memory"),
+        (RUN, "cluster.accelerators_per_node", "all", "cluster.accelerators_per_node"),
+        (RUN, "cluster.nodes", [{"acelerators": 8}], "cluster.nodes.0"),
+        (RUN, "critic", {}, ""),
+        (LLM, "env.id", "CartPole-v1", "env"),
+        (LLM, "critic.zero_stage", 4, "critic.zero_stage"),
+    ],
+)
+def test_what_the_reader_refuses_is_refused(base: dict[str, Any], path: str, value: object, where: str) -> None:
+    assert problems(with_value(base, path, value)) == [where]
+
+
+def knobs(kind: type, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from knobs(hints[field.name], f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}", field
+
+
+@pytest.mark.parametrize("kind", [RunConfig, LlmConfig])
+def test_editors_show_what_every_key_means(kind: type) -> None:
+    for path, field in knobs(kind):
+        schema: dict[str, Any] = SCHEMA["$defs"][kind.__name__]
+        for name in path.split("."):
+            schema = schema["properties"][name]
+            schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        assert schema["description"] == field.metadata["doc"], path
+        if field.default is not dataclasses.MISSING and not isinstance(field.default, tuple):
+            assert schema["default"] == field.default

@@ -49,7 +49,9 @@ class EngineConfig:
     """Generation engines."""
 
     gpu_memory_utilization: float = knob("share of each accelerator for everything", 0.6, above=0, maximum=1)
-    kv_cache_memory: int | None = knob("bytes of the KV cache instead; null: what is left of the share", None, above=0)
+    kv_cache_memory: int | None = knob(
+        "bytes of the KV cache instead; null: what is left of the share", None, unit="bytes"
+    )
     dtype: Literal["fp32", "bf16", "fp16"] = knob("as weights are kept and compute", "bf16")
     cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] = knob("of the KV cache", "bf16")
     step_tokens: int = knob("most tokens of one step", 8192, minimum=1)

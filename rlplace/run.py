@@ -18,8 +18,11 @@ from rlplace.config import RunConfig
 from rlplace.envs import describe
 from rlplace.errors import OutputError
 from rlplace.loop import Loop
-from rlplace.placement import Plan, render_json, render_svg, render_text
+from rlplace.placement import Plan, render_svg
 from rlplace.placement.memory import predict, record_measurements
+from rlplace.placement.report import PlanReport
+from rlplace.placement.report_record import report_record
+from rlplace.placement.report_text import render_report
 from rlplace.sinks import Sink, make_sinks
 from rlplace.summary import Progress, compare_memory, summary, summary_text
 from rlplace.workers.cluster import Cluster
@@ -27,18 +30,18 @@ from rlplace.workers.group import WorkerGroup
 from rlplace.workers.job import Job
 
 
-def run(config: RunConfig, plan: Plan, *, name: str, resolved: Mapping[str, Any]) -> Path:
+def run(config: RunConfig, plan: Plan, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
     """Trains until the step budget or the return goal is reached. Returns the run's folder.
 
     Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
     """
     began = time.perf_counter()
     spaces = describe(config.env)
-    folder = make_folder(Path(config.runner.output_dir) / name)
+    folder = make_folder(Path(config.runner.output_dir) / report.name)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False))
-    write_whole(folder / "plan.txt", render_text(plan) + "\n")
-    write_whole(folder / "plan.json", json.dumps(render_json(plan), indent=1) + "\n")
-    write_whole(folder / "plan.svg", render_svg(plan))
+    write_whole(folder / "plan.txt", render_report(report) + "\n")
+    write_whole(folder / "plan.json", json.dumps(report_record(report), indent=1) + "\n")
+    write_whole(folder / "plan.svg", render_svg(plan, report.ledger))
     job = Job(config=config, spaces=spaces, routes=plan.routes)
     progress = Progress(began=began)
     with Cluster.from_config(config.cluster, plan.topology) as cluster, sinks_of(config, folder) as sinks:
@@ -62,10 +65,10 @@ def run(config: RunConfig, plan: Plan, *, name: str, resolved: Mapping[str, Any]
             groups["actor"].save_policy(str(folder / "policy.safetensors")).wait(config.runner.stage_timeout_s)
         finally:
             memory = compare_memory(predict(plan, config, spaces), loop.held)
-            report = summary(progress, folder) | {"memory": memory}
+            ended = summary(progress, folder) | {"memory": memory}
             write_whole(folder / "memory.json", json.dumps(record_measurements(loop.held), indent=1) + "\n")
-            write_whole(folder / "summary.json", json.dumps(report, indent=1) + "\n")
-            print(summary_text(report), flush=True)
+            write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
+            print(summary_text(ended), flush=True)
     return folder
 
 

@@ -127,7 +127,7 @@ def _job(composed: compose.Composed) -> int:
         raise ConfigError([_plan_only(composed)])
     from rlplace.run import run
 
-    run(config, plan, name=composed.name, resolved=composed.mapping)
+    run(config, plan, report, resolved=composed.mapping)
     return DONE
 
 

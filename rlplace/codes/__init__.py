@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from rlplace.codes.config import CONFIG
+from rlplace.codes.importing import IMPORTING
 from rlplace.codes.placement import PLACEMENT
 from rlplace.codes.running import RUNNING
 
@@ -34,6 +35,7 @@ CODES: Mapping[str, Code] = {
         ("while the config is read, before anything starts", CONFIG),
         ("while the plan is made, before anything starts", PLACEMENT),
         ("while a job starts or runs", RUNNING),
+        ("while the settings of another library are imported", IMPORTING),
     )
     for name, (means, example, fix) in table.items()
 }

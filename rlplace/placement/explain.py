@@ -89,6 +89,8 @@ def _because(report: PlanReport, component: str, stage: str, held: Residency, ne
     if held is Residency.OFF:
         return f"not needed; {', '.join(busy)} use{'s' * (len(busy) == 1)} its accelerators" if busy else "not needed"
     asked = "not needed" if need is Residency.OFF else f"{stage} needs only its weights"
+    if not plan.placement.accelerators(component):
+        return f"{asked}; it stays, on no accelerator"
     if not sharers:
         return f"{asked}; it stays, its accelerators are its own"
     if not report.case.offload.get(component, False):

@@ -50,7 +50,7 @@ def render_page(report: PlanReport) -> str:
 
 def _heading(report: PlanReport) -> str:
     plan = report.plan
-    known = any(account.capacity_bytes for account in report.ledger.accelerators)
+    known = report.memory_known and any(account.capacity_bytes for account in report.ledger.accelerators)
     look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
     if not report.fits:
         look, verdict = "tight", "does not fit"
@@ -68,7 +68,7 @@ def _tiles(report: PlanReport) -> str:
         without = f"each component on its own would use {savings.dedicated}"
         tiles.append((f"{savings.used} accelerators", without if savings.saved else "no component shares any"))
     tightest = report.ledger.tightest
-    if tightest is not None:
+    if tightest is not None and report.memory_known:
         worst, numbers = tightest.worst, _clipped(str(tightest.numbers))
         of = f" of {show_gib(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
         tiles.append((f"{show_gib(worst.total_bytes)}{of}", f"at most, on accelerators {numbers} in {worst.moment}"))
@@ -96,7 +96,7 @@ def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[st
 
 def _memory(report: PlanReport) -> Iterator[str]:
     accounts = report.ledger.accelerators
-    if not any(account.worst.total_bytes for account in accounts):
+    if not report.memory_known:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:

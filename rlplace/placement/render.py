@@ -70,7 +70,7 @@ def _ratio(plan: AnyPlan, component: str) -> str:
         (f"1/{ranks} of an accelerator" if ranks > 1 else f"{each} accelerator{'s' * (each > 1)}")
         for ranks, each in shapes
     }
-    return " or ".join(sorted(words))
+    return " or ".join(sorted(words)) or "no accelerator"
 
 
 def _map(fold: NodeFold) -> list[str] | None:

@@ -38,7 +38,13 @@ class PlanReport:
 
     @property
     def fits(self) -> bool:
+        """Nothing is known that does not fit."""
         return self.ledger.fits
+
+    @property
+    def memory_known(self) -> bool:
+        """Whether anything is known of what components hold."""
+        return any(account.worst.total_bytes for account in self.ledger.accelerators)
 
 
 def make_report(name: str, plan: AnyPlan, case: MemoryCase) -> PlanReport:

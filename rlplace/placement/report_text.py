@@ -16,8 +16,15 @@ def render_report(report: PlanReport) -> str:
     sections = plan_sections(report.plan)
     if report.comparison is not None:
         sections.append(_savings(report.comparison))
-    sections += [_traffic(report), render_ledger(report.ledger), *warning_sections(report.plan)]
+    sections += [_traffic(report), _memory(report), *warning_sections(report.plan)]
     return "\n\n".join(s for s in sections if s)
+
+
+def _memory(report: PlanReport) -> str:
+    if report.memory_known:
+        return render_ledger(report.ledger)
+    notes = [line for note in report.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
+    return "\n".join(["memory: not known", *indented(notes)])
 
 
 def _savings(comparison: Comparison) -> str:

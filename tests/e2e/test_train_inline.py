@@ -79,7 +79,7 @@ def test_several_actor_ranks_do_not_fit_one_process(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_launch(tmp_path: Path) -> None:
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, "cluster.accelerator.memory=200MiB", "env.accelerator_memory=256MiB")
     assert run.code == 3
-    assert "env simulator 256 MiB" in run.err
+    assert "env: simulator 256 MiB" in run.err
     assert "nothing was started" in run.err
     assert run.folder is None
 

@@ -20,7 +20,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "diff.txt": lambda: render_diff(ppo(name="hybrid"), ppo(APART, name="disaggregated")),
     "component.txt": lambda: explain_component(ppo(), "rollout"),
     "stays.txt": lambda: explain_component(
-        llm(SIX | {"critic": "8"}, cluster={"nodes": [{"accelerators": 9}]}), "critic"
+        llm(SIX | {"critic": "8"}, model=None, cluster={"nodes": [{"accelerators": 9}]}), "critic"
     ),
     "accelerator.txt": lambda: explain_accelerator(ppo(), 5),
 }

@@ -38,9 +38,8 @@ def test_a_component_that_stays_says_why() -> None:
     )
     assert "rollout full not needed; it stays, enable_offload is not set" in kept
     assert "sync full sync needs only its weights; it stays, enable_offload is not set" in kept
-    beside = {"actor": "0-3", "env": "4-7", "rollout": "4-7"}
-    polite = chapter(explain_component(ppo(beside), "env"), "when")
-    assert "learn full not needed; it stays, in nobody's way" in polite or "learn off not needed" in polite
+    beside = explain_component(llm({"actor": "0-6", "rollout": "0-6", "critic": "7", "reward": "7"}), "critic")
+    assert "sync full not needed; it stays, in nobody's way" in chapter(beside, "when")
 
 
 def test_shapes_of_ranks() -> None:

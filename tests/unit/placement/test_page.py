@@ -64,8 +64,8 @@ def test_the_verdict_comes_first() -> None:
     assert "fits" in fits
     assert "does not fit" in short
     assert "fits" in unknown, "the emulated accelerators of a config have a size"
-    nobody_knows = ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"})
-    assert "memory not known" in read(render_page(nobody_knows)).text
+    for nobody_knows in (ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}), llm(model=None)):
+        assert "memory not known" in read(render_page(nobody_knows)).text
 
 
 def test_numbers_at_the_top() -> None:

@@ -14,7 +14,7 @@ from rlplace.placement.report_record import report_record
 from rlplace.placement.report_text import render_report
 from rlplace.placement.routes import Way
 from rlplace.placement.solution import render_solution
-from rlplace.planning import report_on
+from rlplace.planning import explain_component, render_diff, render_page, report_on
 from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
 
 GIB = 1 << 30
@@ -151,3 +151,30 @@ def test_where_nothing_fits_there_is_no_solution() -> None:
     assert solve(case, Knob.MICRO_BATCH) is None
     assert "micro_batch: does not fit, not even with 1" in render_solution(case, Knob.MICRO_BATCH, None, None)
     assert "at any value" in render_solution(case, Knob.KV_SHARE, None, None)
+
+
+def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
+    on_nodes = {"node_group": "node", "placement": "0"}
+    report = llm({"actor": on_nodes, "rollout": on_nodes, "agent": on_nodes})
+    assert report.comparison is None
+    text = render_report(report)
+    assert "no accelerator\n" in text
+    assert "savings" not in text
+    assert report_record(report)["savings"] is None
+    assert "0 of 8" in render_diff(report, report)
+    assert "memory not known" in render_page(report)
+    assert "sync needs only its weights; it stays, on no accelerator" in explain_component(report, "actor")
+
+
+def test_a_cache_of_fixed_size() -> None:
+    fixed = llm(rollout={"enable_offload": True, "kv_cache_memory": "10GiB"})
+    sizes = {
+        h.size_bytes for a in fixed.ledger.accelerators for m in a.loads for h in m.holds if h.part.value == "KV cache"
+    }
+    assert sizes == {10 * GIB}
+
+
+def test_many_kinds_of_node_end_somewhere() -> None:
+    sizes = [1 + i % 2 for i in range(12)]
+    many = ppo(dict.fromkeys(("actor", "env", "rollout"), "all"), nodes=[{"accelerators": n} for n in sizes], envs=36)
+    assert "... and 4 more kinds of node" in render_report(many)

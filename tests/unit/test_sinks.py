@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -34,15 +35,23 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def small_disk() -> Iterator[int]:
-    """A limit of 4096 bytes per file: beyond it a write is cut short and the next one fails, as on a full disk."""
+SMALL_DISK_BYTES = 4096
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[None]:
+    """A limit for every file of this process: beyond it a write is cut short and the next one fails, as on a full disk.
+
+    No fixture: the report of a test goes to a file, too, and must not meet the limit.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield 4096
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK_BYTES, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_the_console_shows_one_aligned_line_per_iteration() -> None:
@@ -92,15 +101,15 @@ def test_json_has_one_object_per_iteration(tmp_path: Path) -> None:
     assert json.loads(file.read_text().splitlines()[1]) == {"iteration": 2, "env_steps": 128, "a": None, "b": None}
 
 
-def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path: Path, small_disk: int) -> None:
+def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     sink = JsonlSink(file)
-    with pytest.raises(OutputError) as caught:  # noqa: PT012  which write fails depends on the length of a line
+    with small_disk(), pytest.raises(OutputError) as caught:  # noqa: PT012  which write fails depends on its length
         for i in range(1000):
             sink.write(i, i, NUMBERS)
     sink.close()
     lines = file.read_text().splitlines()
-    assert 0 < file.stat().st_size <= small_disk
+    assert 0 < file.stat().st_size <= SMALL_DISK_BYTES
     assert [json.loads(line)["iteration"] for line in lines] == list(range(len(lines)))
     assert caught.value.problem.got == str(file)
 

@@ -14,7 +14,7 @@ from rlplace.placement.memory.trained import TrainedModel
 from rlplace.placement.schedule import Residency
 
 _MOST_STEPS = 6
-_MOST_FACTOR = 64
+_MOST_FACTOR = 64  # more is no remedy but another job
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +178,17 @@ def _less_kept(case: MemoryCase, component: str) -> Iterator[_Change]:
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[_Change]:
-    """Twice, four times ... the accelerators, up to the first that is enough; others do not shrink by having more."""
+    """Twice, four times ... the accelerators, up to the first that is enough; nothing where none is.
+
+    Others do not shrink by this component's having more.
+    """
     if not isinstance(case.demands.get(component), (TrainedModel, FrozenModel)):
         return
     now, factor = case.ranks.get(component, case.placement.world_size(component)), 2
-    while factor < _MOST_FACTOR and shortest(_with_ranks(case, component, now * factor).ledger()) is not None:
+    while shortest(_with_ranks(case, component, now * factor).ledger()) is not None:
         factor *= 2
+        if factor > _MOST_FACTOR:
+            return
     yield _Change(
         fix=f"cluster.component_placement.{component}: {now * factor} accelerators",
         cost=f"{now * (factor - 1)} more accelerators",

@@ -9,27 +9,16 @@ from rlplace.errors import PlacementError, Problem
 from rlplace.placement.topology import Node, Topology
 
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
-_HEAD = "node:__internal_head__"
+HEAD = "node:__internal_head__"
 _PRODUCT = "accelerator_type:"
 
 
 def topology_of_ray(nodes: Sequence[Mapping[str, Any]], memory_bytes: int = 0) -> Topology:
     """The topology of what `ray.nodes()` returns; dead nodes do not count.
 
-    Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first and the others follow by
-    address. `memory_bytes` is one accelerator's, which Ray does not know. Raises PlacementError.
+    `memory_bytes` is one accelerator's, which Ray does not know. Raises PlacementError.
     """
-    alive = [n for n in nodes if n.get("Alive", True)]
-    if not alive:
-        why = "a plan needs at least one machine"
-        raise PlacementError([_problem("no-node", "Ray lists no living node", "[]", why, "ray start --head")])
-    labels = [_labels(n).get(RANK_LABEL) for n in alive]
-    if any(label is not None for label in labels):
-        alive = _by_label(alive, labels)
-        order = f"by the label {RANK_LABEL}"
-    else:
-        alive.sort(key=lambda n: (_HEAD not in _resources(n), _numeric(str(n.get("NodeManagerAddress", ""))), _port(n)))
-        order = "the head first, the others by address"
+    alive, order = in_rank_order(nodes)
     made: list[Node] = []
     first = 0
     for rank, node in enumerate(alive):
@@ -51,6 +40,22 @@ def topology_of_ray(nodes: Sequence[Mapping[str, Any]], memory_bytes: int = 0) -
         )
         first += count
     return Topology(tuple(made), order)
+
+
+def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The living nodes of `ray.nodes()`, node rank i at entry i, and the order in words. Raises PlacementError.
+
+    Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
+    """
+    alive = [n for n in nodes if n.get("Alive", True)]
+    if not alive:
+        why = "a plan needs at least one machine"
+        raise PlacementError([_problem("no-node", "Ray lists no living node", "[]", why, "ray start --head")])
+    labels = [_labels(n).get(RANK_LABEL) for n in alive]
+    if any(label is not None for label in labels):
+        return _by_label(alive, labels), f"by the label {RANK_LABEL}"
+    alive.sort(key=lambda n: (HEAD not in _resources(n), _numeric(str(n.get("NodeManagerAddress", ""))), _port(n)))
+    return alive, "the head first, the others by address"
 
 
 def _by_label(nodes: Sequence[Mapping[str, Any]], labels: Sequence[object]) -> list[Mapping[str, Any]]:

@@ -50,6 +50,24 @@ class Cluster:
     def from_config(cls, config: ClusterConfig, topology: Topology | None = None) -> Cluster:
         return cls(topology=topology or declared_topology(config), launcher=config.launcher, ray=config.ray)
 
+    @classmethod
+    def of_ray(cls, address: str = "auto", *, memory_bytes: int = 0) -> Cluster:
+        """The running Ray cluster at `address`, with the nodes and GPUs it has; `memory_bytes` is one accelerator's.
+
+        Raises ClusterError when nobody answers, PlacementError when nodes have contradicting ranks.
+        """
+        from rlplace.placement.discover import topology_of_ray
+        from rlplace.workers.ray_launch.session import RaySession
+
+        ray = RayConfig(address=address)
+        session = RaySession(ray)
+        session.start()
+        try:
+            topology = topology_of_ray(session.nodes(), memory_bytes)
+        finally:
+            session.close()
+        return cls(topology=topology, ray=ray)
+
     def start(self) -> None:
         """Reaches the machines; done by the first `channel` or launch otherwise. Idempotent. Raises ClusterError."""
         if self._closed:

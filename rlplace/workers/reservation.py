@@ -18,19 +18,7 @@ class Machine:
 
     id: str
     address: str
-    head: bool
     total: Mapping[str, float]  # resources
-    port: int = 0  # tells apart nodes that share an address, as simulated ones do
-
-
-def in_order(machines: Sequence[Machine]) -> list[Machine]:
-    """Node rank i is entry i: the head first, the others by address."""
-    return sorted(machines, key=lambda m: (not m.head, _numeric(m.address), m.port))
-
-
-def _numeric(address: str) -> tuple[int | str, ...]:
-    parts = address.split(".")
-    return tuple(map(int, parts)) if all(p.isdecimal() for p in parts) else (address,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import pytest
 
 from rlplace.errors import WorkerError
 from rlplace.placement.strategies import PackedPlacementStrategy
-from rlplace.placement.topology import Topology
 from rlplace.workers.cluster import Cluster
 from tests.contract.launch_workers import Probe
 
@@ -28,7 +27,8 @@ def test_ranks_sit_on_the_nodes_of_the_plan() -> None:
         try:
             ray.init(address=nodes.address, log_to_driver=False)
             head = ray.get_runtime_context().get_node_id()
-            with Cluster(topology=Topology.uniform(2, 2, "cuda")) as cluster:
+            with Cluster.of_ray(nodes.address) as cluster:
+                assert [(n.accelerators, n.kind) for n in cluster.topology.nodes] == [(2, "cuda"), (2, "cuda")]
                 packed = PackedPlacementStrategy(0, 3)
                 group = Probe.create_group().launch(cluster, name="probe", placement_strategy=packed)
                 where = group.node_id().wait()

@@ -9,14 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psutil
 
 from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
+from rlplace.placement.discover import in_rank_order
 from rlplace.workers.ray_launch.environment import ray_environment
 from rlplace.workers.ray_launch.guard import Guard
-from rlplace.workers.reservation import Machine, in_order
+from rlplace.workers.reservation import Machine
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
@@ -57,22 +59,18 @@ class RaySession:
         return self._config.address or "the Ray of this machine"
 
     def machines(self) -> list[Machine]:
-        """Living nodes in rank order: the head first, the others by address."""
+        """Living nodes in the order in which a plan numbers them."""
+        return [
+            Machine(id=node["NodeID"], address=node["NodeManagerAddress"], total=node["Resources"])
+            for node in in_rank_order(self.nodes())[0]
+        ]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """All nodes in Ray's own words."""
         import ray
 
-        return in_order(
-            [
-                Machine(
-                    id=node["NodeID"],
-                    address=node["NodeManagerAddress"],
-                    head="node:__internal_head__" in node["Resources"],
-                    total=node["Resources"],
-                    port=node["NodeManagerPort"],
-                )
-                for node in ray.nodes()
-                if node["Alive"]
-            ]
-        )
+        found: list[dict[str, Any]] = ray.nodes()
+        return found
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
         """Resources nobody uses now, by node id."""

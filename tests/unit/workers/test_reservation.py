@@ -14,7 +14,6 @@ from rlplace.workers.reservation import (
     WorkerReport,
     demands,
     expected,
-    in_order,
     still_missing,
     too_small,
     unreserved,
@@ -23,18 +22,13 @@ from rlplace.workers.reservation import (
 GPUS = Topology.uniform(2, 4, "cuda")
 
 
-def machine(number: int, gpus: float = 4, *, head: bool = False) -> Machine:
-    return Machine(id=f"id-{number}", address=f"10.0.0.{number}", head=head, total={"CPU": 8.0, "GPU": gpus})
+def machine(number: int, gpus: float = 4) -> Machine:
+    return Machine(id=f"id-{number}", address=f"10.0.0.{number}", total={"CPU": 8.0, "GPU": gpus})
 
 
 def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ...]:
     placed = FlexiblePlacementStrategy(accelerators).get_placement(topology)
     return tuple(dataclasses.replace(slot, component="actor") for slot in placed)
-
-
-def test_nodes_are_ranked_head_first_then_by_address() -> None:
-    machines = [machine(10), machine(9), machine(200, head=True)]
-    assert [m.address for m in in_order(machines)] == ["10.0.0.200", "10.0.0.9", "10.0.0.10"]
 
 
 def test_one_demand_per_used_node_for_what_is_used_there() -> None:

@@ -271,6 +271,9 @@ def _override_fix(key: str, bad: str, argv: Sequence[str]) -> str:
     name, directory = config_name(argv), config_directory(argv)
     file = directory / f"{name}.yaml"
     known = line_sources(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else {}
+    if key in known:  # a block: what is new in it is added key by key
+        added = bad.partition("=")[2].strip("{} ").partition(":")
+        return f"+{key}.{added[0].strip()}={added[2].partition(',')[0].strip()}"
     near = did_you_mean(key, known)
     return bad.replace(key, near, 1) if near else f"+{bad}"
 

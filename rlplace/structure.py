@@ -74,7 +74,7 @@ class Reader:
         for name, field in fields.items():
             key = prefix + name
             if name in mapping:
-                values[name] = self._value(hints[name], mapping[name], key, field.metadata)
+                values[name] = self._value(hints[name], mapping[name], key, _rules(field))
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 self.reject("missing-key", key, "is required", _REJECTED, why=field.metadata.get("doc"))
                 values[name] = _REJECTED
@@ -166,11 +166,11 @@ class Reader:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int):
-                return self.reject("wrong-type", key, "expected a whole number", value)
+                return self.reject("wrong-type", key, "expected a whole number", value, fix=_usual(key, rules))
             return self._bounded(value, key, rules, value)
         if hint is float:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                fix = None
+                fix = _usual(key, rules)
                 if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]+", value):
                     mantissa, exponent = re.split("[eE]", value)
                     fix = f"{_leaf(key)}: {mantissa}.0e{exponent}"  # YAML 1.1 reads 3e-4 as text
@@ -196,7 +196,9 @@ class Reader:
         if all(ok[r](b) for r, b in bounds.items()):
             return value
         rule = " and ".join(f"{signs[r]} {b}" for r, b in bounds.items())
-        return self.reject("out-of-bounds", key, f"must be {rule}", written)
+        return self.reject(
+            "out-of-bounds", key, f"must be {rule}", written, fix=f"{_leaf(key)}: {_legal(value, rules)}"
+        )
 
     def _bytes(self, value: object, key: str) -> object:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -206,6 +208,30 @@ class Reader:
             why = "a size is a whole number of bytes or a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB)"
             return self.reject("bad-size", key, "expected a size", value, why=why, fix=f"{_leaf(key)}: 16GiB")
         return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def _rules(field: dataclasses.Field[object]) -> Mapping[str, object]:
+    """The field's metadata, and its default where that is a number, for fixes to propose."""
+    number = isinstance(field.default, (int, float)) and not isinstance(field.default, bool)
+    return {**field.metadata, "usual": field.default} if number else field.metadata
+
+
+def _usual(key: str, rules: Mapping[str, object]) -> str | None:
+    return f"{_leaf(key)}: {show(rules['usual'])}" if "usual" in rules else None
+
+
+def _legal(value: float, rules: Mapping[str, object]) -> str:
+    """The bound that `value` broke; the usual value where the bound itself is not allowed."""
+    limits = {
+        rule: typing.cast(float, rules[rule]) for rule in ("minimum", "above", "maximum", "below") if rule in rules
+    }
+    if "minimum" in limits and value < limits["minimum"]:
+        return f"{limits['minimum']}"
+    if "maximum" in limits and value > limits["maximum"]:
+        return f"{limits['maximum']}"
+    if "above" in limits and value <= limits["above"]:
+        return show(rules.get("usual", f"<a number above {limits['above']}>"))
+    return show(rules.get("usual", f"<a number below {limits['below']}>"))
 
 
 def _leaf(key: str) -> str:

@@ -91,6 +91,12 @@ def test_a_problem_in_a_file_names_file_and_line(tmp_path: Path, capsys: pytest.
     assert f"mine.yaml:{line})" in capsys.readouterr().err
 
 
+def test_what_is_new_in_a_block_is_added_key_by_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--config-name", "hybrid_ppo", "env.kwargs={reset_noise_scale: 0.1}"]) == 2
+    assert "    fix: +env.kwargs.reset_noise_scale=0.1" in capsys.readouterr().err
+    assert train.main(["--config-name", "hybrid_ppo", "+env.kwargs.reset_noise_scale=0.1", "dry_run=true"]) == 0
+
+
 def test_tabs_in_yaml_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tab.yaml").write_text("cluster:\n\tnum_nodes: 1\n", encoding="utf-8")
     assert train.main(["--config-dir", str(tmp_path), "--config-name", "tab"]) == 2

@@ -41,7 +41,8 @@ def warning_sections(plan: AnyPlan) -> list[str]:
 
 
 def _title(plan: AnyPlan) -> str:
-    return f"plan: {plan.placement.mode}, {plan.topology.describe()}, {machine(plan.topology)}"
+    title = f"plan: {plan.placement.mode}, {plan.topology.describe()}, {machine(plan.topology)}"
+    return f"{title}\nnodes are numbered {plan.topology.order}" if len(plan.topology.nodes) > 1 else title
 
 
 def machine(topology: Topology) -> str:

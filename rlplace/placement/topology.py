@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from rlplace.placement.ranges import Ranges
 
+# What a declared node meets when the job starts is Ray's node of the same rank: see `discover.in_rank_order`.
+DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
@@ -66,7 +69,7 @@ class Topology:
     """All nodes in rank order. Accelerators are numbered through: node 0's first, then node 1's."""
 
     nodes: tuple[Node, ...]
-    order: str = dataclasses.field(default="as declared", compare=False)  # why the nodes have these ranks
+    order: str = dataclasses.field(default=DECLARED, compare=False)  # why the nodes have these ranks
     _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplace import compose, plan, train
+from rlplace.placement.topology import DECLARED
 
 CONFIGS = sorted(compose.config_names())
 ROOT = Path(__file__).parents[2]
@@ -128,3 +129,12 @@ def test_planning_imports_neither_ray_nor_torch_nor_numpy() -> None:
     )
     assert done.returncode == 0
     assert done.stderr.strip() == "[]"
+
+
+def test_the_order_of_several_nodes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--config-name", "hybrid_ppo"]) == 0
+    assert "numbered" not in capsys.readouterr().out, "one node has no order"
+    assert plan.main(["--config-name", "hybrid_ppo", "cluster.num_nodes=2"]) == 0
+    second = capsys.readouterr().out.splitlines()[1]
+    assert second == f"nodes are numbered {DECLARED}"
+    assert len(second) <= 100

@@ -39,8 +39,11 @@ def test_placement_does_not_change_the_numbers(runs: dict[str, Finished], metric
 
 
 def test_only_shared_accelerators_cause_moves(runs: dict[str, Finished]) -> None:
-    moved = {config: run.metrics()[-1]["time/moves_s"] for config, run in runs.items()}
-    assert moved["disaggregated_ppo"] < 0.01 < moved["hybrid_ppo"]
+    """What each component was measured at tells where it has been."""
+    seen = {config: {c: set(rows) for c, rows in run.summary()["memory"].items()} for config, run in runs.items()}
+    assert seen["disaggregated_ppo"] == {"actor": {"full"}, "env": {"full"}, "rollout": {"full"}}
+    everywhere = {"off", "weights", "full"}
+    assert seen["hybrid_ppo"] == {"actor": everywhere, "env": {"off", "full"}, "rollout": everywhere}
 
 
 def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) -> None:

@@ -200,3 +200,10 @@ def test_strategy_of_a_component_names_it_and_checks_the_cluster() -> None:
     with pytest.raises(PlacementError) as caught:
         strategy.get_placement(Topology.uniform(1, 4))
     assert set(caught.value.codes) == {"accelerator-out-of-range"}
+
+
+def test_a_duplicate_beside_a_gap_has_one_fix() -> None:
+    with pytest.raises(PlacementError) as refused:
+        HybridComponentPlacement({"component_placement": {"env": "0-1,1,5"}}, Topology.uniform(1, 8))
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.fix) == ("duplicate-accelerator", "env: 0-1,5")

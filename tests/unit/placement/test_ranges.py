@@ -76,3 +76,9 @@ def test_set_operations_on_pieces() -> None:
 def test_sets_of_a_million_numbers_cost_nothing() -> None:
     million = Ranges.of([range(1_000_000)])
     assert len(million & Ranges.of([range(500_000, 2_000_000)])) == 500_000
+
+
+def test_a_window_behind_a_piece_takes_nothing_of_it() -> None:
+    ranges, _ = parse_ranges("0-1,5-6", 8)
+    assert str(ranges.within(range(3, 6))) == "5"
+    assert not ranges.within(range(2, 5))

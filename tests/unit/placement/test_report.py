@@ -178,3 +178,11 @@ def test_many_kinds_of_node_end_somewhere() -> None:
     sizes = [1 + i % 2 for i in range(12)]
     many = ppo(dict.fromkeys(("actor", "env", "rollout"), "all"), nodes=[{"accelerators": n} for n in sizes], envs=36)
     assert "... and 4 more kinds of node" in render_report(many)
+
+
+def test_a_node_too_wide_for_the_page_has_no_map() -> None:
+    wide = {"actor": "0-63", "env": "0-31", "rollout": "32-63"}
+    text = render_report(ppo(wide, nodes=[{"accelerators": 64, "memory": "16GiB"}]))
+    assert "each number is a rank" not in text
+    assert "actor       0-63        64      1 accelerator" in text
+    assert "each number is a rank" in render_report(ppo())

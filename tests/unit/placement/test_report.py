@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
+from rlplace.placement import Needs, Residency, Topology, render_text
 from rlplace.placement.journeys import journeys
+from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
 from rlplace.placement.report import PlanReport
 from rlplace.placement.report_record import report_record
@@ -163,6 +166,7 @@ def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
     assert report_record(report)["savings"] is None
     assert "0 of 8" in render_diff(report, report)
     assert "memory not known" in render_page(report)
+    assert "no accelerator is used" in render_solution(report.case, Knob.MICRO_BATCH, None, None)
     assert "sync needs only its weights; it stays, on no accelerator" in explain_component(report, "actor")
 
 
@@ -186,3 +190,11 @@ def test_a_node_too_wide_for_the_page_has_no_map() -> None:
     assert "each number is a rank" not in text
     assert "actor       0-63        64      1 accelerator" in text
     assert "each number is a rank" in render_report(ppo())
+
+
+def test_who_talks_to_nobody_has_no_routes() -> None:
+    needs = Needs(stages=("rollout",), residency={"rollout": {"agent": Residency.FULL}})
+    alone = make_layout(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
+    text = render_text(alone)
+    assert "agent       0-1         2       1 accelerator" in text
+    assert "routes" not in text

@@ -47,7 +47,7 @@ def test_time_is_accounted_for(tmp_path: Path) -> None:
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=512")
     for line in run.metrics():
         stages = sum(line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves"))
-        assert 0.5 < stages / line["time/iteration_s"] <= 1.0  # what is between them is not work
+        assert stages == pytest.approx(line["time/iteration_s"], rel=0.05)
         work = max(line["env/sim_s"], line["rollout/policy_s"]) + line["actor/learn_s"]
         assert line["time/overhead_s"] == pytest.approx(line["time/iteration_s"] - work)
 

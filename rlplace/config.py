@@ -32,6 +32,18 @@ class RayConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """Where channels and weights lie and travel."""
+
+    shm_folder: str | None = knob("folder of shared memory, on every node; null: /dev/shm", None)
+    interface: str | None = knob("address or interface that other nodes talk to; null: the node's Ray address", None)
+    security: Literal["encrypted", "password"] = knob(
+        "between nodes; password keeps strangers out and hides nothing: for a network that only the cluster uses",
+        "encrypted",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorRunConfig:
     """Some of the accelerators of a node whose accelerators differ."""
 
@@ -68,6 +80,7 @@ class ClusterConfig:
     allow_resident: tuple[str, ...] = knob("components that may stay on accelerators others use", ())
     launcher: Literal["ray", "inline"] = knob("ray: processes; inline: threads of this process, for debugging", "ray")
     ray: RayConfig = dataclasses.field(default_factory=RayConfig)
+    comm: CommConfig = dataclasses.field(default_factory=CommConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,7 @@ class EnvConfig:
 class RolloutConfig:
     engine: Literal["torch"] = knob("what generates actions", "torch")
     pipeline_stage_num: int = knob("stage groups: env steps one while rollout infers another", 1, minimum=1)
+    merge_requests: bool = knob("answer waiting env ranks in one batch; false: results never depend on timing", False)
     enable_offload: bool = knob("leave the accelerators in stages that do not generate", False)
     workspace_memory: int = knob("bytes a rank needs beside its weights while generating", 0, unit="bytes")
 
@@ -108,9 +122,18 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConfig:
+    """How the rollout ranks get the actor's weights."""
+
+    mode: Literal["all", "trainable", "lora", "delta"] = knob("what is sent: delta sends only what changed", "all")
+    verify_every: int = knob("compare checksums at every so many syncs; 0: never", 0, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    sync: SyncConfig = dataclasses.field(default_factory=SyncConfig)
     precision: Literal["fp32", "bf16"] = knob("bf16 computes in bfloat16 with fp32 master weights", "fp32")
     enable_offload: bool = knob("leave the accelerators in stages that do not train", False)
 
@@ -144,6 +167,7 @@ class RunnerConfig:
     )
     stage_timeout_s: float = knob("longest time one stage may take", 600.0, above=0)
     channel_timeout_s: float = knob("longest wait for one item of a channel", 120.0, above=0)
+    watchdog_s: float = knob("say who waits for whom when nothing moves for so long; 0: never", 30.0, minimum=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

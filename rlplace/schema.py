@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlplace.config import RunConfig
-from rlplace.llm_config import LlmConfig
+from rlplace.llm_config import PLANNED, RUN, LlmConfig
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
@@ -24,7 +24,7 @@ _HYDRA: dict[str, Any] = {
 
 
 def config_schema() -> dict[str, Any]:
-    """What a config file may hold. A file of `algorithm.name: rlhf` is a language-model job, all others are runs.
+    """What a config file may hold. By the name of its algorithm it is a language-model job, or learns from simulators.
 
     Required keys may come from another file or the command line, so that only unknown keys and wrong values are
     refused.
@@ -33,12 +33,13 @@ def config_schema() -> dict[str, Any]:
     run, llm = _reference(RunConfig, defs), _reference(LlmConfig, defs)
     for root in (RunConfig, LlmConfig):
         defs[root.__name__]["properties"] |= _HYDRA
-    rlhf = {"properties": {"algorithm": {"properties": {"name": {"const": "rlhf"}}, "required": ["name"]}}}
+    named = {"properties": {"name": {"enum": [PLANNED, *RUN]}}, "required": ["name"]}
+    language = {"properties": {"algorithm": named}, "required": ["algorithm"]}
     return {
         "$schema": DRAFT,
         "title": "rlplace config",
         "type": "object",
-        "if": rlhf | {"required": ["algorithm"]},
+        "if": language,
         "then": llm,
         "else": run,
         "$defs": dict(sorted(defs.items())),

@@ -1,33 +1,42 @@
-"""Placement is arithmetic: config x machines -> one immutable plan. Standard library only, no I/O."""
+"""Placement is arithmetic: config x machines -> one immutable plan. Standard library only, no I/O.
 
-from rlplace.placement.batches import BatchSizes
-from rlplace.placement.declare import declare_topology
-from rlplace.placement.discover import topology_of_ray
-from rlplace.placement.groups import NodeGroups, read_node_groups
-from rlplace.placement.hybrid import HybridComponentPlacement
-from rlplace.placement.layout import Layout, make_layout
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.picture import render_svg
-from rlplace.placement.plan import ChannelPlan, Plan, make_plan
-from rlplace.placement.pools import HardwareItem
-from rlplace.placement.record import render_json
-from rlplace.placement.render import render_text
-from rlplace.placement.routes import Route, Routes, Share, Way, derive_routes
-from rlplace.placement.schedule import PPO_NEEDS, Move, Needs, Residency, Schedule, Transition, derive_schedule
-from rlplace.placement.sharing import Savings
-from rlplace.placement.slots import Slot, Surroundings
-from rlplace.placement.strategies import (
-    ComponentPlacementStrategy,
-    FlexiblePlacementStrategy,
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    PlacementStrategy,
-)
-from rlplace.placement.topology import Links, Node, Topology
+A name is imported when it is first asked for: a worker needs few of the modules that make a plan.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlplace.placement.batches import BatchSizes
+    from rlplace.placement.channels import ChannelHome, ChannelPlan
+    from rlplace.placement.declare import declare_topology
+    from rlplace.placement.discover import topology_of_ray
+    from rlplace.placement.groups import NodeGroups, read_node_groups
+    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.layout import Layout, make_layout
+    from rlplace.placement.needs import rlhf_needs
+    from rlplace.placement.picture import render_svg
+    from rlplace.placement.plan import Plan, make_plan
+    from rlplace.placement.pools import HardwareItem
+    from rlplace.placement.record import render_json
+    from rlplace.placement.render import render_text
+    from rlplace.placement.routes import Route, Routes, Share, Way, derive_routes
+    from rlplace.placement.schedule import PPO_NEEDS, Move, Needs, Residency, Schedule, Transition, derive_schedule
+    from rlplace.placement.sharing import Savings
+    from rlplace.placement.slots import Slot, Surroundings
+    from rlplace.placement.strategies import (
+        ComponentPlacementStrategy,
+        FlexiblePlacementStrategy,
+        NodePlacementStrategy,
+        PackedPlacementStrategy,
+        PlacementStrategy,
+    )
+    from rlplace.placement.topology import Links, Node, Topology
 
 __all__ = [
     "PPO_NEEDS",
     "BatchSizes",
+    "ChannelHome",
     "ChannelPlan",
     "ComponentPlacementStrategy",
     "FlexiblePlacementStrategy",
@@ -66,3 +75,36 @@ __all__ = [
     "rlhf_needs",
     "topology_of_ray",
 ]
+
+# The same names again, by module: a test compares.
+_NAMES_OF = {
+    "batches": "BatchSizes",
+    "channels": "ChannelHome ChannelPlan",
+    "declare": "declare_topology",
+    "discover": "topology_of_ray",
+    "groups": "NodeGroups read_node_groups",
+    "hybrid": "HybridComponentPlacement",
+    "layout": "Layout make_layout",
+    "needs": "rlhf_needs",
+    "picture": "render_svg",
+    "plan": "Plan make_plan",
+    "pools": "HardwareItem",
+    "record": "render_json",
+    "render": "render_text",
+    "routes": "Route Routes Share Way derive_routes",
+    "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule",
+    "sharing": "Savings",
+    "slots": "Slot Surroundings",
+    "strategies": "ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
+    "PackedPlacementStrategy PlacementStrategy",
+    "topology": "Links Node Topology",
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = found
+    return found

@@ -9,6 +9,7 @@ from rlplace.placement.groups import NodeGroups
 from rlplace.placement.lines import Line, names_of, read_line
 from rlplace.placement.parallel import check_parallel
 from rlplace.placement.presets import expand_preset, is_preset
+from rlplace.placement.processes import join_processes
 from rlplace.placement.relative import Resolution
 from rlplace.placement.spec import ComponentSpec
 from rlplace.placement.written import PATH, Written, write_down
@@ -53,6 +54,11 @@ def read_block(
                 parallel=line.parallel,
             )
             specs.setdefault(name, spec)
+    sharers = (name for line in lines if line.shares_process for name in line.names)
+    marked = [name for name in dict.fromkeys(sharers) if name in specs]
+    sharing, wrong = join_processes(specs, marked, sources, complete=not problems)
+    specs |= sharing
+    problems += wrong
     problems += _unplaced(components or (), named, sources.get(PATH))
     return specs, problems
 

@@ -9,9 +9,12 @@ from rlplace.config import RunConfig
 from rlplace.errors import Problem, Source, did_you_mean
 from rlplace.placement.hybrid import HybridComponentPlacement
 from rlplace.placement.routes import block_edges
+from rlplace.placement.schedule import Needs, Residency, disturbed
 
 _ENVS = "env.total_num_envs"
 _MINIBATCHES = "algorithm.num_minibatches"
+_SYNC_MODE = "actor.sync.mode"
+_SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on what the rollout ranks have
 
 
 def check_data_flow(
@@ -47,6 +50,30 @@ def check_data_flow(
             )
         )
     return problems
+
+
+def check_sync(
+    config: RunConfig, placement: HybridComponentPlacement, needs: Needs, sources: Mapping[str, Source]
+) -> list[Problem]:
+    """Some of the weights are no help to a rollout that drops all of them between two syncs."""
+    mode = config.actor.sync.mode
+    if mode not in _SOME_WEIGHTS or not config.rollout.enable_offload or "rollout" not in placement.components:
+        return []
+    away = [stage for stage in needs.stages if needs.of(stage, "rollout") is Residency.OFF]
+    if not away or not disturbed(placement, needs, "rollout"):
+        return []
+    return [
+        Problem(
+            code="sync-without-base",
+            key=_SYNC_MODE,
+            what="the rollout would get some weights while it has lost the others",
+            got=f"mode: {mode}",
+            source=sources.get(_SYNC_MODE),
+            why=f"rollout leaves its accelerators in {' and '.join(away)} and drops its weights; "
+            f"only the first sync of mode {mode} sends all of them",
+            fix=f"{_SYNC_MODE}: all        (or keep them: rollout.enable_offload: false)",
+        )
+    ]
 
 
 def check_names(

@@ -43,7 +43,7 @@ def compare(left: PlanReport, right: PlanReport) -> tuple[Chapter, ...]:
         Chapter(title="residency", lines=tuple(_residency(left.plan, right.plan))),
         Chapter(title="moves in each iteration", lines=tuple(_moves(left, right))),
         Chapter(title="pairs of ranks by way", lines=tuple(_ways(left.plan, right.plan))),
-        Chapter(title="memory of one accelerator", lines=tuple(_memory(left, right))),
+        Chapter(title="memory", lines=tuple(_memory(left, right))),
     )
     return tuple(c for c in chapters if c.lines)
 
@@ -155,16 +155,17 @@ def _ways(left: AnyPlan, right: AnyPlan) -> Iterator[Line]:
 
 def _by_way(plan: AnyPlan) -> dict[str, str]:
     return {
-        f"{j.name} to {j.route.target}": ", ".join(f"{way.value} {n}" for way, n in j.route.shares.ways().items())
-        for j in journeys(plan)
+        f"{j.name} to {j.target}": ", ".join(f"{way.value} {n}" for way, n in j.ways.items()) for j in journeys(plan)
     }
 
 
 def _memory(left: PlanReport, right: PlanReport) -> Iterator[Line]:
     reports = left, right
     yield _line("fits", *("yes" if r.fits else "NO" for r in reports))
-    yield _line("fullest holds", *(_tightest(r) for r in reports))
+    yield _line("fullest accelerator holds", *(_tightest(r) for r in reports))
     yield _line("margin there", *(_margin(r) for r in reports))
+    if any(_shared(r) for r in reports):
+        yield _line("shared memory per node", *(show_gib(_shared(r)) for r in reports))
 
 
 def _tightest(report: PlanReport) -> str:
@@ -172,6 +173,10 @@ def _tightest(report: PlanReport) -> str:
     if tightest is None:
         return _NONE
     return f"{show_gib(tightest.worst.total_bytes)} in {tightest.worst.moment}"
+
+
+def _shared(report: PlanReport) -> int:
+    return max((account.shared_bytes for account in report.ledger.hosts), default=0)
 
 
 def _margin(report: PlanReport) -> str:

@@ -70,6 +70,9 @@ def _where(plan: AnyPlan, component: str) -> list[str]:
             lines.append(f"shares {shared} with {other} ({word})")
     if len(lines) == len(shapes):
         lines.append("shares nothing: nobody else uses its accelerators")
+    if spec.process:
+        partners = " and ".join(c for c in spec.process.split("+") if c != component)
+        lines.append(f"each rank is in one process with that of {partners} (process: shared)")
     return lines
 
 
@@ -100,12 +103,11 @@ def _because(report: PlanReport, component: str, stage: str, held: Residency, ne
 
 def _talks(plan: AnyPlan, component: str) -> Iterator[tuple[str, str, str, str]]:
     for journey in journeys(plan):
-        route = journey.route
-        ways = ", ".join(f"{way.value}: {n}" for way, n in route.shares.ways().items())
-        if route.source == component:
-            yield f"sends {journey.name}", f"to {route.target}", journey.amount, ways
-        if route.target == component:
-            yield f"gets {journey.name}", f"from {route.source}", journey.amount, ways
+        ways = ", ".join(f"{way.value}: {n}" for way, n in journey.ways.items())
+        if journey.source == component:
+            yield f"sends {journey.name}", f"to {journey.target}", journey.amount, ways
+        if journey.target == component:
+            yield f"gets {journey.name}", f"from {journey.source}", journey.amount, ways
 
 
 def _weighs(report: PlanReport, component: str) -> list[str]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.layout import Layout
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.routes import Route, Way
 from rlplace.placement.schedule import Residency
+from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 
 AnyPlan = Plan | Layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
-    """One route under the name people know it by."""
+    """What one component sends another, under the name people know it by."""
 
     name: str
-    route: Route
+    source: str
+    target: str
     amount: str  # "32 rows x 2 stage groups"
+    ways: Mapping[Way, int]  # pairs of ranks by way, nearest first
+    route: Route | None = None  # None: any source rank may send to any target rank
 
 
 def journeys(plan: AnyPlan) -> tuple[Journey, ...]:
@@ -28,20 +34,70 @@ def journeys(plan: AnyPlan) -> tuple[Journey, ...]:
     if isinstance(plan, Plan):
         routes, groups = plan.routes, f"{plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
         return (
-            Journey(
-                name="observations", route=routes.observations, amount=f"{routes.observations.rows} rows x {groups}"
-            ),
-            Journey(name="trajectories", route=routes.trajectories, amount=f"{routes.trajectories.rows} rows"),
-            _weights(routes.weights),
+            _along("observations", routes.observations, f"{routes.observations.rows} rows x {groups}"),
+            _along("trajectories", routes.trajectories, f"{routes.trajectories.rows} rows"),
+            _delivered(plan),
         )
+    if plan.channels:
+        return (*(_channelled(plan, channel) for channel in plan.channels if channel.name in _TEXT), _delivered(plan))
     samples = [r for r in plan.routes if r.source == "rollout"]
     weights = [r for r in plan.routes if r.source != "rollout"]
-    found = [Journey(name="samples", route=r, amount=f"{r.rows} samples") for r in samples]
-    return (*found, *map(_weights, weights))
+    found = [_along("samples", r, f"{r.rows} samples") for r in samples]
+    return (*found, *(_along("weights", r, _copies(r.rows)) for r in weights))
 
 
-def _weights(route: Route) -> Journey:
-    return Journey(name="weights", route=route, amount=f"{route.rows} cop{'ies' if route.rows > 1 else 'y'}")
+def _along(name: str, route: Route, amount: str) -> Journey:
+    ways = route.shares.ways()
+    return Journey(name=name, source=route.source, target=route.target, amount=amount, ways=ways, route=route)
+
+
+_TEXT = {  # channel of a text task -> how much of what it carries
+    "requests": "prompts so far, to whoever has room",
+    "completions": "answers, as each is finished",
+    "samples": "whole groups, to actor rank 0",
+}
+
+
+def _channelled(plan: Layout, channel: ChannelPlan) -> Journey:
+    nodes = [Counter(plan.placement.homes(c).node) for c in (channel.source, channel.target)]
+    if channel.name == "samples":
+        nodes[1] = Counter(channel.targets.node)
+    near = sum(ranks * nodes[1][node] for node, ranks in nodes[0].items())
+    far = nodes[0].total() * nodes[1].total() - near
+    ways = {way: pairs for way, pairs in ((Way.SAME_NODE, near), (Way.NETWORK, far)) if pairs}
+    return Journey(
+        name=channel.name, source=channel.source, target=channel.target, amount=_TEXT[channel.name], ways=ways
+    )
+
+
+def _delivered(plan: AnyPlan) -> Journey:
+    """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
+    on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
+    on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
+    amounts = [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")] if on_nodes else []
+    if on_device:
+        amounts.insert(0, f"{_copies(on_device)} on accelerators")
+    ways: Counter[Way] = Counter()
+    for delivery in plan.deliveries:
+        ways += _pairs(plan, delivery)
+    nearest_first = {way: ways[way] for way in Way if ways[way]}
+    return Journey(name="weights", source="actor", target="rollout", amount=", ".join(amounts), ways=nearest_first)
+
+
+def _pairs(plan: AnyPlan, delivery: Delivery) -> Counter[Way]:
+    """Who gives to whom: an actor rank to a copy on a node, its host to a guest, and to the others the whole group."""
+    actors = plan.placement.world_size("actor")
+    if not isinstance(delivery, DeviceDelivery):
+        return Counter({Way.SAME_NODE: len(delivery.near), Way.NETWORK: actors - len(delivery.near)})
+    guests = sum(host is not None for host in delivery.hosts)
+    free = [r for r, host in zip(delivery.readers, delivery.hosts, strict=True) if host is None]
+    sources, nodes = Counter(plan.placement.homes("actor").node), plan.placement.homes("rollout").node
+    near = sum(sources[nodes[reader]] for reader in free)
+    return Counter({Way.SAME_ACCELERATOR: guests, Way.SAME_NODE: near, Way.NETWORK: len(free) * actors - near})
+
+
+def _copies(count: int) -> str:
+    return f"{count} cop{'ies' if count > 1 else 'y'}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +120,11 @@ def count_traffic(plan: AnyPlan, ledger: MemoryLedger) -> Traffic:
     changes = list(_host_changes(plan, ledger))
     weights: dict[Way, int] = {}
     for journey in journeys(plan):
-        target = journey.route.target
         if journey.name == "weights":
-            copy = ledger.bytes(target, Residency.WEIGHTS) * _accelerators_per_rank(plan, target)
-            weights = {way: copies * copy for way, copies in journey.route.shares.ways().items()}
+            copy = ledger.bytes(journey.target, Residency.WEIGHTS) * _accelerators_per_rank(plan, journey.target)
+            parts = plan.placement.world_size(journey.source) if journey.route is None else 1  # of a copy
+            lent = {} if journey.route else {Way.SAME_ACCELERATOR: parts}  # a guest gets all parts of its host
+            weights = {way: pairs * lent.get(way, 1) * copy // parts for way, pairs in journey.ways.items()}
     return Traffic(
         to_host_bytes=sum(c for c in changes if c > 0),
         from_host_bytes=-sum(c for c in changes if c < 0),

@@ -1,7 +1,7 @@
 """Who sits where and who is resident when, for any algorithm: the part of a plan that needs no simulator and no model.
 
-`make_plan` adds what a PPO job sends through its channels; a layout holds for every job, with critics, references,
-rewards and agents as well.
+`make_plan` adds what a PPO job sends through its channels, `llm.make_llm_layout` what a run with text tasks sends; a
+layout holds for every job, with critics, references, rewards and agents as well.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from collections.abc import Collection, Mapping
 from rlplace.config import ClusterConfig
 from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.batches import BatchSizes, check_batches
+from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.checks import check_names, find_idle
 from rlplace.placement.hybrid import HybridComponentPlacement, read_component_placement
-from rlplace.placement.needs import rlhf_needs, role_of
+from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.routes import Route, copy_nearest, spread_rows
 from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes
 from rlplace.placement.sharing import Savings, check_partners, count_savings, find_partner_warnings
+from rlplace.placement.spec import role_of
 from rlplace.placement.topology import Topology
+from rlplace.placement.weight_routes import Delivery
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Layout:
     routes: tuple[Route, ...]  # weights; then, where batch sizes are known, samples to all that judge or learn
     savings: Savings
     warnings: tuple[Problem, ...] = ()
+    channels: tuple[ChannelPlan, ...] = ()  # of a job that runs
+    deliveries: tuple[Delivery, ...] = ()  # of its weights
 
 
 def make_layout(

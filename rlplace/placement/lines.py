@@ -7,6 +7,7 @@
     actor: {accelerators: [0, 1, 4], ranks_per_accelerator: 2} ranks spread by a rule
     actor: {accelerators: 4}                                   how many; the engine picks them
     rollout: {same_as: actor, tensor_parallel_size: 4}         where another component is
+    rollout: {same_as: env, process: shared}                   and in its processes
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ KEYS = (
     "tensor_parallel_size",
     "data_parallel_size",
     "tensor_parallel_across_nodes",
+    "process",
 )
 WHERE = ("placement", "accelerators", "same_as")  # exactly one of them
+_SHARED, _OWN = "shared", "own"
 _FRACTION = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
 
 
@@ -80,6 +83,7 @@ class Line:
     each: int = 1  # accelerators_per_rank
     sharing: int = 1  # ranks_per_accelerator
     parallel: Parallel = dataclasses.field(default_factory=Parallel)
+    shares_process: bool = False  # with the other lines that say so and are at the same place
 
     @property
     def unit(self) -> int:
@@ -118,6 +122,8 @@ def _read_block(
         problems += wrong
     counts, wrong = _read_counts(block, path, sources)
     problems += wrong
+    shares_process, wrong = _read_process(block.get("process", _OWN), path, sources)
+    problems += wrong
     chosen = [k for k in WHERE if k in block]
     if len(chosen) != 1:
         problems.append(_not_one(whole, block, chosen))
@@ -150,6 +156,7 @@ def _read_block(
         each=each,
         sharing=sharing,
         parallel=parallel,
+        shares_process=shares_process,
     )
     return None if problems else line, problems
 
@@ -220,6 +227,14 @@ def _read_counts(
         fix = "tensor_parallel_across_nodes: true"
         problems.append(written.whole("bad-placement", "expected true or false", "it is a permission", fix))
     return counts, problems
+
+
+def _read_process(value: object, path: str, sources: Mapping[str, Source]) -> tuple[bool, list[Problem]]:
+    if value in (_SHARED, _OWN):
+        return value == _SHARED, []
+    written = write_down(path, "process", value, sources)
+    why = "own: each rank has a process; shared: with the rank of another component that is at the same place"
+    return False, [written.whole("bad-placement", f"expected {_SHARED} or {_OWN}", why, f"process: {_SHARED}")]
 
 
 def _not_one(whole: Written, block: Mapping[str, object], chosen: Sequence[str]) -> Problem:

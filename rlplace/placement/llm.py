@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-from rlplace.errors import ConfigError, Problem, Source
-from rlplace.llm_config import EngineConfig, JudgeConfig, LlmConfig, SimulatorConfig, TrainedConfig
+from rlplace.errors import ConfigError, PlacementError, Problem, Source
+from rlplace.llm_config import RUN, EngineConfig, JudgeConfig, LlmConfig, SimulatorConfig, TrainedConfig
 from rlplace.placement.batches import BatchSizes
+from rlplace.placement.channels import flows_of
+from rlplace.placement.deadlock import check_flows
+from rlplace.placement.hybrid import HybridComponentPlacement
 from rlplace.placement.layout import Layout, make_layout
+from rlplace.placement.llm_channels import TextSizes, plan_text_channels
 from rlplace.placement.memory.case import Measurements, MemoryCase
 from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator
 from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.model_config import read_model
 from rlplace.placement.memory.model_shape import Head, ModelShape
+from rlplace.placement.memory.shared import BUCKET_BYTES, ITEM_BYTES, SharedMemory, count_shared
 from rlplace.placement.memory.trained import TrainedModel
-from rlplace.placement.needs import OPTIONAL, REQUIRED, role_of
+from rlplace.placement.needs import OPTIONAL, REQUIRED, rlhf_needs
+from rlplace.placement.spec import role_of
 from rlplace.placement.topology import Topology
+from rlplace.placement.weight_routes import deliver_by_node
+from rlplace.placement.written import source_of
 
 BlockConfig = TrainedConfig | JudgeConfig | EngineConfig | SimulatorConfig
 _ROLES = (*REQUIRED, *OPTIONAL)
 _SCORING = ("critic", "reward")  # roles whose models end in one number
+_RUN_COMPONENTS = ("actor", "rollout", "env")
 _NO_MODEL = "the model is not known: its memory is not counted"
 
 
 def make_llm_layout(config: LlmConfig, topology: Topology, sources: Mapping[str, Source] | None = None) -> Layout:
-    """Raises PlacementError with every problem at once."""
-    algorithm = config.algorithm
+    """With the channels of a job that runs. Raises PlacementError with every problem at once."""
+    algorithm, places = config.algorithm, sources or {}
+    if algorithm.name in RUN:
+        return _make_run_layout(config, topology, places)
     batches = None
     if algorithm.prompts is not None:
         batches = BatchSizes(
@@ -34,7 +47,51 @@ def make_llm_layout(config: LlmConfig, topology: Topology, sources: Mapping[str,
             train_batch=algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt,
             micro_batch=config.actor.micro_batch,
         )
-    return make_layout(config.cluster, topology, offload=_offload(config), batches=batches, sources=sources)
+    return make_layout(config.cluster, topology, offload=_offload(config), batches=batches, sources=places)
+
+
+def _make_run_layout(config: LlmConfig, topology: Topology, sources: Mapping[str, Source]) -> Layout:
+    """Batches need not divide: engines take what they have room for, and learners balance tokens."""
+    needs = rlhf_needs(_RUN_COMPONENTS)
+    layout = make_layout(config.cluster, topology, needs=needs, offload=_offload(config), sources=sources)
+    problems = _check_ranks(config, layout.placement, sources)
+    if problems:
+        raise PlacementError(problems)
+    algorithm, runner = config.algorithm, config.runner
+    assert algorithm.prompts is not None, "checked when it was read"
+    sizes = TextSizes(
+        prompts=algorithm.prompts,
+        samples_per_prompt=algorithm.samples_per_prompt,
+        turns=config.env.max_turns,
+        held_out=runner.eval_prompts if runner.eval_every else 0,
+    )
+    channels = plan_text_channels(layout.placement, sizes)
+    stuck = check_flows(tuple(flows_of(channels)), needs.stages, needs.residency)
+    assert not stuck, stuck  # the capacities are our own
+    return dataclasses.replace(layout, routes=(), channels=channels, deliveries=deliver_by_node(layout.placement))
+
+
+def _check_ranks(
+    config: LlmConfig, placement: HybridComponentPlacement, sources: Mapping[str, Source]
+) -> list[Problem]:
+    """Every env rank has a prompt, every actor rank a sample."""
+    prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
+    problems: list[Problem] = []
+    for component, items, what in (("env", 1, "prompt"), ("actor", each, "sample")):
+        ranks = placement.world_size(component)
+        if prompts * items < ranks:
+            problems.append(
+                Problem(
+                    code="rank-without-rows",
+                    key="algorithm.prompts",
+                    what=f"too few for {ranks} {component} ranks: some would have nothing to do",
+                    got=f"prompts: {prompts}",
+                    source=source_of("algorithm.prompts", sources),
+                    why=f"each {component} rank takes at least one {what}",
+                    fix=f"prompts: {-(-ranks // items)}        (or fewer {component} ranks)",
+                )
+            )
+    return problems
 
 
 def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | None = None) -> MemoryCase:
@@ -59,7 +116,23 @@ def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | 
         demands=demands,
         measured=measured or {},
         notes=() if config.model is not None or demands else (_NO_MODEL,),
+        shared=_shared(layout, config),
     )
+
+
+def _shared(layout: Layout, config: LlmConfig) -> SharedMemory:
+    if not layout.channels or config.cluster.launcher == "inline":  # threads of one process need none
+        return SharedMemory()
+    model = _model(config, None, "actor")
+    weights = 0 if model is None else model.parameters * DTYPE_BYTES[config.actor.weights]
+    tokens, each = config.algorithm.longest, config.algorithm.samples_per_prompt
+    items = {  # a token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides
+        "requests": 4 * tokens + ITEM_BYTES,
+        "completions": 12 * tokens + ITEM_BYTES,
+        "samples": each * (13 * tokens + ITEM_BYTES),
+        "weights": min(BUCKET_BYTES, weights) if len(layout.deliveries) > 1 else 0,
+    }
+    return count_shared(layout, items, weights)
 
 
 def _block(config: LlmConfig, component: str) -> BlockConfig:
@@ -70,7 +143,7 @@ def _block(config: LlmConfig, component: str) -> BlockConfig:
 
 def _demand(config: LlmConfig, component: str) -> Demand | None:
     """None where its model is not known."""
-    length = config.algorithm.sequence_length
+    length, runs = config.algorithm.longest, config.algorithm.name in RUN
     match _block(config, component):
         case SimulatorConfig() as simulator:
             return Simulator(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
@@ -83,8 +156,8 @@ def _demand(config: LlmConfig, component: str) -> Demand | None:
                 if model is None
                 else TrainedModel(
                     model=model,
-                    micro_batch=trained.micro_batch,
-                    sequence_length=length,
+                    micro_batch=1 if runs else trained.micro_batch,
+                    sequence_length=max(length, trained.token_budget) if runs else length,
                     weights=trained.weights,
                     compute=trained.compute,
                     optimizer=trained.optimizer,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlplace.placement.schedule import Needs, Residency
+from rlplace.placement.spec import role_of
 
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
@@ -29,10 +30,6 @@ _RLHF = {
     },
     "learn": {"actor": Residency.FULL, "critic": Residency.FULL},
 }
-
-
-def role_of(component: str) -> str:
-    return component.partition(".")[0]
 
 
 def rlhf_needs(names: Iterable[str]) -> Needs:

@@ -13,9 +13,10 @@ from rlplace.placement.page_style import CSS
 from rlplace.placement.picture import render_svg
 from rlplace.placement.picture_style import colour
 from rlplace.placement.plan import Plan
-from rlplace.placement.render import machine
+from rlplace.placement.render import lives_in, machine
 from rlplace.placement.report import PlanReport
 from rlplace.placement.schedule import Residency, Transition
+from rlplace.placement.ways import ways_of
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
@@ -34,6 +35,7 @@ def render_page(report: PlanReport) -> str:
         _where(report),
         _stages(report),
         *_routes(report),
+        *_ways(report),
         *_channels(report),
     ]
     return "\n".join(
@@ -173,9 +175,9 @@ def _routes(report: PlanReport) -> Iterator[str]:
     rows = [
         (
             j.name,
-            f"{j.route.source} \u2192 {j.route.target}",
+            f"{j.source} \u2192 {j.target}",
             j.amount,
-            ", ".join(f"{way.value}: {count:,}" for way, count in j.route.shares.ways().items()),
+            ", ".join(f"{way.value}: {count:,}" for way, count in j.ways.items()),
         )
         for j in journeys(report.plan)
     ]
@@ -185,10 +187,16 @@ def _routes(report: PlanReport) -> Iterator[str]:
         )
 
 
+def _ways(report: PlanReport) -> Iterator[str]:
+    rows = [(way.value, c.because, c.items, c.tensors) for way, c in ways_of(report.plan).items()]
+    if rows:
+        yield _table(("way", "because", "items go by", "device tensors by"), rows)
+
+
 def _channels(report: PlanReport) -> Iterator[str]:
     if isinstance(report.plan, Plan):
-        rows = [(c.name, f"{c.capacity_items:,}", c.why) for c in report.plan.channels]
-        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "because"), rows)
+        rows = [(c.name, f"{c.capacity_items:,}", lives_in(c), c.why) for c in report.plan.channels]
+        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "lives in", "because"), rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

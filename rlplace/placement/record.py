@@ -10,6 +10,7 @@ from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.plan import Plan
 from rlplace.placement.routes import Route
 from rlplace.placement.schedule import Move, Transition
+from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 
 
 def render_json(plan: AnyPlan) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def render_json(plan: AnyPlan) -> dict[str, Any]:
             "entries": {stage: _transition(entry) for stage, entry in plan.schedule.entries.items()},
         },
         "routes": _routes(plan),
-        "channels": _channels(plan) if isinstance(plan, Plan) else [],
+        "channels": _channels(plan),
         "warnings": [problem_record(w) for w in plan.warnings],
     }
 
@@ -76,17 +77,28 @@ def _move(move: Move) -> dict[str, str]:
 
 def _routes(plan: AnyPlan) -> dict[str, Any] | list[dict[str, Any]]:
     """By name where each has one."""
-    if not isinstance(plan, Plan):
-        return [_route(route) for route in plan.routes]
-    routes = plan.routes
-    return {
-        "observations": _route(routes.observations),
-        "trajectories": _route(routes.trajectories),
-        "weights": _route(routes.weights),
+    weights = {
+        "source": "actor",
+        "target": "rollout",
+        "copies": [_delivery(d) for d in plan.deliveries],
     }
+    if isinstance(plan, Plan):
+        routes = plan.routes
+        return {
+            "observations": _route(routes.observations),
+            "trajectories": _route(routes.trajectories),
+            "weights": weights,
+        }
+    return {"weights": weights} if plan.deliveries else [_route(route) for route in plan.routes]
 
 
-def _channels(plan: Plan) -> list[dict[str, Any]]:
+def _delivery(delivery: Delivery) -> dict[str, Any]:
+    if isinstance(delivery, DeviceDelivery):
+        return {"readers": list(delivery.readers), "hosts": list(delivery.hosts)}
+    return {"readers": list(delivery.readers), "near": list(delivery.near)}
+
+
+def _channels(plan: AnyPlan) -> list[dict[str, Any]]:
     return [
         {
             "name": c.name,
@@ -94,6 +106,10 @@ def _channels(plan: Plan) -> list[dict[str, Any]]:
             "target": c.target,
             "keys": list(c.keys),
             "capacity_items": c.capacity_items,
+            "homes": [
+                {"node": h.node, "process": h.process or None, "keys": list(h.keys), "capacity_items": h.capacity_items}
+                for h in c.homes()
+            ],
         }
         for c in plan.channels
     ]

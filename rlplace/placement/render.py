@@ -6,15 +6,15 @@ import itertools
 import textwrap
 from collections.abc import Sequence
 
+from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.columns import INDENT, clipped, indented, table
 from rlplace.placement.fold import NodeFold, fold_nodes
 from rlplace.placement.hybrid import DISAGGREGATED
-from rlplace.placement.journeys import AnyPlan, journeys
-from rlplace.placement.plan import Plan
-from rlplace.placement.ranges import show_range
-from rlplace.placement.routes import Route
+from rlplace.placement.journeys import AnyPlan, Journey, journeys
+from rlplace.placement.ranges import Ranges, show_range
 from rlplace.placement.schedule import Move, Residency, Transition
 from rlplace.placement.topology import Topology
+from rlplace.placement.ways import emulated, ways_of
 
 WIDTH = 100
 _WIDEST_MAP = 16  # accelerators of a node that still get a column each
@@ -27,8 +27,8 @@ def render_text(plan: AnyPlan) -> str:
 
 def plan_sections(plan: AnyPlan) -> list[str]:
     """What there is to say, without the warnings."""
-    sections = [_title(plan), _where(plan), _pairs(plan), _stages(plan), _routes(plan)]
-    if isinstance(plan, Plan):
+    sections = [_title(plan), _where(plan), _pairs(plan), _stages(plan), _routes(plan), _carriers(plan)]
+    if plan.channels:
         sections.append(_channels(plan))
     return [s for s in sections if s]
 
@@ -153,11 +153,11 @@ def _routes(plan: AnyPlan) -> str:
     made = journeys(plan)
     if not made:
         return ""
-    rows = [("what", "from -> to", "ranks", "how much"), *((j.name, *_ends(plan, j.route), j.amount) for j in made)]
+    rows = [("what", "from -> to", "ranks", "how much"), *((j.name, *_ends(plan, j), j.amount) for j in made)]
     grid = table(rows)
     left = max(map(len, grid)) + 3
     lines = [f"{grid[0]:<{left}}way: pairs of ranks"]
-    lines += _all_beside(grid[1:], [_ways(journey.route) for journey in made], left)
+    lines += _all_beside(grid[1:], [_ways(journey) for journey in made], left)
     return "\n".join(["routes: who sends to whom", *indented(lines)])
 
 
@@ -171,18 +171,48 @@ def _beside(row: str, text: str, left: int) -> list[str]:
     return [f"{row:<{left}}{first}", *(" " * left + line for line in more)]
 
 
-def _ends(plan: AnyPlan, route: Route) -> tuple[str, str]:
-    sizes = (plan.placement.world_size(c) for c in (route.source, route.target))
-    return f"{route.source} -> {route.target}", " -> ".join(map(str, sizes))
+def _ends(plan: AnyPlan, journey: Journey) -> tuple[str, str]:
+    sizes = (plan.placement.world_size(c) for c in (journey.source, journey.target))
+    return f"{journey.source} -> {journey.target}", " -> ".join(map(str, sizes))
 
 
-def _ways(route: Route) -> str:
-    return ", ".join(f"{way.value}: {count}" for way, count in route.shares.ways().items())
+def _ways(journey: Journey) -> str:
+    return ", ".join(f"{way.value}: {count}" for way, count in journey.ways.items())
 
 
-def _channels(plan: Plan) -> str:
-    rows = [(c.name, f"{c.capacity_items} items", c.why) for c in plan.channels]
-    return "\n".join(["channels", *indented(table([("name", "capacity", "because"), *rows]))])
+def _carriers(plan: AnyPlan) -> str:
+    found = ways_of(plan)
+    if not found:
+        return ""
+    rows = [("way", "because", "items go by", "device tensors by")]
+    rows += [(way.value, clipped(c.because, 48), c.items, c.tensors) for way, c in found.items()]
+    lines = table(rows)
+    if emulated(plan.topology):
+        lines = [
+            *table([row[:3] for row in rows]),
+            "tensors on emulated accelerators are in host memory and go as items do",
+        ]
+    return "\n".join(["ways: what is between two ranks, and what carries things across", *indented(lines)])
+
+
+def _channels(plan: AnyPlan) -> str:
+    rows = [(c.name, f"{c.capacity_items} items", lives_in(c)) for c in plan.channels]
+    grid = table([("name", "capacity", "lives in"), *rows])
+    lines = _all_beside(grid, ["because", *(c.why for c in plan.channels)], max(map(len, grid)) + 3)
+    return "\n".join(["channels", *indented(lines)])
+
+
+def lives_in(channel: ChannelPlan) -> str:
+    """`node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
+    homes = channel.homes()
+    nodes = Ranges.of(range(h.node, h.node + 1) for h in homes if not h.process)
+    processes = [h.process for h in homes if h.process]
+    told = [f"{len(processes)} processes" if len(processes) > 1 else f"process {p}" for p in processes[:1]]
+    told += [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
+    sizes = {h.capacity_items for h in homes}
+    least, most = min(sizes), max(sizes)
+    each = "" if len(homes) == 1 else f", {least} items each" if least == most else f", {least} to {most} items each"
+    return " and ".join(told) + each
 
 
 def _short(row: Sequence[str]) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import repeat
-from typing import overload
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, overload
 
-from rlplace.placement.hybrid import HybridComponentPlacement
 from rlplace.placement.spec import Homes
+
+if TYPE_CHECKING:
+    from rlplace.placement.hybrid import HybridComponentPlacement
 
 
 class Way(enum.StrEnum):
@@ -64,7 +66,7 @@ class Shares(Sequence[Share]):
             target=target,
             start=self._edges[at],
             stop=self._edges[at + 1],
-            way=_way(self._from, source, self._to, target),
+            way=way_between(self._from, source, self._to, target),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -72,10 +74,25 @@ class Shares(Sequence[Share]):
 
     __hash__ = None  # type: ignore[assignment]  # equal to a tuple of the same shares, which hashes by its items
 
+    @property
+    def sources(self) -> Sequence[int]:
+        """The source rank of each share."""
+        return self._sources
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """The target rank of each share."""
+        return self._targets
+
+    @property
+    def most_rows(self) -> int:
+        """Of one share."""
+        return max(stop - start for start, stop in pairwise(self._edges))
+
     def ways(self) -> dict[Way, int]:
         """How many shares go each way; only ways that occur, nearest first."""
         pairs = zip(self._sources, self._targets, strict=True)
-        counts = Counter(_way(self._from, source, self._to, target) for source, target in pairs)
+        counts = Counter(way_between(self._from, source, self._to, target) for source, target in pairs)
         return {way: counts[way] for way in Way if counts[way]}
 
 
@@ -103,16 +120,14 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The three journeys of a PPO job.
+    """The journeys of rows in a PPO job; for those of weights see `weight_routes`.
 
     observations: env -> rollout, rows of one stage group (the answers go back the same way);
-    trajectories: env -> actor, rows are all environments;
-    weights: actor -> rollout, row i is the copy for rollout rank i.
+    trajectories: env -> actor, rows are all environments.
     """
 
     observations: Route
     trajectories: Route
-    weights: Route
 
 
 def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int) -> Routes:
@@ -123,7 +138,6 @@ def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stag
     return Routes(
         observations=spread_rows(placement, "env", "rollout", total_num_envs // stage_groups),
         trajectories=spread_rows(placement, "env", "actor", total_num_envs),
-        weights=copy_nearest(placement, "actor", "rollout"),
     )
 
 
@@ -143,8 +157,10 @@ def _holders(starts: Sequence[int], rows: int, ranks: int) -> array[int]:
     return array("l", [*larger, *smaller])
 
 
-def _way(sources: Homes, source: int, targets: Homes, target: int) -> Way:
+def way_between(sources: Homes, source: int, targets: Homes, target: int) -> Way:
     """How far apart two ranks of different components are."""
+    if source == target and sources.process and sources.process == targets.process:
+        return Way.SAME_PROCESS
     if sources.node[source] != targets.node[target]:
         return Way.NETWORK
     first, other = sources.first[source], targets.first[target]

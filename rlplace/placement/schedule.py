@@ -13,9 +13,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from rlplace.errors import PlacementError, Problem, Source
-from rlplace.placement.hybrid import HybridComponentPlacement
+
+if TYPE_CHECKING:
+    from rlplace.placement.hybrid import HybridComponentPlacement
 
 
 class Residency(enum.IntEnum):
@@ -108,7 +111,7 @@ def derive_schedule(
     problems = find_clashes(placement, needs, offload, allow_resident, sources or {})
     if problems:
         raise PlacementError(problems)
-    falling = {c for c in placement.components if offload[c] and _disturbed(placement, needs, c)}
+    falling = {c for c in placement.components if offload[c] and disturbed(placement, needs, c)}
     residency = {
         stage: {c: needs.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
         for stage in needs.stages
@@ -147,7 +150,8 @@ def find_clashes(
     return problems
 
 
-def _disturbed(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
+def disturbed(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
+    """Whether it would be in somebody's way by staying, so that it leaves if it has offload."""
     return any(
         _in_the_way(needs, stage, component, other)
         for other in placement.components

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rlplace.errors import Problem, Source
 from rlplace.placement.hybrid import COLLOCATED, HybridComponentPlacement
-from rlplace.placement.needs import role_of
+from rlplace.placement.spec import role_of
 from rlplace.placement.written import source_of
 
 # (partner, leader): the partner answers about rows that the leader's ranks hold.

@@ -9,7 +9,7 @@ from typing import overload
 
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.pools import WHOLE_CLUSTER, HardwareItem, Pool, Stretch
-from rlplace.placement.spec import ComponentSpec, parts, segment_of
+from rlplace.placement.spec import ComponentSpec, parts, process_name, segment_of
 from rlplace.placement.topology import Topology
 
 
@@ -36,6 +36,7 @@ class Slot:
     node_group: str = WHOLE_CLUSTER
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
     surroundings: Surroundings = Surroundings()
+    process: str = ""  # slots of one name live in one process: "env+rollout 3"; "": a process of its own
 
 
 class Slots(Sequence[Slot]):
@@ -113,6 +114,7 @@ class Slots(Sequence[Slot]):
             node_group=stretch.node_group,
             hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
             surroundings=self._surroundings.get((stretch.node_group, node.rank), Surroundings()),
+            process=process_name(self._spec.process, rank),
         )
 
     def _ranks_on(self, node: int) -> list[range]:

@@ -67,6 +67,7 @@ class ComponentSpec:
     key: str = ""  # key path in the config
     text: str = ""  # verbatim
     parallel: Parallel = Parallel()
+    process: str = ""  # who shares its processes, rank by rank: "env+rollout"; "": each rank has one of its own
     segments: tuple[Segment, ...] = dataclasses.field(init=False, repr=False)  # in global accelerator numbers
 
     def __post_init__(self) -> None:
@@ -105,7 +106,7 @@ class ComponentSpec:
     def canonical(self) -> str | dict[str, object]:
         """The value for the config: plain text where that says everything, else a block of keys."""
         text = render_segments(self.written)
-        if self.node_group == WHOLE_CLUSTER and self.parallel == Parallel():
+        if self.node_group == WHOLE_CLUSTER and self.parallel == Parallel() and not self.process:
             return text
         block: dict[str, object] = {} if self.node_group == WHOLE_CLUSTER else {"node_group": self.node_group}
         block["placement"] = text
@@ -115,7 +116,19 @@ class ComponentSpec:
             block["data_parallel_size"] = self.parallel.data_parallel_size
         if self.parallel.across_nodes:
             block["tensor_parallel_across_nodes"] = True
+        if self.process:
+            block["process"] = "shared"
         return block
+
+
+def role_of(component: str) -> str:
+    """`reward.math` is one more component of the role `reward`."""
+    return component.partition(".")[0]
+
+
+def process_name(sharers: str, rank: int) -> str:
+    """The process of rank `rank` of these components, unique in a job: "env+rollout 3"; "" where nobody shares."""
+    return f"{sharers} {rank}" if sharers else ""
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
@@ -167,6 +180,7 @@ class Homes:
     node: array[int]
     first: array[int]  # global number of its first accelerator; -1 without
     count: array[int]  # how many accelerators it has, neighbours from there on
+    process: str = ""  # who shares its processes, rank by rank
 
     @classmethod
     def of(cls, spec: ComponentSpec) -> Homes:
@@ -184,7 +198,7 @@ class Homes:
                 firsts: Iterable[int] = range(start, start + len(numbers), each)
                 first.extend(firsts if sharing == 1 else chain.from_iterable(repeat(f, sharing) for f in firsts))
                 count.extend(repeat(each, ranks))
-        return cls(node=node, first=first, count=count)
+        return cls(node=node, first=first, count=count, process=spec.process)
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Stretch, range]]:

@@ -18,7 +18,7 @@ from rlplace.errors import PlacementError, Problem, did_you_mean
 from rlplace.placement.groups import NodeGroups
 from rlplace.placement.pools import WHOLE_CLUSTER, Pool, accelerator_pool, node_pool
 from rlplace.placement.slots import Slot, Slots, place
-from rlplace.placement.spec import ComponentSpec, Homes
+from rlplace.placement.spec import ComponentSpec, Homes, process_name
 from rlplace.placement.topology import Topology
 
 
@@ -175,7 +175,10 @@ class ComponentPlacementStrategy:
             spots = [range(node, node + 1) for node in homes.node]
             pool = node_pool(topology.nodes)
         slots = place(spots, pool, topology, isolate=isolate_accelerator, key=spec.key or spec.name)
-        return tuple(dataclasses.replace(slot, component=spec.name) for slot in slots)
+        return tuple(
+            dataclasses.replace(slot, component=spec.name, process=process_name(spec.process, slot.rank))
+            for slot in slots
+        )
 
 
 def _pool(name: str, field: str, label: str | None, groups: NodeGroups) -> Pool:

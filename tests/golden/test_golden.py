@@ -40,16 +40,24 @@ PLACEMENTS = {
     "hybrid": HYBRID,
     "collocated": {"actor,env,rollout": "0-7"},
     "disaggregated": {"actor": "0-3", "env": "4-5", "rollout": "6-7"},
+    "one_process": {"actor": "0-7", "env,rollout": {"accelerators": "0-7", "process": "shared"}},
 }
 
 
-def config(placement: Mapping[str, object], *, offload: bool = True, envs: int = 64, minibatches: int = 4) -> RunConfig:
+def config(
+    placement: Mapping[str, object],
+    *,
+    offload: bool = True,
+    envs: int = 64,
+    minibatches: int = 4,
+    sync: str = "all",
+) -> RunConfig:
     return read_config(
         {
             "cluster": {"component_placement": placement},
             "env": {"id": "InvertedPendulum-v5", "total_num_envs": envs, "enable_offload": offload},
             "rollout": {"pipeline_stage_num": 2, "enable_offload": offload},
-            "actor": {"enable_offload": offload},
+            "actor": {"enable_offload": offload, "sync": {"mode": sync}},
             "algorithm": {"num_minibatches": minibatches},
         }
     )
@@ -107,6 +115,7 @@ def flow(**changes: Any) -> Callable[[], object]:
 
 
 PAIR = {"actor": 0, "rollout": 1}
+SHARED = {"process": "shared"}
 TWO = Topology.uniform(2, 4)
 MIXED_NODE = NodeConfig(
     accelerators=4, mixed=(AcceleratorRunConfig(count=3, product="A100"), AcceleratorRunConfig(count=2, product="L40"))
@@ -131,6 +140,7 @@ ERRORS: dict[str, Callable[[], object]] = {
     "rank-without-rows": wrong({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=6),
     "residents-clash": wrong(HYBRID, offload=False),
     "reversed-range": wrong(HYBRID | {"rollout": "7-4"}),
+    "sync-without-base": wrong(HYBRID, sync="lora"),
     "too-many-ranks": wrong(HYBRID | {"env": "0:0-5000"}),
     "uneven-envs": wrong(HYBRID, envs=60),
     "uneven-packing": asked(PackedPlacementStrategy(0, 6, 2)),
@@ -152,6 +162,12 @@ ERRORS: dict[str, Callable[[], object]] = {
     "uneven-batches": beside("4-7", batches=BatchSizes(prompts=10, train_batch=10)),
     "unknown-key": beside({"placement": "4-7", "tensor_paralel_size": 2}),
     "unknown-preset": wrong({"preset": "colocate_everything"}),
+    # processes
+    "process-alone": wrong(HYBRID | {"env": SHARED | {"accelerators": "0-3"}}),
+    "process-apart": wrong(
+        HYBRID | {"env": SHARED | {"accelerators": "0-3"}, "rollout": SHARED | {"accelerators": "4-7"}}
+    ),
+    "process-of-its-own": wrong(HYBRID | {"actor": SHARED | {"accelerators": "0-7"}}),
     # node groups
     "bad-env-config": laid_out(PAIR, group(env_configs="PATH=/opt")),
     "bad-hardware": hardware(configs=[]),

@@ -9,6 +9,7 @@ from rlplace.placement.hybrid import HybridComponentPlacement
 from rlplace.placement.memory.footprint import Assumptions, Demand, Footprint, HostPart, Part, Placed
 from rlplace.placement.memory.ledger import Account, Hold, Load, MemoryLedger, Moment
 from rlplace.placement.memory.seats import Bench, House, Seat, Seating, seat_all
+from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, derive_schedule
 
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
@@ -27,6 +28,7 @@ class MemoryCase:
     measured: Measurements = dataclasses.field(default_factory=dict)
     assumptions: Assumptions = dataclasses.field(default_factory=Assumptions)
     notes: tuple[str, ...] = ()
+    shared: SharedMemory = dataclasses.field(default_factory=SharedMemory)  # on the hosts, beside what components hold
     # Worked out here, once for a placement however many questions are derived from this one.
     seating: tuple[HybridComponentPlacement, Seating] | None = dataclasses.field(
         default=None, repr=False, compare=False
@@ -131,6 +133,11 @@ class _Count:
 
     def _hosts(self, house: House) -> Account:
         found = [(seat, n, self._footprint(seat, house.kind, house.memory_bytes)) for seat, n in house.ranks.items()]
+        shared = [
+            Hold(component=purpose, part=HostPart.SHARED, size_bytes=size)
+            for purpose in self._case.shared.by_purpose
+            if (size := self._case.shared.largest(purpose, house.nodes))
+        ]
         loads: list[Load] = []
         for moment, held in self._moments():
             if moment.entering:
@@ -138,6 +145,7 @@ class _Count:
             holds: list[Hold] = []
             for seat, ranks, footprint in found:
                 holds += _holds(seat.component, footprint.host.get(held[seat.component], {}).items(), ranks)
+            holds += shared
             loads.append(_load(moment, holds))
         return Account(
             numbers=house.nodes,

@@ -95,7 +95,7 @@ class EngineModel:
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: 2 * placed.assumptions.bucket_bytes},
+                "sync": {Part.SYNC: formulas.sync_buckets(weights, placed.assumptions.bucket_bytes)},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host_copies(placed, HostPart.SLEEP, off=copies),

@@ -39,6 +39,7 @@ class HostPart(enum.Enum):
     SLEEP = "sleep copies"
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
+    SHARED = "in shared memory"
 
 
 Bytes = Mapping[Part, int]
@@ -52,7 +53,7 @@ class Assumptions:
 
     context_bytes: int = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
     graphs_bytes: int = 1 << 30  # of an engine's captured graphs; stays while it sleeps
-    bucket_bytes: int = 256 << 20  # of one weight sync bucket
+    bucket_bytes: int = 64 << 20  # of one weight sync bucket between accelerators
     copy_bytes_per_s: float = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
 
 

@@ -97,8 +97,8 @@ def communicator(groups: int) -> int:
     return groups * 2 * 32 * (4 << 20)
 
 
-def sync_buckets(model: ModelShape, compute: int, bucket: int) -> int:
-    return model.largest_weight_elements * compute + 2 * bucket
+def sync_buckets(weights: int, bucket: int) -> int:
+    return 2 * min(weights, bucket)
 
 
 def sleep_copy(weights: int, level: int) -> int:
@@ -221,9 +221,9 @@ FORMULAS = (
     ),
     Formula(
         name="sync buffers",
-        text="the largest tensor whole x c + 2 buckets: one travels while the other is taken",
-        source="rlplace.comm.weight_sync",
-        accuracy="exact for bucketed sync, tensor by tensor",
+        text="2 buckets: one is filled while the other is taken; no tensor is gathered",
+        source="rlplace.comm.weights",
+        accuracy="exact past the host, upper bound through it; readers past the host hold a second copy",
         compute=sync_buckets,
     ),
     Formula(

@@ -35,7 +35,7 @@ class Moment:
 class Hold:
     """Bytes of one component for one thing, all its ranks there together."""
 
-    component: str
+    component: str  # for HostPart.SHARED: channels, weights
     part: Part | HostPart
     size_bytes: int
 
@@ -75,6 +75,11 @@ class Account:
         return self.capacity_bytes - self.worst.total_bytes if self.capacity_bytes else None
 
     @property
+    def shared_bytes(self) -> int:
+        """Of a host: what lies in its shared memory, the same at all moments."""
+        return sum(hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED)
+
+    @property
     def fits(self) -> bool:
         return (self.margin_bytes or 0) >= 0
 
@@ -103,6 +108,10 @@ class MemoryLedger:
             if accelerator in account.numbers:
                 return account
         raise KeyError(f"no component uses accelerator {accelerator}")
+
+    def shared_bytes(self, node: int) -> int:
+        """What the run takes of the shared memory of a node, at most: of its /dev/shm, or `cluster.comm.shm_folder`."""
+        return next((account.shared_bytes for account in self.hosts if node in account.numbers), 0)
 
     def worst(self, accelerator: int) -> Load:
         return self.account(accelerator).worst

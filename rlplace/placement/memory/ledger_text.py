@@ -115,6 +115,8 @@ def _hosts(hosts: Sequence[Account]) -> str:
         holds = ", ".join(f"{h.component} {h.part.value} {show_gib(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
         told = f"{where}: {show_gib(worst.total_bytes)}{of} in {worst.moment}: {holds}"
         lines += textwrap.wrap(told, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+        if account.shared_bytes:
+            lines.append(f"    shared memory per node: {show_gib(account.shared_bytes)}")
     if len(hosts) > _MOST_ACCOUNTS:
         lines.append(f"  ... and {len(hosts) - _MOST_ACCOUNTS} more kinds of node")
     return "\n".join(lines)
@@ -136,7 +138,7 @@ def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
     return {
         "fits": ledger.fits,
         "accelerators": [_account(account, "accelerators") for account in ledger.accelerators],
-        "hosts": [_account(account, "nodes") for account in ledger.hosts],
+        "hosts": [_account(a, "nodes") | {"shared_bytes": a.shared_bytes} for a in ledger.hosts],
         "measured": list(ledger.measured),
         "lacking": [{"component": component, "why": why} for component, why in ledger.lacking],
         "notes": list(ledger.notes),

@@ -9,11 +9,20 @@ from rlplace.placement.memory.case import Measurements, MemoryCase
 from rlplace.placement.memory.demands import Simulator
 from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.policy import PolicyLearner, PolicySampler, PolicyShape, PolicySpaces, policy_shape
+from rlplace.placement.memory.policy import (
+    DeviceSync,
+    PolicyLearner,
+    PolicySampler,
+    PolicyShape,
+    PolicySpaces,
+    policy_shape,
+)
+from rlplace.placement.memory.shared import SharedMemory, count_shared, ppo_item_bytes
 from rlplace.placement.plan import Plan
+from rlplace.placement.weight_routes import DeviceDelivery
 
 _UNKNOWN = PolicyShape(weights=(), buffer_numbers=0)
-_NOT_COUNTED = "the simulator's shapes are not known: the policy's weights are not counted"
+_NOT_COUNTED = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
 
 
 def memory_case(
@@ -23,15 +32,19 @@ def memory_case(
 
     Without `spaces`, the simulator's shapes, the policy's weights cannot be counted; the ledger says so.
     """
-    policy = _UNKNOWN
+    policy, item_bytes = _UNKNOWN, {}
     if spaces is not None:
         normalize = config.algorithm.normalize_observations
         policy = policy_shape(config.actor.model, spaces, normalize_observations=normalize)
+        item_bytes = ppo_item_bytes(plan, spaces, config.algorithm.rollout_steps, policy.weights_bytes)
     demands: Mapping[str, Demand] = {
-        "actor": PolicyLearner(policy=policy),
-        "rollout": PolicySampler(policy=policy, workspace_bytes=config.rollout.workspace_memory),
+        "actor": PolicyLearner(policy=policy, sync=_giving(plan)),
+        "rollout": PolicySampler(policy=policy, workspace_bytes=config.rollout.workspace_memory, sync=_taking(plan)),
         "env": Simulator(accelerator_bytes=config.env.accelerator_memory),
     }
+    shared = SharedMemory()
+    if config.cluster.launcher != "inline":  # threads of one process need none
+        shared = count_shared(plan, item_bytes, policy.weights_bytes)
     return MemoryCase(
         placement=plan.placement,
         needs=plan.needs,
@@ -39,7 +52,24 @@ def memory_case(
         demands=demands,
         measured=measured or {},
         notes=() if spaces is not None else (_NOT_COUNTED,),
+        shared=shared,
     )
+
+
+def _giving(plan: Plan) -> DeviceSync:
+    found = _past_host(plan)
+    return DeviceSync(buckets=bool(found), group=any(len(d.group) > 1 for d in found))
+
+
+def _taking(plan: Plan) -> DeviceSync:
+    """As the fullest rank does: a free one has buckets of its own, a guest those of its host."""
+    found = _past_host(plan)
+    free = any(host is None for d in found for host in d.hosts)
+    return DeviceSync(buckets=free, copy=bool(found), group=free)
+
+
+def _past_host(plan: Plan) -> list[DeviceDelivery]:
+    return [d for d in plan.deliveries if isinstance(d, DeviceDelivery)]
 
 
 def predict(

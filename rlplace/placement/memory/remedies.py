@@ -87,7 +87,8 @@ def _weigh(change: _Change, before: MemoryLedger, *, also: bool) -> Remedy | Non
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[_Change]:
     """The gentlest first, over the components that hold something there, the largest holder first."""
-    holders = list(dict.fromkeys(hold.component for hold in short.worst.holds))
+    held = dict.fromkeys(hold.component for hold in short.worst.holds)
+    holders = [component for component in held if component in case.placement.components]
     for component in holders:
         yield from _offload(case, component)
     for component in holders:

@@ -45,7 +45,7 @@ class TrainedModel:
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: _total(here)}},
             working={
-                "sync": {Part.SYNC: formulas.sync_buckets(self.model, self._number, placed.assumptions.bucket_bytes)},
+                "sync": {Part.SYNC: formulas.sync_buckets(_total(weights), placed.assumptions.bucket_bytes)},
                 "infer": self._forward(placed),
                 "learn": self._backward(placed),
             },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.placement.explain import explain_accelerator, explain_component
+from rlplace.placement.explain_pair import explain_pair
 from tests.unit.placement.reports import APART, H100, llm, ppo
 
 
@@ -85,3 +86,90 @@ def test_an_accelerator_of_unknown_size() -> None:
 def test_a_component_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match="did you mean 'rollout'"):
         explain_component(ppo(), "rolout")
+
+
+SHARED = {"placement": "0-7", "process": "shared"}
+
+
+def test_a_component_in_the_processes_of_another() -> None:
+    text = explain_component(ppo({"actor": "0-7", "env": SHARED, "rollout": SHARED}), "rollout")
+    assert chapter(text, "where")[-1] == "each rank is in one process with that of env (process: shared)"
+
+
+def test_two_ranks_on_one_node() -> None:
+    text = explain_pair(ppo().plan, ("env", 1), ("rollout", 1))
+    assert text.startswith("env rank 1 and rollout rank 1: same_node\n")
+    assert chapter(text, "where") == [
+        "env rank 1 node 0, accelerator 1 a process of its own",
+        "rollout rank 1 node 0, accelerator 5 a process of its own",
+    ]
+    assert chapter(text, "why")[0] == "they are on one node: items go by shared memory"
+    assert chapter(text, "what passes") == ["observations env rank 1 -> rollout rank 1 rows 16-31 of 64"]
+
+
+def test_two_ranks_that_no_route_joins() -> None:
+    assert chapter(explain_pair(ppo().plan, ("env", 0), ("rollout", 2)), "what passes") == [
+        "nothing: no route joins these two"
+    ]
+
+
+def test_two_ranks_in_one_process() -> None:
+    plan = ppo({"actor": "0-7", "env": SHARED, "rollout": SHARED}).plan
+    text = explain_pair(plan, ("rollout", 3), ("env", 3))  # in either order
+    assert chapter(text, "where")[0] == "rollout rank 3 node 0, accelerator 3 process env+rollout 3"
+    assert chapter(text, "why")[0] == "they are in one process: items go by reference"
+    assert len(chapter(text, "what passes")) == 1
+
+
+def test_two_ranks_on_gpus() -> None:
+    placement = {"actor": "0-9", "env": "0-3", "rollout": "4-9:0-2"}
+    plan = ppo(placement, nodes=[H100 | {"count": 2}], envs=240, accelerator={"kind": "auto"}).plan
+    near = explain_pair(plan, ("actor", 4), ("rollout", 0))
+    assert chapter(near, "where")[1] == "rollout rank 0 node 0, accelerators 4-5 a process of its own"
+    assert chapter(near, "why")[1] == "tensors on accelerators go by shared memory"  # ranks of two GPUs
+    assert chapter(near, "what passes") == [
+        "weights actor rank 4 -> rollout rank 0 its part, written into the copy of node 0"
+    ]
+    far = chapter(explain_pair(plan, ("env", 0), ("rollout", 2)), "why")
+    assert far[0] == "they are on different nodes: items go by tcp, encrypted"
+
+
+@pytest.mark.parametrize(
+    ("actor", "rollout", "carrier", "passes"),
+    [
+        (6, 0, "CUDA IPC", "all parts, lent on the accelerator"),
+        (0, 0, "NCCL", "its part, lent on by actor rank 6"),
+        (0, 2, "NCCL", "its part, broadcast to all"),
+    ],
+)
+def test_how_weights_come_to_a_rank_past_the_host(actor: int, rollout: int, carrier: str, passes: str) -> None:
+    plan = ppo(
+        {"actor": "0-7", "env": "0", "rollout": "6-9"},
+        nodes=[H100 | {"count": 2}],
+        envs=64,
+        accelerator={"kind": "auto"},
+    ).plan
+    text = explain_pair(plan, ("actor", actor), ("rollout", rollout))
+    assert chapter(text, "why")[1] == f"tensors on accelerators go by {carrier}"
+    assert chapter(text, "what passes") == [f"weights actor rank {actor} -> rollout rank {rollout} {passes}"]
+
+
+@pytest.mark.parametrize(
+    ("actor", "rollout", "expected"),
+    [
+        (9, 2, "its part, written into the copy of node 1"),
+        (0, 2, "its part, sent to be written into the copy of node 1"),
+        (0, 3, "its part, sent to rollout rank 2 for the copy of node 1"),
+    ],
+)
+def test_how_weights_come_to_a_rank(actor: int, rollout: int, expected: str) -> None:
+    plan = ppo({"actor": "0-9", "env": "0", "rollout": "6-9"}, nodes=[H100 | {"count": 2}], envs=60).plan
+    (line,) = chapter(explain_pair(plan, ("actor", actor), ("rollout", rollout)), "what passes")
+    assert line == f"weights actor rank {actor} -> rollout rank {rollout} {expected}"
+
+
+def test_a_copy_of_the_weights_goes_to_each_rank_of_a_language_model() -> None:
+    plan = llm({"actor": "0-3", "rollout": "4-5"}).plan
+    assert chapter(explain_pair(plan, ("actor", 0), ("rollout", 0)), "what passes") == [
+        "weights actor rank 0 -> rollout rank 0 its copy"
+    ]

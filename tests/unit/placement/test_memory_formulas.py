@@ -76,7 +76,7 @@ BY_HAND: dict[str, list[tuple[Callable[[Callable[..., int]], int], int]]] = {
     "KV cache of a share": [(lambda f: f(1000, 0.6, 250), 350), (lambda f: f(1000, 0.2, 250), 0)],
     "engine workspace": [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
     "communicator buffers": [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
-    "sync buffers": [(lambda f: f(TINY, 2, 100), 30 * 2 + 200)],
+    "sync buffers": [(lambda f: f(1000, 100), 200), (lambda f: f(30, 100), 60)],
     "sleep copies": [(lambda f: f(1000, 1), 1000), (lambda f: f(1000, 2), 0)],
     "pinned pool": [(lambda f: f(1025), 2048), (lambda f: f(1024), 1024), (lambda f: f(0), 0)],
 }

@@ -29,6 +29,8 @@ from rlplace.placement.memory import (
     render_ledger,
 )
 from rlplace.placement.memory.ledger import Account
+from rlplace.placement.memory.policy import PolicySampler
+from rlplace.placement.memory.predict import memory_case
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.topology import Run
 from tests.unit.placement.memory_cases import (
@@ -218,9 +220,21 @@ def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
     ledger = predict(plan, config, PENDULUM)
     account = ledger.account(0)
     assert held(at(account, "rollout"), "actor", Part.CONTEXT) == 512 << 20
-    assert held(at(account, "rollout"), "actor", Part.COMMUNICATOR) == 256 << 20
+    assert held(at(account, "rollout"), "actor", Part.COMMUNICATOR) == 512 << 20  # its own, and that of the sync
     assert ledger.bytes("actor", OFF) == 0
     assert held(at(account, "rollout"), "env", Part.CONTEXT) == 0  # simulators here do not touch the GPU
+
+
+def test_a_sync_past_the_host_holds_buckets_where_they_are_filled_and_a_copy_where_it_arrives() -> None:
+    for kind, past_host in (("cuda", 1), ("emulated", 0)):
+        plan, config = ppo({"actor": "0-5", "env": "0-3", "rollout": "4-7"}, kind=kind)
+        case = memory_case(plan, config, PENDULUM)
+        sampler = case.demands["rollout"]
+        assert isinstance(sampler, PolicySampler)
+        copy, account = sampler.policy.weights_bytes, case.ledger().account(7)
+        assert held(at(account, "sync"), "rollout", Part.SYNC) == past_host * (copy + 2 * copy)
+        assert held(at(account, "sync"), "rollout", Part.COMMUNICATOR) == past_host * (256 << 20)
+        assert held(at(case.ledger().account(4), "sync"), "actor", Part.SYNC) == past_host * 2 * copy
 
 
 def test_measured_numbers_win() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlplace.placement import HybridComponentPlacement, Route, Routes, Topology, Way, derive_routes
-from rlplace.placement.routes import block_edges
+from rlplace.placement.routes import block_edges, copy_nearest
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
@@ -21,10 +21,16 @@ def test_hybrid_job() -> None:
     found = routes("0-7", "0-3", "4-7", Topology.uniform(1, 8))
     assert pairs(found.observations) == [(0, 0, 0, 8), (1, 1, 8, 16), (2, 2, 16, 24), (3, 3, 24, 32)]
     assert [(s.source, s.target) for s in found.trajectories.shares] == [(i // 2, i) for i in range(8)]
-    assert [(s.source, s.target) for s in found.weights.shares] == [(4, 0), (5, 1), (6, 2), (7, 3)]
-    assert {s.way for s in found.weights.shares} == {Way.SAME_ACCELERATOR}
+    weights = copies("0-7", "4-7", Topology.uniform(1, 8))
+    assert [(s.source, s.target) for s in weights.shares] == [(4, 0), (5, 1), (6, 2), (7, 3)]
+    assert {s.way for s in weights.shares} == {Way.SAME_ACCELERATOR}
     assert {s.way for s in found.observations.shares} == {Way.SAME_NODE}
     assert [s.way for s in found.trajectories.shares[:2]] == [Way.SAME_ACCELERATOR, Way.SAME_NODE]
+
+
+def copies(actor: str, rollout: str, topology: Topology) -> Route:
+    placement = HybridComponentPlacement({"component_placement": {"actor": actor, "rollout": rollout}}, topology)
+    return copy_nearest(placement, "actor", "rollout")
 
 
 def test_world_sizes_that_do_not_divide_split_and_merge() -> None:
@@ -48,11 +54,11 @@ def test_blocks_differ_by_one_row_at_most() -> None:
 
 def test_weights_come_from_the_nearest_actor_in_turns() -> None:
     two = Topology.uniform(2, 4)
-    found = routes("0-1", "0", "2-7", two, groups=1).weights
+    found = copies("0-1", "2-7", two)
     assert [s.way for s in found.shares] == [Way.SAME_NODE] * 2 + [Way.NETWORK] * 4
     assert Counter(s.source for s in found.shares) == {0: 3, 1: 3}
 
 
 def test_several_ranks_on_one_accelerator_share_the_sending() -> None:
-    found = routes("0:0-3", "0", "0:0-3", Topology.uniform(1, 1), groups=1).weights
+    found = copies("0:0-3", "0:0-3", Topology.uniform(1, 1))
     assert [s.source for s in found.shares] == [0, 1, 2, 3]

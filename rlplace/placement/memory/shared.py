@@ -1,0 +1,96 @@
+"""Shared memory: what the channels and the weights of a run take of it on each node, at most.
+
+A channel's file has a fixed part, a record for each key, and room for its capacity in small items; a larger item lies
+beside it in a slab for as long as it is under way. The weights of a node have a board with two buffers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelHome, participants_of
+from rlplace.placement.layout import Layout
+from rlplace.placement.memory.policy import Choices, PolicySpaces
+from rlplace.placement.plan import Plan
+from rlplace.placement.weight_routes import deliver_through_host
+
+# Of a channel's file; at least what the file takes, which a test compares.
+_FIXED_BYTES = 64 << 10
+_PARTICIPANT_BYTES = 448  # its name, and who waits
+_KEY_BYTES = 512
+_RECORD_BYTES = 128  # of an entry, beside its room
+_SPARE_ENTRIES = 16
+_LEAST_ROOM, _MOST_ROOM, _ALL_ROOM = 512, 16 << 10, 16 << 20  # of an entry; of all together, between these two
+
+_SMALLEST_SLAB = 64 << 10
+_TABLE_BYTES = 64 << 10  # of the slabs of one process
+ITEM_BYTES = 2 << 10  # of an item beside its arrays: names, shapes, alignment
+BOARD_BUFFERS = 2  # one is read while the other is written
+_BOARD_BYTES = 64 << 10  # of a board beside its buffers
+BUCKET_BYTES = 16 << 20  # of weights that travel to a copy on another node
+_FLOAT32, _INT64 = 4, 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """Bytes by what they are for ("channels", "weights") and by node rank; nodes that are not named have none."""
+
+    by_purpose: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict)
+
+    def largest(self, purpose: str, nodes: Iterable[int]) -> int:
+        """What the fullest of `nodes` has for one purpose."""
+        found = self.by_purpose[purpose]
+        return max((found.get(node, 0) for node in nodes), default=0)
+
+
+def count_shared(plan: Plan | Layout, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
+    """`item_bytes` of the largest item by channel, 0 or left out where it is not known; so for `weights_bytes`."""
+    by_node: Counter[int] = Counter()
+    for channel in plan.channels:
+        participants = participants_of(channel, plan.placement)
+        for home in channel.homes():
+            if not home.process:
+                by_node[home.node] += channel_bytes(home, item_bytes.get(channel.name, 0), participants)
+    for source in {c.source for c in plan.channels if item_bytes.get(c.name, 0) > _LEAST_ROOM}:
+        for node in plan.placement.homes(source).node:
+            by_node[node] += _TABLE_BYTES
+    board = BOARD_BUFFERS * weights_bytes + _BOARD_BYTES if weights_bytes else 0
+    nodes, through_host = plan.placement.homes("rollout").node, deliver_through_host(plan.deliveries)
+    readers = {nodes[delivery.lead]: board for delivery in through_host}
+    return SharedMemory(by_purpose={"channels": by_node, "weights": readers})
+
+
+def channel_bytes(home: ChannelHome, item_bytes: int = 0, participants: int = LEAST_PARTICIPANTS) -> int:
+    """At most, of one home of a channel whose largest item has `item_bytes`."""
+    room = min(max(_ALL_ROOM // home.capacity_items, _LEAST_ROOM), _MOST_ROOM) // 64 * 64
+    entries = (home.capacity_items + _SPARE_ENTRIES) * (room + _RECORD_BYTES)
+    slabs = home.capacity_items * slab_bytes(item_bytes) if item_bytes > room else 0
+    names = participants * _PARTICIPANT_BYTES
+    return _FIXED_BYTES + names + len(home.keys) * _KEY_BYTES + entries + slabs
+
+
+def slab_bytes(item_bytes: int) -> int:
+    """Slabs come in few sizes, so that one fits many items: an eighth at most is wasted on a large one."""
+    step = max(_SMALLEST_SLAB, 1 << max(0, (item_bytes - 1).bit_length() - 4))
+    return -(-item_bytes // step) * step
+
+
+def ppo_item_bytes(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weights_bytes: int) -> dict[str, int]:
+    """The largest items of a PPO run by channel, with every episode cut once in an iteration."""
+    routes, actors = plan.routes, plan.placement.world_size("actor")
+    through_host = deliver_through_host(plan.deliveries)
+    observation = math.prod(spaces.observation_shape) * _FLOAT32
+    action = _INT64 if isinstance(spaces.actions, Choices) else math.prod(spaces.actions.shape) * _FLOAT32
+    decision = action + 2 * _FLOAT32  # with its log-probability and value
+    step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
+    asked, told = routes.observations.shares.most_rows, routes.trajectories.shares.most_rows
+    return {
+        "observations": asked * observation + ITEM_BYTES,
+        "actions": asked * decision + ITEM_BYTES,
+        "trajectories": told * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
+        # What ranks of a copy's own node write there passes through no channel.
+        "weights": min(BUCKET_BYTES, weights_bytes) if any(len(d.near) < actors for d in through_host) else 0,
+    }

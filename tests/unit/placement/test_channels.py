@@ -1,0 +1,88 @@
+"""Where the keys of each channel live, and how much each home holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlplace.config import read_config
+from rlplace.placement import ChannelHome, ChannelPlan, Topology, make_plan
+from rlplace.placement.channels import participants_of
+from rlplace.placement.render import lives_in
+
+TWO = Topology.uniform(2, 4)
+SHARED = {"placement": "0-3", "process": "shared"}
+
+
+def channels(placement: Mapping[str, object], topology: Topology = TWO, envs: int = 64) -> dict[str, ChannelPlan]:
+    config = read_config(
+        {
+            "cluster": {"component_placement": placement, "allow_resident": ["actor", "env", "rollout"]},
+            "env": {"id": "x", "total_num_envs": envs},
+            "rollout": {"pipeline_stage_num": 2},
+        }
+    )
+    return {c.name: c for c in make_plan(config, topology).channels}
+
+
+def home(node: int, keys: str, under_way: int, *, process: str = "", capacity: int | None = None) -> ChannelHome:
+    return ChannelHome(
+        node=node,
+        process=process,
+        keys=tuple(keys.split()),
+        capacity_items=capacity or under_way,
+        under_way=under_way,
+    )
+
+
+def test_a_key_lives_on_the_node_of_its_consumer() -> None:
+    found = channels({"actor": "0-7", "env": "0-1", "rollout": "3-4"})
+    assert found["observations"].homes() == (home(0, "0", 2), home(1, "1", 2))
+    assert found["actions"].homes() == (home(0, "0/0 0/1 1/0 1/1", 4),)
+    assert found["trajectories"].homes() == (home(0, "0 1 2 3", 4), home(1, "4 5 6 7", 4))
+    assert found["weights"].homes() == (home(0, "0", 1, capacity=2), home(1, "1", 1, capacity=2))
+
+
+def test_a_process_that_holds_all_ends_is_the_home() -> None:
+    found = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
+    assert found["observations"].homes() == tuple(home(0, f"{r}", 2, process=f"env+rollout {r}") for r in range(4))
+    assert found["actions"].homes() == tuple(home(0, f"{r}/0 {r}/1", 2, process=f"env+rollout {r}") for r in range(4))
+    assert [h.process for h in found["trajectories"].homes()] == ["", ""]
+    assert [h.process for h in found["weights"].homes()] == [""]
+
+
+def test_ranks_that_come_back_to_a_node_share_its_home() -> None:
+    found = channels({"actor": "0-7", "env": "0-1", "rollout": "0,4,1"})
+    assert found["observations"].homes() == (home(0, "0 2", 4), home(1, "1", 4))
+    assert sum(h.capacity_items for h in found["observations"].homes()) == found["observations"].capacity_items
+
+
+def test_uneven_shares_are_counted_where_they_go() -> None:
+    found = channels({"actor": "0-7", "env": "0-3", "rollout": "4-6"}, Topology.uniform(1, 8))
+    assert list(found["observations"].waiting) == [4, 4, 4]
+    assert list(found["actions"].waiting) == [2, 4, 4, 2]
+
+
+def test_a_channel_has_places_for_all_its_ranks() -> None:
+    config = read_config(
+        {
+            "cluster": {
+                "component_placement": {"actor": "0", "env": "0-4095", "rollout": "0"},
+                "allow_resident": ["actor", "env", "rollout"],
+            },
+            "env": {"id": "x", "total_num_envs": 8192},
+        }
+    )
+    plan = make_plan(config, Topology.uniform(512, 8))
+    places = {channel.name: participants_of(channel, plan.placement) for channel in plan.channels}
+    assert places == {"observations": 8194, "actions": 8194, "trajectories": 8194, "weights": 1024}
+
+
+def test_where_a_channel_lives_in_words() -> None:
+    spread = channels({"actor": "0-7", "env": "0-3", "rollout": "3-6"})
+    assert lives_in(spread["actions"]) == "node 0"
+    assert lives_in(spread["trajectories"]) == "nodes 0-1, 4 items each"
+    assert lives_in(spread["observations"]) == "nodes 0-1, 2 to 6 items each"
+    together = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
+    assert lives_in(together["observations"]) == "4 processes, 2 items each"
+    one = {"placement": 0, "process": "shared"}
+    assert lives_in(channels({"actor": "0-7", "env": one, "rollout": one})["actions"]) == "process env+rollout 0"

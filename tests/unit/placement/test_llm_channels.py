@@ -1,0 +1,140 @@
+"""The plan of a run with text tasks: channels that never fill up, weights by node, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplace.errors import PlacementError
+from rlplace.llm_config import LlmConfig, read_llm_config
+from rlplace.placement import Layout, Topology, render_json
+from rlplace.placement.explain_pair import explain_pair
+from rlplace.placement.journeys import journeys
+from rlplace.placement.llm import llm_memory_case, make_llm_layout
+from rlplace.placement.memory.demands import EngineModel, KvBytes
+from rlplace.placement.memory.trained import TrainedModel
+from rlplace.placement.render import render_text
+
+MODEL = {
+    "path": "somewhere",
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None, **blocks: Any) -> LlmConfig:
+    asked = {"name": "grpo", "prompts": 6, "samples_per_prompt": 4, "max_prompt_length": 32, "max_new_tokens": 8}
+    mapping = {
+        "cluster": {"component_placement": placement},
+        "algorithm": asked | (algorithm or {}),
+        "env": {"task": "arithmetic"} | blocks.pop("env", {}),
+        "model": MODEL,
+        **blocks,
+    }
+    return read_llm_config(mapping)
+
+
+def layout(config: LlmConfig, nodes: int = 1, each: int = 4) -> Layout:
+    return make_llm_layout(config, Topology.uniform(nodes, each, "emulated", 1 << 30))
+
+
+ENVS = {"actor": "0-1", "env": "2-3", "rollout": "1-2"}
+LEAVING = {c: {"enable_offload": True} for c in ("actor", "rollout", "env")}
+
+
+def test_every_channel_holds_all_that_can_be_under_way() -> None:
+    channels = {c.name: c for c in layout(config(ENVS, **LEAVING)).channels}
+    assert {name: c.capacity_items for name, c in channels.items()} == {
+        "requests": 6 + 2,  # a prompt each, and the end for two engines
+        "completions": 6 * 4 + 2,  # every answer, and rank 0 hears from two env ranks
+        "samples": 6,
+        "weights": 4,
+    }
+    assert {name: c.keys for name, c in channels.items()} == {
+        "requests": ("",),
+        "completions": ("0", "1"),
+        "samples": ("",),
+        "weights": ("0", "1"),
+    }
+
+
+def test_later_turns_and_held_out_prompts_need_room_too() -> None:
+    talking = layout(
+        config(ENVS, env={"max_turns": 3, "enable_offload": True}, actor=LEAVING["actor"], rollout=LEAVING["rollout"])
+    )
+    assert talking.channels[0].capacity_items == 6 * 4 + 2
+    tested = layout(config(ENVS, runner={"eval_every": 1, "eval_prompts": 100}, **LEAVING))
+    assert [c.capacity_items for c in tested.channels[:3]] == [100 + 2, 50 + 2 + 50, 6]
+
+
+def test_keys_live_where_they_are_taken() -> None:
+    spread = layout(config({"actor": "0-3", "env": "4-5", "rollout": "2-5"}, **LEAVING), nodes=2)
+    homes = {c.name: [(h.node, h.keys) for h in c.homes()] for c in spread.channels}
+    assert homes["requests"] == [(0, ("",))]
+    assert homes["completions"] == [(1, ("0", "1"))]
+    assert homes["samples"] == [(0, ("",))]
+    assert homes["weights"] == [(0, ("0", "1")), (1, ("2", "3"))]
+    assert [(d.readers, d.near) for d in spread.deliveries] == [((0, 1), (0, 1, 2, 3)), ((2, 3), ())]
+
+
+def test_the_plan_shows_what_travels() -> None:
+    plan = layout(config(ENVS, **LEAVING))
+    assert [(j.name, j.source, j.target) for j in journeys(plan)] == [
+        ("requests", "env", "rollout"),
+        ("completions", "rollout", "env"),
+        ("samples", "env", "actor"),
+        ("weights", "actor", "rollout"),
+    ]
+    text = render_text(plan)
+    assert "whole groups, to actor rank 0" in text
+    assert "6 prompts, and the end of the iteration for 2 rollout ranks" in text
+    assert [c["name"] for c in render_json(plan)["channels"]] == ["requests", "completions", "samples", "weights"]
+    assert render_json(plan)["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
+    assert "prompts so far, to whoever has room" in explain_pair(plan, ("env", 1), ("rollout", 0))
+    assert "its part, written into the copy of node 0" in explain_pair(plan, ("actor", 1), ("rollout", 0))
+
+
+def test_a_planned_job_has_no_channels() -> None:
+    planned = config({"actor": "0-3", "rollout": "0-3"}, algorithm={"name": "rlhf", "prompts": 8}, **LEAVING)
+    assert layout(planned).channels == ()
+
+
+def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> None:
+    asked = config(
+        {"actor": "0-1", "env": "2", "rollout": "3"},
+        rollout={"kv_cache_memory": "4MiB", "dtype": "fp32", "cache_dtype": "fp32"},
+        actor={"compute": "fp32", "token_budget": 4096},
+    )
+    case = llm_memory_case(layout(asked), asked)
+    ledger = case.ledger()
+    assert ledger.fits
+    learner, engine = case.demands["actor"], case.demands["rollout"]
+    assert isinstance(learner, TrainedModel)
+    assert (learner.micro_batch, learner.sequence_length) == (1, 4096)
+    assert isinstance(engine, EngineModel)
+    assert (engine.cache, engine.sequence_length) == (KvBytes(size_bytes=4 << 20), 40)
+    assert ledger.shared_bytes(0) > 2 * 4 * 139_648  # two buffers of all weights in fp32, and the channels
+
+
+@pytest.mark.parametrize(
+    ("placement", "algorithm", "code"),
+    [
+        ({"actor": "0", "rollout": "1"}, {}, "unplaced-component"),
+        ({"actor": "0", "env": "0", "rollout": "1", "critic": "2"}, {}, "unknown-component"),
+        ({"actor": "0-3", "env": "0", "rollout": "1"}, {"prompts": 1, "samples_per_prompt": 2}, "rank-without-rows"),
+        ({"actor": "0", "env": "0-3", "rollout": "1"}, {"prompts": 3}, "rank-without-rows"),
+        ({"actor": "0", "env": "1", "rollout": "0"}, {}, "residents-clash"),
+    ],
+)
+def test_what_cannot_be_is_refused(placement: dict[str, str], algorithm: dict[str, Any], code: str) -> None:
+    leaving = {} if code == "residents-clash" else LEAVING
+    with pytest.raises(PlacementError) as caught:
+        layout(config(placement, algorithm=algorithm, **leaving))
+    assert code in caught.value.codes

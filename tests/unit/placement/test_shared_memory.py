@@ -1,0 +1,156 @@
+"""The shared memory a run takes on each node: never less than what channels and boards really have there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rlplace.comm import codec
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.shared.layout import Layout
+from rlplace.comm.shared.slabs import slab_size
+from rlplace.comm.weights.sender import PushRules
+from rlplace.config import read_config
+from rlplace.placement import ChannelHome, Residency, Topology, make_plan
+from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, predict, render_ledger
+from rlplace.placement.memory.shared import (
+    BOARD_BUFFERS,
+    BUCKET_BYTES,
+    SharedMemory,
+    channel_bytes,
+    ppo_item_bytes,
+    slab_bytes,
+)
+from rlplace.trajectory import ActionChunk, Observation, Trajectory
+from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo
+
+SHARED = {"placement": "0-7", "process": "shared"}
+IMAGES = Spaces(observation_shape=(84, 84, 3), actions=Discrete(n=6))
+
+
+def home(capacity: int, keys: int) -> ChannelHome:
+    names = tuple(map(str, range(keys)))
+    return ChannelHome(node=0, process="", keys=names, capacity_items=capacity, under_way=1)
+
+
+@pytest.mark.parametrize("capacity", [1, 8, 1000, 5000, 200_000])
+@pytest.mark.parametrize("keys", [1, 100, 5000])
+@pytest.mark.parametrize("participants", [1024, 10_000])
+def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, participants: int) -> None:
+    part = home(capacity, keys)
+    layout = Layout.of(ChannelSpec(name="x", capacity_items=capacity, keys=part.keys, participants=participants))
+    assert 8 * layout.words <= channel_bytes(part, participants=participants)
+    assert layout.inline_bytes <= 16 << 10  # an item that is larger is counted as a slab
+
+
+@pytest.mark.parametrize("size", [1, 65536, 65537, 1 << 20, (1 << 20) + 1, 100_000_001])
+def test_slabs_are_no_larger_than_planned(size: int) -> None:
+    assert slab_size(size) <= slab_bytes(size)
+    assert channel_bytes(home(4, 1), 1 << 20) - channel_bytes(home(4, 1)) == 4 * slab_bytes(1 << 20)
+
+
+@pytest.mark.parametrize("spaces", [PENDULUM, IMAGES])
+def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
+    steps, plan = 16, ppo()[0]
+    known = ppo_item_bytes(plan, spaces, steps, 0)
+    asked, told = (
+        max(s.stop - s.start for s in route.shares) for route in (plan.routes.observations, plan.routes.trajectories)
+    )
+    shape, actions = spaces.observation_shape, spaces.actions
+    acts = np.zeros((asked, *actions.shape), np.float32) if isinstance(actions, Continuous) else np.zeros(asked, int)
+    row = np.zeros(asked, np.float32)
+    observation = Observation(
+        env_rank=1, stage_group=0, step=9, first_row=0, observations=np.zeros((asked, *shape), np.float32)
+    )
+    chunk = ActionChunk(stage_group=1, step=2, first_row=3, actions=acts, logprobs=row, values=row, version=1 << 40)
+    truncated = np.zeros((steps, told), bool)
+    truncated[-1] = True
+    number = np.zeros((steps, told), np.float32)
+    trajectory = Trajectory(
+        first_row=0,
+        env_rank=0,
+        version_min=0,
+        version_max=0,
+        observations=np.zeros((steps, told, *shape), np.float32),
+        actions=np.zeros((steps, told, *acts.shape[1:]), acts.dtype),
+        logprobs=number,
+        values=number,
+        rewards=number,
+        terminated=np.zeros((steps, told), bool),
+        truncated=truncated,
+        last_observations=np.zeros((told, *shape), np.float32),
+        final_observations=np.zeros((told, *shape), np.float32),
+    )
+    for name, item in (("observations", observation), ("actions", chunk), ("trajectories", trajectory)):
+        size = codec.size_bytes(item)
+        assert size <= known[name] <= size + 4096, name
+
+
+def ledger(placement: dict[str, object], topology: Topology, **cluster: object) -> MemoryLedger:
+    config = read_config(
+        {
+            "cluster": {"component_placement": placement, "allow_resident": ["actor", "env", "rollout"], **cluster},
+            "env": {"id": "x", "total_num_envs": 64},
+        }
+    )
+    return predict(make_plan(config, topology), config, PENDULUM)
+
+
+def test_each_node_has_what_lives_there() -> None:
+    two = Topology.uniform(2, 4)
+    found = ledger({"actor": "0-7", "env": "0-3", "rollout": "4-7"}, two)
+    (first,), (second,) = ([a for a in found.hosts if node in a.numbers] for node in (0, 1))
+    purposes = [{h.component for h in a.worst.holds if h.part is HostPart.SHARED} for a in (first, second)]
+    assert purposes == [{"channels"}, {"channels", "weights"}]  # actions for env; observations and weights for rollout
+    assert found.shared_bytes(0) == sum(h.size_bytes for h in first.worst.holds if h.part is HostPart.SHARED)
+    assert found.shared_bytes(9) == 0
+    assert all(load.of("channels") == first.loads[0].of("channels") for load in first.loads)
+
+
+def test_the_board_has_two_buffers() -> None:
+    plan, config = ppo()
+    case = memory_case(plan, config, PENDULUM)
+    copy = case.ledger().bytes("rollout", Residency.WEIGHTS)
+    assert BOARD_BUFFERS * copy < case.shared.largest("weights", [0]) < BOARD_BUFFERS * copy + (1 << 20)
+
+
+def test_what_stays_in_a_process_takes_no_shared_memory() -> None:
+    one = Topology.uniform(1, 8)
+    apart = ledger({"actor": "0-7", "env": "0-7", "rollout": "0-7"}, one).shared_bytes(0)
+    together = ledger({"actor": "0-7", "env": SHARED, "rollout": SHARED}, one).shared_bytes(0)
+    assert 0 < together < apart
+    assert ledger({"actor": "0", "env": "0", "rollout": "0"}, one, launcher="inline").shared_bytes(0) == 0
+
+
+def test_shared_memory_is_held_against_the_host() -> None:
+    plan, config = ppo()
+    nodes = tuple(dataclasses.replace(n, host_memory_bytes=1 << 20) for n in plan.topology.nodes)
+    case = memory_case(make_plan(config, Topology(nodes)), config, PENDULUM)
+    (problem,) = find_shortages(case)
+    assert problem.code == "host-does-not-fit"
+    assert "channels: in shared memory" in (problem.why or "")
+    assert "shared memory per node: " in render_ledger(case.ledger())
+
+
+def test_nodes_without_a_share_count_as_nothing() -> None:
+    shared = SharedMemory(by_purpose={"channels": {0: 5, 1: 7}})
+    assert [shared.largest("channels", nodes) for nodes in ([0], [0, 1], [2], [])] == [5, 7, 0, 0]
+
+
+def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
+    assert PushRules().bucket_bytes == BUCKET_BYTES
+    plan, _ = ppo()
+    assert ppo_item_bytes(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
+    config = read_config(
+        {
+            "cluster": {"component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
+            "env": {"id": "x", "total_num_envs": 64, "enable_offload": True},
+            "rollout": {"enable_offload": True},
+            "actor": {"enable_offload": True},
+        }
+    )
+    far = make_plan(config, Topology.uniform(2, 4))
+    assert ppo_item_bytes(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
+    assert ppo_item_bytes(far, PENDULUM, 1, 1000)["weights"] == 1000

@@ -1,0 +1,58 @@
+"""Where copies of the weights are put together: one per node with rollout ranks."""
+
+from __future__ import annotations
+
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.weight_routes import Delivery, DeviceDelivery, deliver, deliver_by_node, deliver_by_rank
+
+
+def deliveries(actor: str, rollout: str, topology: Topology) -> tuple[Delivery, ...]:
+    block = {"actor": actor, "rollout": rollout, "env": "0"}
+    return deliver_by_node(HybridComponentPlacement({"component_placement": block}, topology))
+
+
+def test_on_one_node_all_write_one_copy() -> None:
+    assert deliveries("0-3", "2-7", Topology.uniform(1, 8)) == (
+        Delivery(readers=(0, 1, 2, 3, 4, 5), near=(0, 1, 2, 3)),
+    )
+
+
+def test_each_node_with_rollout_ranks_gets_a_copy_and_says_which_actor_ranks_are_there() -> None:
+    found = deliveries("0-5", "2-3,8-11", Topology.uniform(3, 4))
+    assert found == (Delivery(readers=(0, 1), near=(0, 1, 2, 3)), Delivery(readers=(2, 3, 4, 5)))
+    assert [delivery.lead for delivery in found] == [0, 2]
+
+
+def test_without_shared_memory_each_rank_gets_a_copy() -> None:
+    assert deliver_by_rank(2) == (Delivery(readers=(0,)), Delivery(readers=(1,)))
+
+
+def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]:
+    block = {"actor": actor, "rollout": rollout, "env": "0"}
+    topology = Topology.uniform(nodes, 8, kind="cuda")
+    return deliver(HybridComponentPlacement({"component_placement": block}, topology))
+
+
+def test_what_shares_a_gpu_is_lent_and_the_others_are_in_the_group() -> None:
+    (device,) = on_gpus("0-5", "4-7")
+    assert device == DeviceDelivery(readers=(0, 1, 2, 3), hosts=(4, 5, None, None), actors=6)
+    assert device.group == (*(("actor", rank) for rank in range(6)), ("rollout", 2), ("rollout", 3))
+    assert [device.guests(rank) for rank in (0, 4, 5)] == [(), (0,), (1,)]
+    assert [device.host(reader) for reader in device.readers] == [4, 5, None, None]
+
+
+def test_ranks_of_several_gpus_and_second_ranks_of_one_go_through_the_host() -> None:
+    mixed = on_gpus("0-3", "0-1:0,2-3:1-2", nodes=2)
+    assert mixed == (
+        DeviceDelivery(readers=(1, 2), hosts=(2, 3), actors=4),
+        Delivery(readers=(0,), near=(0, 1, 2, 3)),
+    )
+    assert on_gpus("0-3", "4:0-1") == (
+        DeviceDelivery(readers=(0,), hosts=(None,), actors=4),
+        Delivery(readers=(1,), near=(0, 1, 2, 3)),
+    )
+
+
+def test_actor_ranks_that_cannot_form_a_group_go_through_the_host() -> None:
+    for actor in ("0-3:0-1", "0:0-1"):
+        assert not any(isinstance(d, DeviceDelivery) for d in on_gpus(actor, "4-7"))

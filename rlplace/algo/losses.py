@@ -14,9 +14,8 @@ from torch import Tensor
 
 def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
     """Clipped surrogate, to be minimised (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    ratio, losses = log_ratio.exp(), -advantages
+    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio) * losses)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
@@ -46,17 +45,25 @@ def is_clipped(log_ratio: Tensor, clip_ratio: float) -> Tensor:
 
 
 class PPOTerms(NamedTuple):
-    """One rank's share of each global mean, scalars: summed over ranks they are the means over the minibatch."""
+    """What PPO weighs, by sample, [N] each."""
 
     policy_loss: Tensor
     value_loss: Tensor
     entropy: Tensor
-    approx_kl: Tensor
-    clip_fraction: Tensor
+    approx_kl: Tensor  # no gradient
+    clip_fraction: Tensor  # no gradient
 
-    def loss(self, value_coef: float, entropy_coef: float) -> Tensor:
-        """What to differentiate (Schulman et al. 2017, equation 9, with the sign turned)."""
-        return self.policy_loss + value_coef * self.value_loss - entropy_coef * self.entropy
+    def loss(self, value_coef: float, entropy_coef: float, count: int) -> Tensor:
+        """[] to differentiate (Schulman et al. 2017, equation 9, with the sign turned); see `shares`."""
+        each = self.policy_loss + value_coef * self.value_loss
+        if entropy_coef != 0.0:  # its gradient would be nothing, its cost would not
+            each = each - entropy_coef * self.entropy
+        return each.sum() / count
+
+    @torch.no_grad()
+    def shares(self, count: int) -> Tensor:
+        """[5] float64, this rank's share of each mean: summed over ranks they are the means over `count` samples."""
+        return torch.stack(self).sum(dim=1, dtype=torch.float64) / count
 
 
 def ppo_terms(
@@ -70,17 +77,15 @@ def ppo_terms(
     returns: Tensor,
     clip_ratio: float,
     value_clip: float | None,
-    count: int,
 ) -> PPOTerms:
-    """All tensors are [N], this rank's samples, possibly none; `count` is the size of the minibatch over all ranks."""
+    """All tensors are [N], this rank's samples of a minibatch, possibly none."""
     log_ratio = logprobs - old_logprobs
     with torch.no_grad():
-        kl = kl_divergence(log_ratio).sum() / count
-        clipped = is_clipped(log_ratio, clip_ratio).sum() / count
+        approx_kl, clipped = kl_divergence(log_ratio), is_clipped(log_ratio, clip_ratio)
     return PPOTerms(
-        policy_loss=policy_loss(log_ratio, advantages, clip_ratio).sum() / count,
-        value_loss=value_loss(values, old_values, returns, value_clip).sum() / count,
-        entropy=entropies.sum() / count,
-        approx_kl=kl,
+        policy_loss=policy_loss(log_ratio, advantages, clip_ratio),
+        value_loss=value_loss(values, old_values, returns, value_clip),
+        entropy=entropies,
+        approx_kl=approx_kl,
         clip_fraction=clipped,
     )

@@ -41,7 +41,9 @@ def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator
     samples.
     """
     order = torch.randperm(rows.steps * rows.total, generator=generator)
-    for part in order.tensor_split(number):
-        step, row = part // rows.total, part % rows.total - rows.first
-        mine = (row >= 0) & (row < rows.count)
-        yield Minibatch(indices=(step * rows.count + row)[mine], count=len(part))
+    step, row = order // rows.total, order % rows.total - rows.first
+    mine = (row >= 0) & (row < rows.count)
+    counts = [len(part) for part in order.tensor_split(number)]
+    own = [int(part.sum()) for part in mine.split(counts)]
+    for indices, count in zip((step * rows.count + row)[mine].split(own), counts, strict=True):
+        yield Minibatch(indices=indices, count=count)

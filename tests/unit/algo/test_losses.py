@@ -74,14 +74,16 @@ def test_terms_of_parts_add_up_to_the_mean() -> None:
         name: torch.randn(10, generator=generator)
         for name in ("logprobs", "values", "entropies", "old_logprobs", "old_values", "advantages", "returns")
     }
-    rules = {"clip_ratio": 0.2, "value_clip": 0.3, "count": 10}
-    whole = torch.stack(ppo_terms(**columns, **rules))
+    rules = {"clip_ratio": 0.2, "value_clip": 0.3}
+    whole = ppo_terms(**columns, **rules)
     parts = [
-        torch.stack(ppo_terms(**{name: column[part] for name, column in columns.items()}, **rules))
+        ppo_terms(**{name: column[part] for name, column in columns.items()}, **rules)
         for part in (slice(0, 3), slice(3, 3), slice(3, 10))
     ]
-    assert torch.allclose(sum(parts), whole, atol=1e-6)
-    assert whole[2].item() == pytest.approx(columns["entropies"].mean().item(), abs=1e-6)
+    shares = whole.shares(10)
+    assert torch.allclose(sum(part.shares(10) for part in parts), shares, atol=1e-6)
+    assert torch.allclose(sum(part.loss(0.5, 0.1, 10) for part in parts), whole.loss(0.5, 0.1, 10), atol=1e-6)
+    assert shares[2].item() == pytest.approx(columns["entropies"].mean().item(), abs=1e-6)
 
 
 def test_loss_signs() -> None:
@@ -95,6 +97,6 @@ def test_loss_signs() -> None:
         returns=torch.full((1,), 2.0),
         clip_ratio=0.2,
         value_clip=None,
-        count=1,
     )
-    assert terms.loss(value_coef=0.5, entropy_coef=0.1).item() == pytest.approx(-1.0 + 0.5 * 2.0 - 0.1)
+    assert terms.loss(value_coef=0.5, entropy_coef=0.1, count=1).item() == pytest.approx(-1.0 + 0.5 * 2.0 - 0.1)
+    assert terms.loss(value_coef=0.5, entropy_coef=0.0, count=4).item() == pytest.approx((-1.0 + 0.5 * 2.0) / 4)

@@ -1,0 +1,138 @@
+"""Which samples form an optimizer step, which rank takes which of them, and which it computes at once.
+
+::
+
+    samples of an iteration ── optimizer_steps ──▶ samples of a step ── pack ──▶ rank 0: [ 3 7 1 ][ 4 9 ]
+                               by number            balanced by tokens           rank 1: [ 0 5 ][ 2 8 6 ]
+                                                                                         micro-batches, the same number
+                                                                                         on all ranks, no padding
+
+Nothing here depends on anything but numbers: every rank comes to the same answer by itself. A loss divided by the
+totals of its step is the same however the step is packed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+import itertools
+import random
+from collections.abc import Sequence
+
+MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank only keeps the others company
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """One optimizer step over all ranks. Every sample is in exactly one micro-batch."""
+
+    ranks: tuple[tuple[MicroBatch, ...], ...]  # equally many micro-batches on each rank
+    imbalance: float  # time lost to waiting: 0.1 is a tenth longer than if all ranks had equal tokens at all times
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each rank."""
+        return len(self.ranks[0])
+
+
+def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[list[int]]:
+    """One epoch: samples 0, 1, ... in random order, cut into steps of `train_batch` at most; None: all in one.
+
+    Steps differ by one sample at most. The order follows from `seed` alone: put run seed, iteration and epoch into it.
+    """
+    if train_batch is None or train_batch >= samples:
+        return [list(range(samples))] if samples else []
+    order = list(range(samples))
+    random.Random(seed).shuffle(order)
+    steps = -(-samples // train_batch)
+    cuts = [samples * step // steps for step in range(steps + 1)]
+    return [sorted(order[start:stop]) for start, stop in itertools.pairwise(cuts)]
+
+
+def pack(lengths: Sequence[int], ranks: int, token_budget: int) -> Packing:
+    """Samples of `lengths` tokens (the whole of each, prompt included) over ranks and micro-batches.
+
+    A micro-batch has `token_budget` tokens at most, or is one sample that alone has more.
+    """
+    shares = spread(lengths, ranks)
+    packed = [_refer(fit([lengths[i] for i in share], token_budget), share) for share in shares]
+    number = max(len(micro_batches) for micro_batches in packed)
+    widened = [
+        _widen(micro_batches, share, lengths, number, token_budget)
+        for micro_batches, share in zip(packed, shares, strict=True)
+    ]
+    return Packing(ranks=tuple(widened), imbalance=_imbalance(widened, lengths))
+
+
+def spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Item numbers in `parts` of about equal total length; parts may stay empty.
+
+    Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to
+    the part that has least. No part exceeds 4/3 - 1 / (3 * parts) of the best possible.
+    """
+    loads = [(0, part) for part in range(parts)]  # a heap: equal loads go to the lower part
+    members: list[list[int]] = [[] for _ in range(parts)]
+    for item in _longest_first(lengths):
+        load, part = loads[0]
+        members[part].append(item)
+        heapq.heapreplace(loads, (load + lengths[item], part))
+    return members
+
+
+def fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Item numbers in few bins of `capacity` total length at most; an item above it has a bin of its own.
+
+    Best fit, longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case
+    performance bounds for simple one-dimensional packing algorithms").
+    """
+    bins: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # room -> bins that have exactly that left
+    rooms: list[int] = []  # its keys, ascending
+    for item in _longest_first(lengths):
+        at = bisect.bisect_left(rooms, lengths[item])
+        if at == len(rooms):
+            chosen, room = len(bins), capacity
+            bins.append([])
+        else:
+            room = rooms[at]
+            chosen = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        bins[chosen].append(item)
+        left = room - lengths[item]
+        if left > 0:
+            if left not in with_room:
+                bisect.insort(rooms, left)
+            with_room.setdefault(left, []).append(chosen)
+    return bins
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # stable: equal ones by number
+
+
+def _refer(bins: Sequence[Sequence[int]], items: Sequence[int]) -> list[list[int]]:
+    return [[items[i] for i in members] for members in bins]
+
+
+def _widen(
+    micro_batches: Sequence[Sequence[int]], share: Sequence[int], lengths: Sequence[int], number: int, budget: int
+) -> tuple[MicroBatch, ...]:
+    """Exactly `number` micro-batches, of even size where the budget allows it; the fullest first.
+
+    Ranks wait for each other in every micro-batch, so the n-th of each should take about the same time.
+    """
+    even = _refer(spread([lengths[i] for i in share], number), share)
+    fits = all(len(members) <= 1 or sum(lengths[i] for i in members) <= budget for members in even)
+    chosen = even if fits else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
+    chosen = sorted(chosen, key=lambda members: -sum(lengths[i] for i in members))
+    return tuple(tuple(sorted(members)) for members in chosen)
+
+
+def _imbalance(ranks: Sequence[Sequence[MicroBatch]], lengths: Sequence[int]) -> float:
+    total = sum(lengths)
+    if not total:
+        return 0.0
+    slowest = sum(max(sum(lengths[i] for i in m) for m in together) for together in zip(*ranks, strict=True))
+    return slowest * len(ranks) / total - 1.0

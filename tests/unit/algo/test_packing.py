@@ -1,0 +1,91 @@
+"""Every sample is in exactly one micro-batch, budgets hold, and all ranks have the same number of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlplace.algo.packing import Packing, fit, optimizer_steps, pack, spread
+
+LENGTHS = st.lists(st.integers(1, 40), max_size=40)
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 60))
+@example(lengths=[50, 1, 1], ranks=2, budget=10)
+def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
+    packing = pack(lengths, ranks, budget)
+    everything = [item for rank in packing.ranks for micro_batch in rank for item in micro_batch]
+    assert sorted(everything) == list(range(len(lengths)))
+    assert [len(rank) for rank in packing.ranks] == [packing.micro_batches] * ranks
+    for rank in packing.ranks:
+        sizes = [sum(lengths[i] for i in micro_batch) for micro_batch in rank]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(size <= budget or len(m) == 1 for size, m in zip(sizes, rank, strict=True))
+        assert all(list(micro_batch) == sorted(micro_batch) for micro_batch in rank)
+    assert any(all(rank) for rank in packing.ranks) or not lengths  # one rank needs that many: none is empty on all
+    assert pack(lengths, ranks, budget) == packing
+
+
+@given(lengths=LENGTHS, parts=st.integers(1, 6))
+def test_spreading_is_near_the_best_possible(lengths: list[int], parts: int) -> None:
+    loads = [sum(lengths[i] for i in part) for part in spread(lengths, parts)]
+    longest = max(lengths, default=0)
+    assert max(loads) <= sum(lengths) / parts + (1 - 1 / parts) * longest + 1e-9
+    assert max(loads) - min(loads) <= longest
+
+
+@given(lengths=LENGTHS, capacity=st.integers(1, 60))
+def test_bins_are_few(lengths: list[int], capacity: int) -> None:
+    bins = [sum(lengths[i] for i in members) for members in fit(lengths, capacity)]
+    fitting = [size for size in bins if size <= capacity]
+    # Any two bins together exceed the capacity, else the later one's first item had gone into the earlier.
+    assert sum(sorted(fitting)[:2]) > capacity or len(fitting) < 2
+
+
+def test_bins_of_a_known_case() -> None:
+    # 7 takes 3 with it, 6 takes 4; 12 is above the capacity.
+    assert fit([3, 6, 12, 4, 7], 10) == [[2], [4, 0], [1, 3]]
+
+
+def test_packing_of_a_known_case() -> None:
+    # Rank 0: 8 + 3, rank 1: 7 + 5; each needs two micro-batches of 10 tokens. Waiting: 8 + 5 of 23 / 2.
+    assert pack([8, 7, 5, 3], ranks=2, token_budget=10) == Packing(
+        ranks=(((0,), (3,)), ((1,), (2,))), imbalance=pytest.approx(2 * (8 + 5) / 23 - 1)
+    )
+
+
+def test_a_rank_that_needs_fewer_micro_batches_spreads_what_it_has() -> None:
+    # Rank 1 has 5 + 4 and needs two; rank 2 could do 4 + 4 at once, rank 0 has nothing to spread.
+    packing = pack([9, 5, 4, 4, 4], ranks=3, token_budget=8)
+    assert packing.ranks == (((0,), ()), ((1,), (4,)), ((2,), (3,)))
+
+
+def test_more_ranks_than_samples() -> None:
+    assert pack([5], ranks=3, token_budget=8).ranks == (((0,),), ((),), ((),))
+    assert pack([5], ranks=3, token_budget=8).imbalance == 2.0
+    assert pack([], ranks=2, token_budget=8) == Packing(ranks=((), ()), imbalance=0.0)
+
+
+def test_many_samples_over_many_ranks_are_balanced() -> None:
+    draw = random.Random(0)
+    lengths = [min(4096, int(draw.lognormvariate(6, 1)) + 20) for _ in range(2000)]
+    packing = pack(lengths, ranks=16, token_budget=8192)
+    assert packing.imbalance < 0.01
+    assert sum(lengths) / (packing.micro_batches * 16 * 8192) > 0.85  # of the budget is used
+
+
+@given(samples=st.integers(0, 50), train_batch=st.none() | st.integers(1, 20), seed=st.text(max_size=3))
+def test_optimizer_steps(samples: int, train_batch: int | None, seed: str) -> None:
+    steps = optimizer_steps(samples, train_batch, seed)
+    assert sorted(item for step in steps for item in step) == list(range(samples))
+    sizes = [len(step) for step in steps]
+    assert not sizes or 1 <= max(sizes) <= min(min(sizes) + 1, train_batch or samples)
+    assert len(steps) == (0 if not samples else 1 if train_batch is None else -(-samples // train_batch))
+    assert optimizer_steps(samples, train_batch, seed) == steps
+
+
+def test_epochs_are_cut_differently() -> None:
+    assert optimizer_steps(16, 4, "0/0/0") != optimizer_steps(16, 4, "0/0/1")

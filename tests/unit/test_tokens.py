@@ -1,0 +1,86 @@
+"""Episodes in tokens: what was sampled is what is learned, and only that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlplace.tokens import Completion, Episode, Finish, Sample, by_group
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def answer(*tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop") -> Completion:
+    return Completion(
+        group=5,
+        sample=1,
+        turn=turn,
+        tokens=ids(*tokens),
+        logprobs=-np.arange(1, len(tokens) + 1, dtype=np.float32),
+        versions=np.full(len(tokens), version, np.int32),
+        finish=finish,
+        rollout_rank=0,
+    )
+
+
+def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10, 11))
+    episode.pieces += [answer(20, 21), ids(30), answer(40, turn=1, version=4)]
+    sample = episode.finish({"right": 1.0, "form": 0.5}, {"right": 1.0, "form": 0.2})
+    assert sample.tokens.tolist() == [10, 11, 20, 21, 30, 40]
+    assert sample.mask.tolist() == [False, False, True, True, False, True]
+    assert sample.logprobs.tolist() == [0, 0, -1, -2, 0, -1]
+    assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 4]
+    assert sample.reward == pytest.approx(1.1)
+    assert (sample.weight, sample.learned, sample.turns, sample.truncated) == (6, 3, 2, False)
+
+
+def test_the_conversation_so_far_is_the_next_prompt() -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10))
+    episode.pieces += [answer(20), ids(30, 31)]
+    assert episode.tokens().tolist() == [10, 20, 30, 31]
+    assert episode.tokens().dtype == np.int32
+
+
+def test_an_answer_cut_by_length_says_so() -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")])
+    assert episode.finish({}, {}).truncated
+
+
+def test_an_episode_without_an_answer_has_nothing_to_learn() -> None:
+    sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({"right": 0.0}, {"right": 1.0})
+    assert (sample.learned, sample.turns, sample.truncated) == (0, 0, False)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+    episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20)])
+    with pytest.raises(ValueError, match="sample 5/1: reward is"):
+        episode.finish({"right": reward}, {"right": 1.0})
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match="lengths differ"):
+        Sample(
+            group=0,
+            sample=0,
+            tokens=ids(1, 2),
+            mask=np.array([True]),
+            logprobs=np.zeros(2, np.float32),
+            versions=ids(0, 0),
+            reward=0.0,
+            rewards={},
+            turns=1,
+            truncated=False,
+        )
+
+
+def test_groups_are_put_together_in_order() -> None:
+    def sample(group: int, number: int) -> Sample:
+        return Episode(group=group, sample=number, prompt=ids(1)).finish({}, {})
+
+    groups = by_group([sample(2, 1), sample(0, 0), sample(2, 0)])
+    assert {group: [s.sample for s in samples] for group, samples in groups.items()} == {0: [0], 2: [0, 1]}
+    assert list(groups) == [0, 2]

@@ -1,0 +1,102 @@
+"""Runs code that a model wrote against unit tests, in a process apart with limits of time, memory and processes.
+
+The limits keep mistakes and runaways from hurting the run. They are no wall against code that means harm: it may read
+what its user may read and reach the network where the machine does. Put env ranks that judge code into a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+_SANDBOX = Path(__file__).with_name("code_sandbox.py")
+_CHUNK = 1 << 16
+_LONGEST_REPORT = 1 << 20  # bytes; one line per test
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TestReport:
+    """What came of one piece of code."""
+
+    __test__ = False  # not a test of pytest's
+
+    passed: int  # tests
+    ended: Literal["finished", "timeout", "died"]
+    failures: tuple[str, ...]  # what each failed test, or the code itself, raised
+
+
+def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> TestReport:
+    """Runs `code`, then each test in its namespace. Blocks until all is over, at most `timeout_s` and a moment.
+
+    What it started is dead when this returns, whatever it did. It may start no processes or threads of its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
+        job = {"code": code, "tests": list(tests), "cpu_s": timeout_s, "memory_bytes": memory_bytes}
+        (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb", buffering=0) as reports:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", str(_SANDBOX), str(writer)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd=folder,
+                    env={"PATH": os.defpath, "HOME": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    pass_fds=(writer,),
+                    start_new_session=True,  # so that all it starts can be killed at once
+                )
+            finally:
+                os.close(writer)
+            try:
+                text, in_time = _read(reports.fileno(), timeout_s)
+            finally:
+                _kill(process)
+    return _report(text, len(tests), in_time)
+
+
+def _read(fd: int, timeout_s: float) -> tuple[bytes, bool]:
+    """All that is written until the other end closes, and whether it did so in time."""
+    deadline, text = time.monotonic() + timeout_s, b""
+    while len(text) < _LONGEST_REPORT:
+        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            return text, False
+        chunk = os.read(fd, _CHUNK)
+        if not chunk:
+            return text, True
+        text += chunk
+    return text, True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of them have ended
+        os.killpg(process.pid, signal.SIGKILL)  # the session's first process: its number is the group's
+    process.wait()
+
+
+def _report(text: bytes, tests: int, in_time: bool) -> TestReport:
+    """Whole lines only: what was cut off by death or deadline did not happen."""
+    lines = []
+    for line in text.decode("utf-8", "replace").split("\n")[:-1]:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the code wrote into the pipe
+            continue
+    results = [line for line in lines if isinstance(line, dict)]
+    told = {r["test"]: "raised" in r for r in results if isinstance(r.get("test"), int) and 0 <= r["test"] < tests}
+    failures = tuple(str(r["raised"]) for r in results if "raised" in r)
+    finished = any("finished" in r for r in results)
+    ended: Literal["finished", "timeout", "died"] = "finished" if finished else "died" if in_time else "timeout"
+    return TestReport(passed=sum(not raised for raised in told.values()), ended=ended, failures=failures)

@@ -1,0 +1,79 @@
+"""Procedurally generated reasoning tasks with their own verifiers, from the library reasoning-gym."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from rlplace.envs.text.contract import OneTurn, Split, Transcript
+from rlplace.errors import ConfigError, Problem, did_you_mean
+
+_ENDLESS = 1 << 30  # the library wants a size; an entry is made when it is asked for
+_HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
+
+
+class ReasoningGym:
+    """One dataset of the library by its name, with its own arguments in `options`."""
+
+    rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
+
+    def __init__(self, *, seed: int, split: Split, dataset: str, options: Mapping[str, object] | None = None) -> None:
+        try:
+            from reasoning_gym import factory
+        except ModuleNotFoundError as error:
+            if error.name != "reasoning_gym":
+                raise
+            raise ConfigError([_missing(dataset)]) from error
+        if dataset not in factory.DATASETS:
+            raise ConfigError([_unknown(dataset, factory.DATASETS)])
+        first = random.Random(seed).getrandbits(29) + (_HALF if split == "held_out" else 0)
+        try:
+            self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
+        except AssertionError as error:  # how the library checks its arguments
+            raise ValueError(f"{dataset} refuses options: {error}") from error
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> OneTurn:
+        entry = self._made[number]
+        return OneTurn(prompt=entry["question"], known={"answer": str(entry["answer"]), "entry": entry})
+
+
+def reasoning_score(transcript: Transcript) -> float:
+    """What the library's verifier says of the last answer: all of it, or the last that is in <answer></answer>."""
+    from reasoning_gym import get_score_answer_fn
+
+    entry = transcript.facts["entry"]
+    verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
+    tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
+    try:
+        return float(verify(answer=(tagged[-1] if tagged else transcript.answer).strip(), entry=entry))
+    except Exception:  # noqa: BLE001  # an answer that one of a hundred foreign verifiers stumbles over is worth nothing
+        return 0.0
+
+
+def _missing(dataset: str) -> Problem:
+    return Problem(
+        code="missing-library",
+        key="env.task",
+        what="the library of the task is not installed",
+        got=f"reasoning_gym, for {dataset}",
+        why="there is no module reasoning_gym",
+        fix="pip install 'rlplace[text]'",
+    )
+
+
+def _unknown(dataset: str, known: Mapping[str, object]) -> Problem:
+    near = did_you_mean(dataset, known)
+    return Problem(
+        code="bad-task-kwargs",
+        key="env.kwargs.dataset",
+        what="unknown dataset" + (f", did you mean {near!r}?" if near else ""),
+        got=dataset,
+        why=f"it is none of the {len(known)} datasets of reasoning_gym",
+        fix=f"dataset: {near or 'chain_sum'}",
+    )

@@ -1,0 +1,269 @@
+"""Shipped tasks: what they ask follows from the seed and the number, and they play by their rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlplace.envs.text import Message, TextTask, Transcript
+from rlplace.envs.text.arithmetic import Arithmetic
+from rlplace.envs.text.guess_number import Guessing, GuessNumber
+from rlplace.envs.text.order import PromptOrder
+from rlplace.envs.text.prompts import PromptSet
+from rlplace.envs.text.reasoning import ReasoningGym, reasoning_score
+from rlplace.envs.text.toy_text import ToyText
+from rlplace.errors import ConfigError, Problem
+
+
+def problem_of(make: Callable[[], object]) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    (problem,) = caught.value.problems
+    return problem
+
+
+MAKERS: dict[str, Callable[..., TextTask]] = {
+    "arithmetic": lambda **k: Arithmetic(digits=3, operations=("+", "-", "*"), **k),
+    "guess_number": lambda **k: GuessNumber(highest=10_000, **k),
+    "toy_text": lambda **k: ToyText(game="Taxi-v4", **k),
+    "reasoning_gym": lambda **k: ReasoningGym(dataset="chain_sum", **k),
+}
+
+
+def told(task: TextTask, numbers: range = range(20)) -> list[str]:
+    """What 20 episodes ask, with the answers that they know."""
+    return [f"{episode.prompt} {dict(episode.facts())}" for episode in map(task.episode, numbers)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_asked_follows_from_seed_split_and_number_alone(name: str) -> None:
+    make = MAKERS[name]
+    train = make(seed=3, split="train")
+    assert train.size is None
+    assert told(train) == told(make(seed=3, split="train"))
+    assert told(train, range(19, 9, -1)) == told(train)[:9:-1]
+    assert told(train) != told(make(seed=4, split="train"))
+    assert told(train) != told(make(seed=3, split="held_out"))
+
+
+@pytest.mark.parametrize(
+    ("sign", "value"), [("+", lambda a, b: a + b), ("-", lambda a, b: a - b), ("*", lambda a, b: a * b)]
+)
+def test_arithmetic_knows_the_answer(sign: str, value: Callable[[int, int], int]) -> None:
+    task = Arithmetic(seed=0, split="train", digits=2, operations=(sign,), template="{problem}=")
+    for number in range(20):
+        episode = task.episode(number)
+        left, right = str(episode.prompt).removesuffix("=").split(f" {sign} ")
+        assert 10 <= int(left) <= 99
+        assert 10 <= int(right) <= 99
+        assert episode.facts()["answer"] == str(value(int(left), int(right)))
+        assert episode.reply("anything") is None
+
+
+def test_what_arithmetic_holds_out_is_never_trained_on() -> None:
+    train, held_out = (
+        {Arithmetic(seed=seed, split=split).episode(n).prompt for seed in range(3) for n in range(200)}
+        for split in ("train", "held_out")
+    )
+    assert train
+    assert held_out
+    assert train & held_out == set()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [({"digits": 0}, "digits"), ({"operations": ("/",)}, "operations"), ({"template": "What?"}, "{problem}")],
+)
+def test_arithmetic_refuses(kwargs: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Arithmetic(seed=0, split="train", **kwargs)
+
+
+def test_a_guess_is_answered_by_higher_or_lower() -> None:
+    game = Guessing(7, 15, 5)
+    assert game.reply("Is it 3?") == "Higher."
+    assert game.reply("between 3 and 12") == "Lower."
+    assert game.reply("no idea") == "That is no number. Answer with one number only."
+    assert game.reply("7") is None
+    assert game.facts() == {"answer": "7", "score": 1 - 3 / 10}
+
+
+def test_guesses_come_to_an_end() -> None:
+    game = Guessing(7, 15, 2)
+    assert game.reply("1") == "Higher."
+    assert game.reply("2") is None
+    assert game.facts()["score"] == 0
+
+
+def test_frozen_lake_is_walked_in_words() -> None:
+    task = ToyText(seed=0, split="train", game="FrozenLake-v1", options={"is_slippery": False})
+    game = task.episode(0)
+    assert "PFFF\nFHFH\nFFFH\nHFFG" in str(game.prompt)
+    assert game.reply("I look around.") == "That is no move. Answer with one word: left, down, right, up."
+    assert game.reply("Not right: DOWN!") == "SFFF\nPHFH\nFFFH\nHFFG"
+    for move in ("down", "right", "right", "down"):
+        assert game.reply(move) is not None
+    assert game.reply("right") is None
+    assert game.facts() == {"score": 1.0}
+
+
+def test_a_hole_ends_the_game() -> None:
+    game = ToyText(seed=0, split="train", game="FrozenLake-v1", options={"is_slippery": False}).episode(0)
+    assert game.reply("right") is not None
+    assert game.reply("down") is None
+    assert game.facts() == {"score": 0.0}
+
+
+def test_blackjack_is_told() -> None:
+    game = ToyText(seed=0, split="train", game="Blackjack-v1").episode(1)
+    assert "The dealer shows" in str(game.prompt)
+    assert game.reply("stick") is None
+    assert game.facts()["score"] in (-1.0, 0.0, 1.0, 1.5)
+
+
+def test_a_game_that_is_not_told_in_words() -> None:
+    problem = problem_of(lambda: ToyText(seed=0, split="train", game="FrozenLak-v1"))
+    assert (problem.code, problem.key, problem.fix) == ("bad-task-kwargs", "env.kwargs.game", "game: FrozenLake-v1")
+
+
+def test_reasoning_gym_judges_what_is_tagged() -> None:
+    puzzle = ReasoningGym(seed=0, split="train", dataset="chain_sum").episode(3)
+    facts = puzzle.facts()
+
+    def score(answer: str) -> float:
+        over = Transcript(prompt="", answers=(answer,), replies=(), facts=facts, tokens=1, truncated=False)
+        return reasoning_score(over)
+
+    assert score(f"I think <answer>{facts['answer']}</answer>.") == 1.0
+    assert score(facts["answer"]) == 1.0
+    assert score("<answer>no</answer>") < 1
+
+
+def test_a_dataset_that_reasoning_gym_does_not_have() -> None:
+    problem = problem_of(lambda: ReasoningGym(seed=0, split="train", dataset="chain_sums"))
+    assert (problem.code, problem.fix) == ("bad-task-kwargs", "dataset: chain_sum")
+    with pytest.raises(ValueError, match="max_terms"):
+        ReasoningGym(seed=0, split="train", dataset="chain_sum", options={"max_terms": 1})
+
+
+@given(answers=st.lists(st.text() | st.text("0123456789 lefthigup", max_size=20), min_size=1, max_size=6))
+@example(answers=["9" * 10_000])
+def test_whatever_a_policy_says_a_game_goes_on_or_ends(answers: list[str]) -> None:
+    frozen_lake = ToyText(seed=0, split="train", game="FrozenLake-v1")
+    for task in (GuessNumber(seed=0, split="train"), frozen_lake):
+        episode = task.episode(0)
+        for answer in answers:
+            if episode.reply(answer) is None:
+                break
+        assert 0 <= episode.facts()["score"] <= 1
+
+
+# ── data sets ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "level": n % 2} for n in range(5)]
+
+
+def lines(folder: Path, text: str = "\n".join(json.dumps(row) for row in ROWS)) -> str:
+    file = folder / "train.jsonl"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def prompt_set(path: str, **kwargs: Any) -> PromptSet:
+    return PromptSet(seed=0, split="train", path=path, **kwargs)
+
+
+def test_a_row_is_an_episode_and_its_columns_are_facts(tmp_path: Path) -> None:
+    task = prompt_set(lines(tmp_path))
+    assert task.size == 5
+    episode = task.episode(2)
+    assert (episode.prompt, episode.facts()) == ("2 + 1?", {"answer": "3", "level": 0})
+
+
+def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+    task = prompt_set(lines(tmp_path), prompt="answer", answer="prompt", rows=[1, 3])
+    assert task.size == 2
+    assert task.episode(0).prompt == "2"
+    assert task.episode(0).facts() == {"prompt": "1 + 1?", "answer": "1 + 1?", "level": 1}
+    assert prompt_set(lines(tmp_path), prompt="answer", answer=None).episode(0).facts() == {
+        "prompt": "0 + 1?",
+        "level": 0,
+    }
+
+
+def test_a_prompt_may_be_messages(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path = lines(tmp_path, json.dumps({"prompt": messages, "answer": 4}))
+    assert prompt_set(path).episode(0).prompt == [Message("system", "Be brief."), Message("user", "2 + 2?")]
+
+
+@pytest.mark.parametrize(
+    ("third", "says"),
+    [
+        ('{"prompt": "2 + 1?", "answer": ', "a line is no row"),
+        ('["2 + 1?", "3"]', "a line is no row"),
+        ('{"prompt": "2 + 1?", "anwser": "3"}', "a row has no 'answer', did you mean 'anwser'?"),
+        ('{"prompt": null, "answer": "3"}', "a row has no 'prompt', did you mean 'prompt'?"),
+        ('{"prompt": 7, "answer": "3"}', "'prompt' is no prompt"),
+        ('{"prompt": [{"role": "robot", "content": "?"}], "answer": "3"}', "'prompt' is no prompt"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str, says: str) -> None:
+    path = lines(tmp_path, f"{json.dumps(ROWS[0])}\n\n{third}\n{json.dumps(ROWS[1])}\n")
+    problem = problem_of(lambda: prompt_set(path))
+    assert (problem.code, problem.key, problem.what) == ("bad-row", "env.kwargs.path", says)
+    assert str(problem.source) == f"{path}:3"
+
+
+def test_a_line_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(lines(tmp_path))
+    path.write_bytes(b'{"prompt": "\xff"}\n')
+    assert problem_of(lambda: prompt_set(str(path))).code == "bad-row"
+
+
+@pytest.mark.parametrize("name", ["nowhere/train.jsonl", "train.csv"])
+def test_what_is_no_data_set(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.csv").touch()
+    problem = problem_of(lambda: prompt_set(str(tmp_path / name)))
+    assert (problem.code, problem.key) == ("no-dataset", "env.kwargs.path")
+    assert str(tmp_path) in (problem.why or "") or "save_to_disk" in (problem.why or "")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
+    assert told(prompt_set(str(file)), range(5)) == told(prompt_set(lines(tmp_path)), range(5))
+    file.write_bytes(b"no parquet")
+    assert problem_of(lambda: prompt_set(str(file))).code == "no-dataset"
+
+
+@pytest.mark.slow
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_list(ROWS)
+    whole.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": whole, "test": whole.select([0])}).save_to_disk(str(tmp_path / "two"))
+    expected = told(prompt_set(lines(tmp_path)), range(5))
+    assert told(prompt_set(str(tmp_path / "one")), range(5)) == expected
+    assert told(prompt_set(str(tmp_path / "two"), dataset_split="train"), range(5)) == expected
+    problem = problem_of(lambda: prompt_set(str(tmp_path / "two"), dataset_split="tests"))
+    assert (problem.code, problem.why) == ("no-dataset", "it has the splits train, test")
+    (tmp_path / "three").mkdir()
+    assert problem_of(lambda: prompt_set(str(tmp_path / "three"))).code == "no-dataset"
+
+
+def test_every_epoch_asks_everything_once_in_another_order() -> None:
+    order = PromptOrder(50, seed=1)
+    epochs = [[order.row(number) for number in range(e * 50, (e + 1) * 50)] for e in range(3)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = PromptOrder(50, seed=1)
+    assert [again.row(number) for number in (149, 0, 75)] == [epochs[2][49], epochs[0][0], epochs[1][25]]

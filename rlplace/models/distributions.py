@@ -65,8 +65,9 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     if isinstance(output, DiscreteOutput):
         return output.logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     z = (actions - output.means) * torch.exp(-output.log_std)
-    density = -0.5 * z.square() - output.log_std - _HALF_LOG_2PI
-    return density.reshape(len(density), output.log_std.numel()).sum(dim=-1)
+    size = output.log_std.numel()
+    squares = z.square().reshape(len(z), size).sum(dim=-1)
+    return -0.5 * squares - (output.log_std.sum() + size * _HALF_LOG_2PI)
 
 
 def entropy(output: PolicyOutput) -> Tensor:
@@ -74,5 +75,5 @@ def entropy(output: PolicyOutput) -> Tensor:
     if isinstance(output, DiscreteOutput):
         log_p = output.logits.log_softmax(dim=-1)
         return -(log_p.exp() * log_p).sum(dim=-1)
-    total = (output.log_std + 0.5 + _HALF_LOG_2PI).sum()
+    total = output.log_std.sum() + output.log_std.numel() * (0.5 + _HALF_LOG_2PI)
     return total.expand(output.values.shape)

@@ -6,6 +6,7 @@ Letters: N observations, O observation shape, A action shape, n choices.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +65,8 @@ class ActorCritic(nn.Module):
         """[N, outputs] and [N], float32 whatever the weights compute in; not views, which FSDP cannot hook safely."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        flat = observations.reshape(len(observations), self._size).to(next(self.policy.parameters()).dtype)
-        return self.policy(flat).float(), self.value(flat).squeeze(-1).float().clone()
+        flat = observations.reshape(len(observations), self._size).to(cast(nn.Linear, self.policy[0]).weight.dtype)
+        return self.policy(flat).float(), self.value(flat).float().sum(dim=-1)
 
 
 class DiscretePolicy(ActorCritic):
@@ -90,7 +91,8 @@ class ContinuousPolicy(ActorCritic):
 
     def forward(self, observations: Tensor) -> ContinuousOutput:
         means, values = self.features(observations)
-        means = means.view(len(means), *self.action_shape).clone()
+        if len(self.action_shape) != 1:
+            means = means.view(len(means), *self.action_shape).clone()
         return ContinuousOutput(means, self.log_std.float().view(self.action_shape).clone(), values)
 
 

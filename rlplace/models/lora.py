@@ -1,0 +1,90 @@
+"""Low-rank factors (Hu et al. 2021, arXiv:2106.09685): in training beside the frozen weights, in the engines merged.
+
+Letters: O rows of a weight, I its columns, r their rank: y = W x + (alpha / r) B A x.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlplace.errors import ConfigError, Problem, did_you_mean
+
+_BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """Which layers get factors, and how large."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ()  # last names of linear layers, "q_proj"; empty: all but the head
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
+    """Puts factors without memory into `lm`; nothing else of it is trained afterwards."""
+    linear = {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
+    problems = [_unknown_target(target, linear) for target in spec.targets if target not in linear]
+    if problems:
+        raise ConfigError(problems)
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
+        target_modules=list(spec.targets) or INCLUDE_LINEAR_LAYERS_SHORTHAND,
+        lora_dropout=0.0,
+    )
+    inject_adapter_in_model(config, lm, low_cpu_mem_usage=True)
+
+
+def _unknown_target(target: str, linear: set[str]) -> Problem:
+    near = did_you_mean(target, linear)
+    return Problem(
+        code="lora-target-unknown",
+        key="actor.lora_targets",
+        what="the model has no linear layer of this name",
+        got=target,
+        why=f"its linear layers are {', '.join(sorted(linear))}",
+        fix=f"lora_targets: [{near}]" if near else "lora_targets: []        (all linear layers but the head)",
+    )
+
+
+def is_factor(name: str) -> bool:
+    return name.endswith((_A, _B))
+
+
+def checkpoint_name(name: str) -> str:
+    """What a parameter is called where there are no factors."""
+    return name.removesuffix(_BASE) + ".weight" if name.endswith(_BASE) else name.replace(".base_layer.", ".")
+
+
+def factors_of(name: str) -> tuple[str, str] | None:
+    """The names of A [r, I] and B [O, r] of the weight `name`; None where it has none."""
+    base = name.removesuffix(_BASE)
+    return None if base == name else (base + _A, base + _B)
+
+
+def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """B is zero, so that training starts from the model as it is; A follows from seed and name alone."""
+    if name.endswith(_B):
+        return torch.zeros(shape)
+    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True)
+    values = torch.empty(shape)
+    nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=torch.Generator().manual_seed(number))
+    return values
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, spec: LoraSpec) -> Tensor:
+    """Rows of W + (alpha / r) B A, new memory: `weight` and `b` are the same rows of W and B, `a` is all of A."""
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=spec.scale).to(weight.dtype)

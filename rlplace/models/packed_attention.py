@@ -1,0 +1,155 @@
+"""Attention over sequences that lie one after the other without padding, none of which sees another.
+
+Letters: T tokens of all sequences together, s sequences, N tokens that are scored, H query heads, K key heads, D size
+of a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+_NAME = "rlplace_packed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Whole sequences, and which of their tokens are to be scored."""
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, 0 at the first token of each sequence
+    edges: Tensor  # [s + 1] int32, where sequences begin; the last is T
+    lengths: tuple[int, ...]  # [s], the same for the host
+    scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
+
+    @classmethod
+    def of(
+        cls, sequences: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]], device: torch.device | str = "cpu"
+    ) -> Packed:
+        """`masks` are true at the tokens to score. Of no sequence: a single token that nobody scores."""
+        whole = [(tokens, mask) for tokens, mask in zip(sequences, masks, strict=True) if len(tokens)]
+        sequences = [tokens for tokens, _ in whole] or [np.zeros(1, np.int64)]
+        masks = [mask for _, mask in whole] or [np.zeros(1, np.bool_)]
+        lengths = tuple(map(len, sequences))
+        firsts = np.cumsum([0, *lengths])
+        scored = np.concatenate(masks)
+        if scored[firsts[:-1]].any():
+            raise ValueError("the first token of a sequence has no probability: nothing comes before it")
+        return cls(
+            tokens=torch.tensor(np.concatenate(sequences), dtype=torch.int64, device=device),
+            positions=torch.tensor(np.concatenate([np.arange(n) for n in lengths]), dtype=torch.int64, device=device),
+            edges=torch.tensor(firsts, dtype=torch.int32, device=device),
+            lengths=lengths,
+            scored=torch.tensor(np.flatnonzero(scored), dtype=torch.int64, device=device),
+        )
+
+    @property
+    def targets(self) -> Tensor:
+        """[N] the tokens to score."""
+        return self.tokens[self.scored]
+
+
+def attend_packed(model: PreTrainedModel) -> None:
+    """Makes `model(..., packed=...)` attend within each sequence alone. Raises ValueError where it cannot."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
+    AttentionInterface.register(_NAME, attention)
+    AttentionMaskInterface.register(_NAME, _no_mask)
+    model.config._attn_implementation = _NAME
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, K, T, D]
+    value: Tensor,  # [1, K, T, D]
+    attention_mask: None,
+    *,
+    packed: Packed,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """[1, T, H, D], as transformers wants it of an attention function."""
+    if softcap is not None or s_aux is not None or dropout:
+        raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
+    flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    attend = _flash if flash else _one_by_one
+    return attend(query, key, value, packed, scaling, sliding_window), None
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
+) -> Tensor:
+    """All sequences in one kernel."""
+    rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
+    seen = (-1 if window is None else window - 1, 0)
+    return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scale, seen).unsqueeze(0)
+
+
+@functools.cache
+def _varlen_kernel() -> Callable[..., Tensor]:
+    """FlashAttention of flash-attn where that is installed, else the one in torch."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+
+        return lambda q, k, v, edges, longest, scale, seen: flash_attn_varlen_func(
+            q, k, v, edges, edges, longest, longest, softmax_scale=scale, causal=True, window_size=seen
+        )
+    from torch.nn.attention.varlen import varlen_attn
+
+    def in_torch(
+        q: Tensor, k: Tensor, v: Tensor, edges: Tensor, longest: int, scale: float | None, seen: tuple[int, int]
+    ) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        attended = varlen_attn(
+            q, k, v, edges, edges, longest, longest, scale=scale, window_size=seen, enable_gqa=grouped
+        )
+        return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
+
+    return in_torch
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
+) -> Tensor:
+    pieces = (tensor.split(packed.lengths, dim=2) for tensor in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    attended = [
+        functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=_window(q.shape[2], window, q.device),
+            is_causal=window is None or q.shape[2] <= window,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        for q, k, v in zip(*pieces, strict=True)
+    ]
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
+
+
+def _window(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """[length, length], true where a token sees one; None where it sees all before it."""
+    if window is None or length <= window:
+        return None
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    return ones.tril() & ones.triu(1 - window)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The sequences' edges say it all."""

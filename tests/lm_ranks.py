@@ -1,0 +1,197 @@
+"""Ranks of a language model's actor in processes of their own: real FSDP and gloo, no launcher, made-up samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.llm_config import read_llm_config
+from rlplace.metrics import Metric
+from rlplace.placement.schedule import Residency
+from rlplace.placement.slots import Slot
+from rlplace.placement.weight_routes import Delivery
+from rlplace.tokens import Sample
+from rlplace.workers.devices import Device, EmulatedDevice, MemoryAccount
+from rlplace.workers.llm_job import SAMPLES, WEIGHTS, LlmJob
+from rlplace.workers.lm_actor import LmActor
+from rlplace.workers.worker import Rendezvous, WorkerContext
+from tests.actor_ranks import listen, rendezvous_at, spec_of
+
+PROMPTS, SAMPLES_PER_PROMPT = 3, 4
+# Below eps, Adam would make steps of full size out of rounding errors.
+ADAM = {"lr": 1e-3, "eps": 1e-4, "max_grad_norm": 0.5}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LmScenario:
+    """One iteration or more on the same samples for every number of ranks."""
+
+    model: Path
+    ranks: int = 1
+    iterations: int = 1
+    algorithm: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    actor: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    rollout: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def job(self) -> LlmJob:
+        config = read_llm_config(
+            {
+                "cluster": {"component_placement": {}},
+                "model": {"path": str(self.model)},
+                "algorithm": {
+                    "name": "grpo",
+                    "prompts": PROMPTS,
+                    "samples_per_prompt": SAMPLES_PER_PROMPT,
+                    "tis_cap": None,
+                    "loss": "token",
+                    **self.algorithm,
+                },
+                "actor": {
+                    "compute": "fp32",
+                    "token_budget": 48,
+                    "adam": ADAM,
+                    **self.actor,
+                },
+                "rollout": self.rollout,
+                "env": {"task": "arithmetic"},
+                "runner": {"seed": 7, "total_iterations": 4},
+            }
+        )
+        everyone = tuple(range(self.ranks))
+        return LlmJob(
+            config=config,
+            env_ranks=1,
+            rollout_ranks=self.ranks,
+            deliveries=(Delivery(readers=everyone, near=everyone),),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LmLearned:
+    """What one rank has to show at the end."""
+
+    pushed: dict[str, NDArray[Any]]
+    metrics: list[dict[str, Metric]]
+    digest: str
+    logprobs: list[float]
+
+
+def made_up_samples(iteration: int = 0, groups: int = PROMPTS, version: int = 0) -> list[tuple[Sample, ...]]:
+    """Groups of episodes of uneven lengths and several turns; log-probabilities of about a tiny model's size."""
+    rng = np.random.default_rng([11, iteration])
+    made = []
+    for group in range(groups):
+        prompt = rng.integers(3, 300, rng.integers(2, 9))
+        made.append(tuple(_sample(rng, group, number, prompt, version) for number in range(SAMPLES_PER_PROMPT)))
+    return made
+
+
+def _sample(rng: np.random.Generator, group: int, number: int, prompt: np.ndarray, version: int) -> Sample:
+    answers, between = rng.integers(1, 12), rng.integers(0, 4)
+    mask = np.concatenate([np.zeros(len(prompt)), np.ones(answers), np.zeros(between), np.ones(between)]).astype(bool)
+    reward = float(rng.integers(0, 3))
+    return Sample(
+        group=group,
+        sample=number,
+        tokens=np.concatenate([prompt, rng.integers(3, 300, answers + 2 * between)]).astype(np.int32),
+        mask=mask,
+        logprobs=(np.where(mask, rng.normal(-6.0, 0.3, len(mask)), 0.0)).astype(np.float32),
+        versions=np.where(mask, version, -1).astype(np.int32),
+        reward=reward,
+        rewards={"made up": reward},
+        turns=1 + bool(between),
+        truncated=False,
+    )
+
+
+def make_lm_actor(
+    scenario: LmScenario, rank: int, rendezvous: Rendezvous, *, folder: Path | None = None, device: Device | None = None
+) -> LmActor:
+    """One rank that is set up; without a device on an emulated accelerator of a GiB. A collective."""
+    slot = Slot(
+        component="actor",
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        local_world_size=scenario.ranks,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
+    )
+    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, WEIGHTS)}
+    if folder is not None:
+        channels[WEIGHTS] = SharedChannel.attach(folder / f"{WEIGHTS}.channel").named(f"actor rank {rank}")
+    context = WorkerContext(
+        slot=slot,
+        world_size=scenario.ranks,
+        device=device or EmulatedDevice(MemoryAccount([1 << 30] * scenario.ranks), slot),
+        rendezvous=rendezvous,
+        channels=channels,
+        folder=folder,
+    )
+    actor = LmActor(scenario.job, context)
+    actor.setup()
+    return actor
+
+
+def give(actor: LmActor, groups: Sequence[Sequence[Sample]]) -> None:
+    if actor.context.rank == 0:
+        for group in reversed(groups):  # in another order than they are numbered
+            actor.context.channels[SAMPLES].put(tuple(group), key="")
+
+
+def follow(scenario: LmScenario, actor: LmActor) -> LmLearned:
+    """Iterations as the loop runs them, leaving the accelerator in between; then a sync."""
+    metrics = []
+    for index in range(scenario.iterations):
+        give(actor, made_up_samples(index, version=index))
+        actor.move(Residency.FULL)
+        metrics.append(dict(actor.learn(index, index)))
+        actor.move(Residency.OFF)
+    actor.move(Residency.WEIGHTS)
+    receiver = CopyReceiver(actor.context.channels[WEIGHTS], actor.context.rank, folder=actor.context.folder)
+    actor.push_weights(scenario.iterations)
+    with receiver.pull(scenario.iterations) as received:
+        pushed = {name: tensor.float().numpy().copy() for name, tensor in received.tensors.items()}
+    receiver.close()
+    return LmLearned(pushed=pushed, metrics=metrics, digest=actor.digest(), logprobs=actor.logprobs([5, 6, 7, 8]))
+
+
+def _rank(scenario: LmScenario, rank: int, port: int, listener: Any, folder: Path) -> LmLearned:
+    torch.set_num_threads(1)
+    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+    actor = make_lm_actor(scenario, rank, rendezvous, folder=folder)
+    try:
+        return follow(scenario, actor)
+    finally:
+        actor.close()
+
+
+def run_lm_ranks(scenario: LmScenario) -> list[LmLearned]:
+    """The scenario in one process per rank, forked from one that has everything imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.lm_ranks", "rlplace.workers.lm_learner", "torch._dynamo"])
+    with (
+        listen() as listener,
+        JobFolder.create() as folder,
+        ProcessPoolExecutor(scenario.ranks, mp_context=context) as pool,
+    ):
+        SharedChannel.create(folder.path, spec_of(WEIGHTS))
+        port = listener.getsockname()[1]
+        ranks = [
+            pool.submit(_rank, scenario, r, port, None if r else listener, folder.path) for r in range(scenario.ranks)
+        ]
+        return [rank.result(timeout=120.0) for rank in ranks]

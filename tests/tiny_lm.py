@@ -1,0 +1,76 @@
+"""Tiny language models with random weights and a tokenizer of bytes, written as Hugging Face folders in a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rlplace.tokens import Request
+
+Kind = Literal["qwen3", "llama"]
+
+PAD, END, TURN = 0, 1, 2  # token ids of <pad>, <eos>, <turn>
+CONTEXT = 256  # tokens
+
+_CHAT = (
+    "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
+)
+_TEXT = "the quick brown fox jumps over the lazy dog. 1+2=3; 12*3=36. answer question reason " * 20
+
+
+def tiny_model(folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, seed: int = 0) -> Path:
+    """Writes config, weights (fp32) and tokenizer: Qwen3 with a head of its own, Llama with a tied one."""
+    import torch
+    import transformers
+
+    # vLLM on a CPU takes no narrower heads
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    config = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}[kind](
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.1,  # far enough from a uniform distribution to tell tokens apart
+        pad_token_id=PAD,
+        eos_token_id=END,
+        bos_token_id=None,
+        tie_word_embeddings=kind == "llama",
+        dtype="float32",
+        **heads,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    _tokenizer(vocabulary).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(vocabulary: int) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<pad>", "<eos>", "<turn>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([_TEXT], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def request_of(group: int = 0, *, length: int = 9, samples: int = 1, longest: int = 20, **others: Any) -> Request:
+    """A prompt of random bytes that follows from its group alone."""
+    tokens = np.random.default_rng(group).integers(40, 300, length).astype(np.int32)
+    facts: dict[str, Any] = {"env_rank": 0, "iteration": 0, "group": group, "first_sample": 0, "samples": samples}
+    return Request(**(facts | {"turn": 0, "tokens": tokens, "max_new_tokens": longest} | others))

@@ -1,0 +1,33 @@
+"""Tiny models on disk, made once, and a process group of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplace.workers.ranks import Ranks, join_ranks
+from tests.actor_ranks import listen, rendezvous_at
+from tests.tiny_lm import Kind, tiny_model
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3 with a head of its own, Llama with a tied one."""
+    kind: Kind = request.param
+    return tiny_model(tmp_path_factory.mktemp(kind), kind)
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    """One rank; a process has one default process group."""
+    joined = join_ranks(0, 1, rendezvous_at(listen()), torch.device("cpu"))
+    yield joined
+    joined.close()

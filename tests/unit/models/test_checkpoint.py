@@ -1,0 +1,99 @@
+"""Models in folders: read by rows, written whole or not at all, in a form that transformers reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlplace.errors import ConfigError, OutputError
+from rlplace.models.checkpoint import Checkpoint, CheckpointWriter
+
+TINY_FILE = 100_000  # bytes: several files for a tiny model
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def write(target: Path, like: Path, weights: Mapping[str, Tensor], **sizes: int) -> None:
+    writer = CheckpointWriter(target, like, **sizes)
+    for name, tensor in weights.items():
+        writer.add(name, tensor)
+    writer.finish()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
+def test_transformers_reads_what_was_written(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
+    changed = {name: tensor + 1.0 for name, tensor in weights_of(folder).items()}
+    write(tmp_path / "policy", folder, changed, **sizes)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in changed.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+    files = sorted(p.name for p in (tmp_path / "policy").glob("*.safetensors"))
+    assert (len(files) > 1) == bool(sizes)
+    if sizes:
+        assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+        assert all((tmp_path / "policy" / name).stat().st_size < 2 * TINY_FILE for name in files)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
+def test_rows_are_read_without_the_rest(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
+    weights = weights_of(folder)
+    write(tmp_path / "policy", folder, weights, **sizes)
+    checkpoint = Checkpoint(tmp_path / "policy")
+    assert checkpoint.names == weights.keys()
+    name = "model.embed_tokens.weight"
+    shape = tuple(weights[name].shape)
+    assert torch.equal(checkpoint.rows(["other.name", name], shape, 10, 20), weights[name][10:20])
+    assert checkpoint.rows([name], shape, 7, 7).shape == (0, 64)
+    assert torch.equal(checkpoint.rows(["model.norm.weight"], (64,), 1, 3), weights["model.norm.weight"][1:3])
+
+
+def test_what_does_not_fit_is_refused(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    with pytest.raises(ConfigError, match=r"have no weight a\.weight or b\.weight"):
+        checkpoint.rows(["a.weight", "b.weight"], (2,), 0, 1)
+    with pytest.raises(ConfigError, match=r"is \[64\] there, \[65\] in the model"):
+        checkpoint.rows(["model.norm.weight"], (65,), 0, 1)
+
+
+def test_the_type_is_written_down(qwen: Path, tmp_path: Path) -> None:
+    write(tmp_path / "policy", qwen, {name: w.bfloat16() for name, w in weights_of(qwen).items()})
+    assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto").dtype == torch.bfloat16
+
+
+def test_an_older_model_is_replaced(qwen: Path, tmp_path: Path) -> None:
+    write(tmp_path / "policy", qwen, weights_of(qwen), file_bytes=TINY_FILE)
+    write(tmp_path / "policy", qwen, weights_of(qwen))
+    assert len(list((tmp_path / "policy").glob("*.safetensors"))) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_failure_keeps_the_older_model(qwen: Path, tmp_path: Path) -> None:
+    write(tmp_path / "policy", qwen, weights_of(qwen))
+    before = (tmp_path / "policy" / "model.safetensors").read_bytes()
+    writer = CheckpointWriter(tmp_path / "policy", qwen)
+    (tmp_path / "policy.part" / "1.part").mkdir()  # a file cannot be written there
+    writer.add("model.norm.weight", torch.zeros(64))
+    with pytest.raises(OutputError) as caught:
+        writer.finish()
+    assert caught.value.code == "cannot-write"
+    assert (tmp_path / "policy" / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_place_that_cannot_be_written_is_told_at_the_end(qwen: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = CheckpointWriter(tmp_path / "file" / "policy", qwen)
+    writer.add("model.norm.weight", torch.zeros(64))
+    with pytest.raises(OutputError, match="cannot write"):
+        writer.finish()

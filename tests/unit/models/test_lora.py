@@ -1,0 +1,85 @@
+"""Factors: what they train, what they start from, what becomes of them where nobody knows factors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlplace.errors import ConfigError
+from rlplace.models.causal_lm import CausalLm, LmSpec, build
+from rlplace.models.lora import LoraSpec, checkpoint_name, factors_of, first_values, is_factor, merged
+from rlplace.models.packed_attention import Packed
+from rlplace.workers.ranks import Ranks
+
+SPEC = LoraSpec(rank=4, alpha=8.0)
+BASE = "model.layers.0.self_attn.q_proj"
+
+
+def scores(module: CausalLm) -> torch.Tensor:
+    tokens = np.arange(5, 25)
+    return module(Packed.of([tokens], [np.arange(len(tokens)) > 0])).logprobs
+
+
+def test_names_are_those_of_the_checkpoint() -> None:
+    assert checkpoint_name(f"{BASE}.base_layer.weight") == f"{BASE}.weight"
+    assert checkpoint_name(f"{BASE}.base_layer.bias") == f"{BASE}.bias"
+    assert checkpoint_name("model.norm.weight") == "model.norm.weight"
+    assert factors_of(f"{BASE}.base_layer.weight") == (f"{BASE}.lora_A.default.weight", f"{BASE}.lora_B.default.weight")
+    assert factors_of("model.norm.weight") is None
+    assert is_factor(f"{BASE}.lora_A.default.weight")
+    assert not is_factor(f"{BASE}.base_layer.weight")
+
+
+def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path, ranks: Ranks) -> None:
+    plain = build(LmSpec(folder=folder), ranks.mesh)
+    module = build(LmSpec(folder=folder, lora=SPEC), ranks.mesh)
+    trained = {name for name, p in module.named_tensors() if p.requires_grad}
+    assert trained == {name for name, _ in module.named_tensors() if is_factor(name)}
+    assert len(trained) == 2 * 2 * 7  # A and B, two blocks, seven linear layers
+    assert torch.equal(scores(module), scores(plain))
+    scores(module).sum().backward()
+    moved = {name for name, p in module.named_tensors() if p.grad is not None and p.grad.full_tensor().any()}
+    assert moved == {name for name in trained if ".lora_B." in name}  # A moves once B is not zero
+
+
+def test_targets_are_chosen_by_name(folder: Path, ranks: Ranks) -> None:
+    spec = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "v_proj"))
+    module = build(LmSpec(folder=folder, lora=spec), ranks.mesh)
+    layers = {name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)}
+    assert layers == {"q_proj", "v_proj"}
+
+
+def test_an_unknown_target_is_refused(qwen: Path, ranks: Ranks) -> None:
+    with pytest.raises(ConfigError, match=r"lora_targets: \[q_proj\]") as caught:
+        build(LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))), ranks.mesh)
+    assert caught.value.codes == ("lora-target-unknown",)
+
+
+@torch.no_grad()
+def test_merged_weights_compute_what_factors_compute(qwen: Path, ranks: Ranks) -> None:
+    module = build(LmSpec(folder=qwen, lora=SPEC), ranks.mesh)
+    named = dict(module.named_tensors())
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in named.items():
+        if is_factor(name):
+            local = parameter.to_local()
+            local.copy_(0.05 * torch.randn(local.shape, generator=generator))
+    with_factors = scores(module)
+    for name, parameter in named.items():
+        if (factors := factors_of(name)) is not None:
+            a, b = (named[of].to_local() for of in factors)
+            parameter.to_local().copy_(merged(parameter.to_local(), a, b, SPEC))
+            b.zero_()
+    torch.testing.assert_close(scores(module), with_factors, atol=1e-5, rtol=0)
+
+
+def test_first_values_follow_from_seed_and_name() -> None:
+    a = first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=1)
+    assert torch.equal(a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=1))
+    assert not torch.equal(a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=2))
+    assert not torch.equal(a, first_values("model.layers.1.self_attn.q_proj.lora_A.default.weight", (4, 64), seed=1))
+    assert a.abs().max() <= 64**-0.5
+    assert not first_values(f"{BASE}.lora_B.default.weight", (64, 4), seed=1).any()

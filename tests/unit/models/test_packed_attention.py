@@ -1,0 +1,78 @@
+"""Sequences side by side: nothing is padded, nobody sees another's tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.models.packed_attention import Packed, attention
+
+LENGTHS = (3, 1, 6)
+
+
+def packed(lengths: tuple[int, ...] = LENGTHS) -> Packed:
+    sequences = [np.arange(n) + 10 * i for i, n in enumerate(lengths)]
+    return Packed.of(sequences, [np.arange(n) > 1 for n in lengths])
+
+
+def heads(lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return tuple(torch.randn(1, n, sum(lengths), 8, generator=generator) for n in (queries, keys, keys))  # type: ignore[return-value]
+
+
+def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+    """Textbook attention of one sequence: [1, T, H, D]."""
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
+    distance = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
+    hidden = (distance < 0) | (distance >= (window or query.shape[2]))
+    return (scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ value).transpose(1, 2)
+
+
+def test_sequences_lie_one_after_the_other() -> None:
+    batch = packed()
+    assert batch.tokens.tolist() == [0, 1, 2, 10, 20, 21, 22, 23, 24, 25]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4, 5]
+    assert batch.edges.tolist() == [0, 3, 4, 10]
+    assert batch.lengths == LENGTHS
+    assert batch.targets.tolist() == [2, 22, 23, 24, 25]
+
+
+def test_a_first_token_cannot_be_scored() -> None:
+    with pytest.raises(ValueError, match="nothing comes before it"):
+        Packed.of([np.arange(3), np.arange(2)], [np.zeros(3, bool), np.ones(2, bool)])
+
+
+@pytest.mark.parametrize("sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"])
+def test_nothing_is_one_token_that_nobody_scores(sequences: list[np.ndarray]) -> None:
+    batch = Packed.of(sequences, [np.zeros(len(s), bool) for s in sequences])
+    assert (batch.lengths, batch.targets.tolist()) == ((1,), [])
+
+
+@pytest.mark.parametrize("window", [None, 2, 50])
+@pytest.mark.parametrize("keys", [4, 2], ids=["every head its keys", "heads share keys"])
+def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
+    batch, whole = packed(), heads(keys=keys)
+    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    pieces = (t.split(LENGTHS, dim=2) for t in whole)
+    expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+    torch.testing.assert_close(result, expected)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="capped scores"):
+        attention(nn.Module(), *heads(), None, packed=packed(), softcap=50.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 2])
+def test_one_kernel_for_all_sequences(window: int | None) -> None:
+    whole = tuple(t.cuda().bfloat16() for t in heads())
+    batch = Packed.of([np.arange(n) for n in LENGTHS], [np.arange(n) > 1 for n in LENGTHS], "cuda")
+    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    pieces = (t.float().split(LENGTHS, dim=2) for t in whole)
+    with torch.device("cuda"):
+        expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+    torch.testing.assert_close(result.float(), expected, atol=2e-2, rtol=2e-2)

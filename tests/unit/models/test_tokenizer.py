@@ -1,0 +1,182 @@
+"""The lean tokenizer against the library that models are published with, and what it says of folders without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.envs.text import Message
+from rlplace.errors import ConfigError
+from rlplace.models.conversation import Chat, PlainText
+from rlplace.models.tokenizer import Tokenizer
+from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
+
+TEXTS = ["", "What is 1 + 2?", "  blanks  and\n\nlines\t", "ünïcödé 🙂 漢字", "a <eos> in the text <turn>", "x" * 300]
+CHATS = {
+    "one": [Message("user", "What is 1 + 2?")],
+    "system": [Message("system", "Be brief."), Message("user", "Hi\n")],
+    "turns": [Message("user", "a"), Message("assistant", " b "), Message("user", "ç")],
+}
+TEMPLATES = {
+    "plain": CHAT,
+    "tokens": "{{ bos_token or '' }}{% for m in messages %}{{ m.content | trim }}{{ eos_token }}{% endfor %}",
+    "control": (
+        "{%- for m in messages -%}{% if m['role'] == 'system' %}{% continue %}{% endif %}"
+        "{{ m | tojson }}\n    {% if loop.last %}{% break %}{% endif %}\n{%- endfor %}"
+        "{% if tools %}tools{% endif %}{% if add_generation_prompt %}>{% endif %}"
+    ),
+    "generation": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+        "{% generation %}{{ m['content'] }}{{ ns.n }}{% endgeneration %}\n{% endfor %}"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+def with_template(folder: Path, template: str | None) -> Tokenizer:
+    return Tokenizer.load(tiny_tokenizer(folder, chat=template))
+
+
+@pytest.fixture(scope="module")
+def published(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.slow  # to import transformers
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_becomes_the_tokens_that_transformers_gives(tokenizer: Tokenizer, published: Any, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert tokens.tolist() == published.encode(text, add_special_tokens=False)
+    assert tokenizer.encode(text, special=True).tolist() == published.encode(text)
+    assert tokenizer.decode(tokens) == published.decode(tokens, skip_special_tokens=True)
+    assert tokenizer.decode(tokens, special=True) == published.decode(tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_chats_become_the_tokens_that_transformers_gives(
+    tmp_path: Path, published: Any, template: str, chat: str
+) -> None:
+    messages = CHATS[chat]
+    ours = with_template(tmp_path, TEMPLATES[template])
+    plain = [{"role": m.role, "content": m.content} for m in messages]
+    for answered in (False, True):
+        expected = published.apply_chat_template(
+            plain,
+            chat_template=TEMPLATES[template],
+            add_generation_prompt=not answered,
+            tokenize=True,
+            return_dict=False,
+        )
+        assert ours.chat(messages, answered=answered).tolist() == expected
+
+
+def test_what_is_encoded_is_decoded(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("What is 1 + 2?<eos>")
+    assert tokens.dtype == np.int32
+    assert tokens[-1] == END
+    assert tokenizer.decode(tokens) == "What is 1 + 2?"
+    assert tokenizer.decode(tokens, special=True) == "What is 1 + 2?<eos>"
+    assert tokenizer.size == 300
+
+
+def test_what_ends_an_answer(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert Tokenizer.load(folder).stop_token_ids == (7, 2, END)
+
+
+@pytest.mark.parametrize("where", ["file", "named", "config"])
+def test_where_a_template_stands(tmp_path: Path, where: str) -> None:
+    folder = tiny_tokenizer(tmp_path, chat="config" if where != "named" else None)
+    if where == "file":
+        (folder / "chat_template.jinja").write_text("file")
+    if where == "named":
+        named = [{"name": "tools", "template": "tools"}, {"name": "default", "template": "named"}]
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.load(folder).render([]) == where
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.codes == ("no-tokenizer",)
+    assert caught.value.problems[0].got == str(tmp_path)
+
+
+def test_a_tokenizer_without_a_chat_template(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, None)
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("user", "Hi")])
+    assert caught.value.codes == ("no-chat-template",)
+    assert "env.chat=false" in (caught.value.problems[0].fix or "")
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.x.y }}"])
+def test_a_template_that_refuses(tmp_path: Path, template: str) -> None:
+    tokenizer = with_template(tmp_path, template)
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.chat([Message("system", "Be brief."), Message("user", "Hi")])
+    assert caught.value.codes == ("chat-template-refused",)
+    assert caught.value.problems[0].got == "system, user"
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_appended_turns_are_what_the_template_says_of_all_at_once(tokenizer: Tokenizer) -> None:
+    chat = Chat(tokenizer, system="Be brief.")
+    answer = tokenizer.encode("a number?<eos>")
+    first, reply = chat.first("Guess."), chat.reply(answer, "Higher.")
+    messages = [Message("user", "Guess."), Message("assistant", "a number?"), Message("user", "Higher.")]
+    whole = tokenizer.chat([Message("system", "Be brief."), *messages])
+    assert np.concatenate([first, answer, reply]).tolist() == whole.tolist()
+
+
+def test_what_was_sampled_stays_as_it_is(tokenizer: Tokenizer) -> None:
+    """Other tokens of the same text, as a policy may sample them: nothing around them changes."""
+    chat = Chat(tokenizer, system=None)
+    usual = tokenizer.encode("number<eos>")
+    letters = np.concatenate([*(tokenizer.encode(letter) for letter in "number"), [END]]).astype(np.int32)
+    assert len(letters) > len(usual)
+    assert tokenizer.decode(letters) == tokenizer.decode(usual)
+    assert chat.reply(letters, "Higher.").tolist() == chat.reply(usual, "Higher.").tolist()
+
+
+def test_an_answer_that_ended_otherwise_is_ended_as_the_template_does(tokenizer: Tokenizer) -> None:
+    chat = Chat(tokenizer, system=None)
+    ended = chat.reply(tokenizer.encode("7<eos>"), "Higher.")
+    assert chat.reply(tokenizer.encode("7"), "Higher.").tolist() == [END, *ended.tolist()]
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages }}{{ messages }}"])
+def test_a_template_that_loses_an_answer(tmp_path: Path, template: str) -> None:
+    chat = Chat(with_template(tmp_path, template), system=None)
+    with pytest.raises(ConfigError) as caught:
+        chat.reply(np.array([5, END], np.int32), "Higher.")
+    assert caught.value.codes == ("chat-template-refused",)
+
+
+def test_plain_text(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, None)
+    plain = PlainText(tokenizer, system="Be brief.")
+    assert tokenizer.decode(plain.first("1 + 2 =")) == "Be brief.\n1 + 2 ="
+    assert tokenizer.decode(PlainText(tokenizer, system=None).first(CHATS["turns"])) == "a\n b \nç"
+    assert tokenizer.decode(plain.reply(tokenizer.encode("3"), "Higher.")) == "\nHigher.\n"

@@ -20,9 +20,11 @@
     ├── WorkerError                     a method failed on a rank: component, rank, node, remote traceback
     ├── WorkerTimeout (TimeoutError)    a deadline passed; says which ranks were still working, on what, and where
     ├── DivergedError                   an update of the policy is not a finite number
+    ├── RewardError                     a reward function raised, hung, died or gave no finite number
     └── AcceleratorError
         ├── AcceleratorOutOfMemory      names the residents and their bytes
-        └── NotResident                 asked to compute while offloaded
+        ├── NotResident                 asked to compute while offloaded
+        └── EngineBusy                  asked to leave with answers in flight
 """
 
 from __future__ import annotations
@@ -210,6 +212,10 @@ class DivergedError(_OneProblem):
     """An update of the policy is not a finite number; the weights are those of before it."""
 
 
+class RewardError(_OneProblem):
+    """A reward function gave no finite number for an episode; nothing was learned from it."""
+
+
 class AcceleratorError(_OneProblem):
     """Base of what an accelerator refuses."""
 
@@ -220,6 +226,10 @@ class AcceleratorOutOfMemory(AcceleratorError):
 
 class NotResident(AcceleratorError):
     """A worker was asked to compute while its state was not on the accelerator."""
+
+
+class EngineBusy(AcceleratorError):
+    """A generation engine was asked to give its cache back while answers are in flight."""
 
 
 class WorkerError(RlplaceError):

@@ -9,6 +9,7 @@ from rlplace.codes.config import CONFIG
 from rlplace.codes.importing import IMPORTING
 from rlplace.codes.placement import PLACEMENT
 from rlplace.codes.running import RUNNING
+from rlplace.codes.text import TEXT
 
 __all__ = ["CODES", "Code"]
 
@@ -35,6 +36,7 @@ CODES: Mapping[str, Code] = {
         ("while the config is read, before anything starts", CONFIG),
         ("while the plan is made, before anything starts", PLACEMENT),
         ("while a job starts or runs", RUNNING),
+        ("while a text task is made or played", TEXT),
         ("while the settings of another library are imported", IMPORTING),
     )
     for name, (means, example, fix) in table.items()

@@ -114,6 +114,16 @@ CONFIG: Mapping[str, tuple[str, str, str]] = {
         "model_type: lama",
         "correct model_type, or give the measured bytes of an earlier run",
     ),
+    "model-weights": (
+        "the files of a model are not what its config says",
+        "a folder that has config.json and no model.safetensors",
+        "save the model anew with save_pretrained",
+    ),
+    "lora-target-unknown": (
+        "low-rank factors were asked for on a layer that the model does not have",
+        "lora_targets: [query_proj]",
+        "take one of the names in the error, or leave the list empty for all",
+    ),
     "not-measurements": (
         "the file is no record of what an earlier run measured",
         "--measured plan.json",
@@ -123,5 +133,21 @@ CONFIG: Mapping[str, tuple[str, str, str]] = {
         "memory was measured at something that is no residency",
         "components: {actor: {ful: 1024}}",
         "use off, weights and full",
+    ),
+    # language models
+    "no-model-folder": (
+        "there is no folder where the model of a run should be",
+        "model: {path: models/smolm2}",
+        "make one (scripts/get_model smollm2), or the path of another Hugging Face folder",
+    ),
+    "not-a-model": (
+        "a folder is not that of a Hugging Face model, or its parts do not belong together",
+        "a folder with a GGUF file alone",
+        "model.save_pretrained(<folder>) and tokenizer.save_pretrained(<folder>) of transformers write all parts",
+    ),
+    "context-too-short": (
+        "the longest episode is shorter than the longest prompt with the longest answer",
+        "sequence_length: 512, max_prompt_length: 512 and max_new_tokens: 128",
+        "the length that the error proposes, or null",
     ),
 }

@@ -87,6 +87,21 @@ PLACEMENT: Mapping[str, tuple[str, str, str]] = {
         "{placement: 0-3, tensor_parallel_size: 2, data_parallel_size: 4}",
         "data_parallel_size: 2, or leave it out",
     ),
+    "process-alone": (
+        "a component would share its processes, and no other one says so",
+        "env: {accelerators: 0-3, process: shared}, rollout: 0-3",
+        "rollout: {same_as: env, process: shared}; or leave process out",
+    ),
+    "process-apart": (
+        "components would share processes and are at different places",
+        "env: {accelerators: 0-3, process: shared}, rollout: {accelerators: 4-7, process: shared}",
+        "rollout: {same_as: env, process: shared}",
+    ),
+    "process-of-its-own": (
+        "a component whose ranks meet in a process group would share its processes with others",
+        "actor: {accelerators: 0-7, process: shared}",
+        "leave process out; env and rollout may share",
+    ),
     "copy-spans-nodes": (
         "the slices of one copy of a model would lie on two nodes",
         "{placement: 2-5, tensor_parallel_size: 4} on nodes of 4",
@@ -163,6 +178,11 @@ PLACEMENT: Mapping[str, tuple[str, str, str]] = {
         "a component would stay on accelerators that another needs for itself in some stage",
         "actor: 0-7, env: 0-3 with actor.enable_offload: false",
         "actor.enable_offload: true; or accept both there: cluster.allow_resident: [actor]",
+    ),
+    "sync-without-base": (
+        "only some weights would be sent to a rollout that drops all of them between two syncs",
+        "actor.sync.mode: lora with a rollout that leaves its accelerators in learn",
+        "actor.sync.mode: all; or rollout.enable_offload: false",
     ),
     "uneven-envs": (
         "environments do not divide over env ranks x stage groups",

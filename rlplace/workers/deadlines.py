@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelError, Problem, WorkerTimeout
+from rlplace.comm.waiting import report, view
+from rlplace.errors import Problem, WorkerTimeout
 
 if TYPE_CHECKING:
     from rlplace.workers.group import Pending
@@ -51,14 +50,5 @@ def _positions(late: dict[Pending, list[int]]) -> list[str]:
 
 
 def _waiters(late: dict[Pending, list[int]]) -> list[str]:
-    channels: dict[str, Channel] = {name: c for p in late for name, c in p.group.channels.items()}
-    lines = []
-    for name, channel in channels.items():
-        with contextlib.suppress(ChannelError):  # a channel that is gone has no waiters
-            stats = channel.stats()
-            for waiters, verb in ((stats.waiting_producers, "put into"), (stats.waiting_consumers, "get from")):
-                if waiters:
-                    lines.append(
-                        f"{', '.join(waiters)}: waiting to {verb} channel {name}, which holds {stats.depth_items} items"
-                    )
-    return lines
+    waits = report(view({name: channel for p in late for name, channel in p.group.channels.items()}))
+    return [waits] if waits else []

@@ -43,6 +43,10 @@ class Engine(Protocol):
         """Copies all weights in. Raises ValueError unless names and shapes are the policy's; NotResident when OFF."""
         ...
 
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copies some weights in; the others stay as they are. Raises as `load`; NotResident without weights."""
+        ...
+
     def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
         """Samples one action per row with that row's noise. Raises NotResident below FULL or without weights."""
         ...

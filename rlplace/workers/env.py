@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,14 @@ from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 _SIMULATOR = "simulator"
 
 
+class Piece(NamedTuple):
+    """Rows of a stage group that one rollout rank decides on."""
+
+    key: str  # of the observations channel
+    first_row: int  # global
+    rows: slice  # within the group
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
     """Neighbouring rows that step together, with the episodes in progress."""
@@ -36,6 +45,8 @@ class StageGroup:
     index: int
     first_row: int  # global
     columns: slice  # its rows within the rank
+    pieces: tuple[Piece, ...]
+    key: str  # of the actions channel
     simulator: Simulator
     observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
 
@@ -61,7 +72,6 @@ class EnvWorker(Worker):
         super().__init__(config, context)
         self._residency = Residency.OFF
         self._groups: list[StageGroup] = []
-        self._shares: Sequence[Share] = config.routes.observations.sends(context.rank)
         self._to_actor: Sequence[Share] = config.routes.trajectories.sends(context.rank)
 
     @property
@@ -79,10 +89,25 @@ class EnvWorker(Worker):
                 index=index,
                 first_row=first_row,
                 columns=slice(index * rows, (index + 1) * rows),
+                pieces=self._pieces(first_row),
+                key=f"{self.context.rank}/{index}",
                 simulator=simulator,
                 observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
             )
             self._groups.append(group)
+
+    def _pieces(self, first_row: int) -> tuple[Piece, ...]:
+        """Every stage group of this rank is cut over the rollout ranks alike."""
+        shares = self.config.routes.observations.sends(self.context.rank)
+        block = shares[0].start  # first group row of this rank
+        return tuple(
+            Piece(
+                key=str(share.target),
+                first_row=first_row + share.start - block,
+                rows=slice(share.start - block, share.stop - block),
+            )
+            for share in shares
+        )
 
     def move(self, to: Residency) -> MoveReport:
         """A simulator is either here or not: WEIGHTS counts as OFF. The episodes stay on the host."""
@@ -120,26 +145,23 @@ class EnvWorker(Worker):
     def _ask(self, group: StageGroup, step: int, clock: Clock) -> None:
         """Puts the group's observations to the rollout ranks that decide on them."""
         began, channel = time.perf_counter(), self.context.channels[OBSERVATIONS]
-        block = self._shares[0].start  # first group row of this rank
-        for share in self._shares:
-            start, stop = share.start - block, share.stop - block
-            piece = Observation(
+        for piece in group.pieces:
+            observation = Observation(
                 env_rank=self.context.rank,
                 stage_group=group.index,
                 step=step,
-                first_row=group.first_row + start,
-                observations=group.observations[start:stop],
+                first_row=piece.first_row,
+                observations=group.observations[piece.rows],
             )
-            channel.put(piece, key=str(share.target), weight=piece.weight)
+            channel.put(observation, key=piece.key, weight=observation.weight)
         clock.put_s += time.perf_counter() - began
 
     def _receive(self, group: StageGroup, step: int, recording: Recording, clock: Clock) -> None:
         """Waits for the answers of all rollout ranks to the group's observations, in whatever order they come."""
         began, channel = time.perf_counter(), self.context.channels[ACTIONS]
-        block = self._shares[0].start
-        due = {group.first_row + s.start - block: s.stop - s.start for s in self._shares}
+        due = {piece.first_row: piece.rows.stop - piece.rows.start for piece in group.pieces}
         while due:
-            chunk: ActionChunk = channel.get(key=f"{self.context.rank}/{group.index}")
+            chunk: ActionChunk = channel.get(key=group.key)
             rows = due.pop(chunk.first_row, None)
             if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
                 raise out_of_step(

@@ -9,10 +9,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rlplace.comm.address import ChannelAddress, Place, ProcessChannels
 from rlplace.comm.channel import Channel
-from rlplace.errors import RlplaceError
+from rlplace.comm.waiting import report, view
+from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.slots import Slot
 from rlplace.workers.devices import Device
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
@@ -27,8 +30,9 @@ class Birth:
     slot: Slot
     world_size: int
     device: Device
-    channels: Mapping[str, Channel]
+    channels: Mapping[str, Channel | ChannelAddress]
     seed: int
+    folder: Path | None = None  # see WorkerContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,10 +88,16 @@ def _revived(what: str, text: str, cause: bytes | None) -> Failure:
     return Failure(what=what, traceback=text, cause=error)
 
 
+def _end(channel: Channel | ChannelAddress, place: Place) -> Channel:
+    return channel.connect(place) if isinstance(channel, ChannelAddress) else channel
+
+
 class WorkerHost:
     """Holds one worker. `build` and `call` come from one thread, `cancel` and `where` from any other."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: ProcessChannels | None = None) -> None:
+        """`ends`: what the hosts of one process have in common."""
+        self._ends = ends or ProcessChannels()
         self._context: WorkerContext | None = None
         self._worker: Worker | None = None
         self._unborn: Failure | None = None
@@ -97,6 +107,7 @@ class WorkerHost:
     def build(self, birth: Birth, rendezvous: Rendezvous) -> None:
         """A constructor that raises is told to the first call, so that nobody needs to wait in between."""
         slot = birth.slot
+        place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
             owner = f"{slot.component} rank {slot.rank}"
             self._context = WorkerContext(
@@ -104,8 +115,9 @@ class WorkerHost:
                 world_size=birth.world_size,
                 device=birth.device,
                 rendezvous=rendezvous,
-                channels={name: channel.named(owner) for name, channel in birth.channels.items()},
+                channels={name: _end(at, place).named(owner) for name, at in birth.channels.items()},
                 seed=birth.seed,
+                folder=birth.folder,
                 cancelled=self._cancelled,
             )
             self._worker = birth.worker(birth.config, self._context)
@@ -123,6 +135,10 @@ class WorkerHost:
         self._running = (threading.get_ident(), method)
         try:
             return Done(getattr(self._worker, method)(*args, **kwargs))
+        except ChannelTimeout as late:
+            assert self._context is not None
+            late.add_note(report(view(self._context.channels)) or "nobody else waits")  # before the failure breaks them
+            return Failure.of(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             return Failure.of(error)
         finally:

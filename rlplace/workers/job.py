@@ -7,6 +7,7 @@ import dataclasses
 from rlplace.config import RunConfig
 from rlplace.envs.spaces import Spaces
 from rlplace.placement.routes import Routes
+from rlplace.placement.weight_routes import Delivery
 
 # Names of the channels of a run. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank; the rollout rank.
 OBSERVATIONS = "observations"
@@ -22,6 +23,11 @@ class Job:
     config: RunConfig
     spaces: Spaces
     routes: Routes
+    deliveries: tuple[Delivery, ...]  # of weights, where ranks share memory; else each rank gets its own
+
+    @property
+    def rollout_ranks(self) -> int:
+        return sum(len(delivery.readers) for delivery in self.deliveries)
 
     @property
     def rows_per_group(self) -> int:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlplace.algo.advantages import gae
-from rlplace.algo.losses import PPOTerms, ppo_terms
+from rlplace.algo.losses import ppo_terms
 from rlplace.algo.minibatches import Minibatch, Rows, iteration_generator, minibatches
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, shifted_sums
 from rlplace.config import RunConfig
@@ -31,7 +31,7 @@ from rlplace.models.distributions import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.ranks import Ranks
 from rlplace.workers.refusals import diverged
-from rlplace.workers.sharded_policy import ShardedPolicy
+from rlplace.workers.trained_policy import TrainedPolicy
 
 
 class Samples(NamedTuple):
@@ -45,7 +45,7 @@ class Samples(NamedTuple):
     returns: Tensor  # [N]
 
     def pick(self, indices: Tensor) -> Samples:
-        return Samples(*(tensor[indices] for tensor in self))
+        return Samples(*(tensor.index_select(0, indices) for tensor in self))
 
 
 class Step(NamedTuple):
@@ -74,7 +74,7 @@ class PPOLearner:
     """Owns the reward statistics; borrows the policy. `learn` is a collective."""
 
     def __init__(
-        self, config: RunConfig, rows: Rows, policy: ShardedPolicy, ranks: Ranks, device: torch.device, owner: str
+        self, config: RunConfig, rows: Rows, policy: TrainedPolicy, ranks: Ranks, device: torch.device, owner: str
     ) -> None:
         self._config, self._algorithm = config, config.algorithm
         self._rows, self._policy, self._ranks, self._device = rows, policy, ranks, device
@@ -175,13 +175,12 @@ class PPOLearner:
             returns=mine.returns,
             clip_ratio=self._algorithm.clip_ratio,
             value_clip=self._algorithm.value_clip,
-            count=minibatch.count,
         )
-        terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef).backward()
-        return self._over_ranks(terms)
+        terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
+        return self._over_ranks(terms.shares(minibatch.count))
 
-    def _over_ranks(self, terms: PPOTerms) -> Step:
-        mine = torch.cat([torch.stack(terms).detach().double(), self._policy.squared_gradient()])
+    def _over_ranks(self, shares: Tensor) -> Step:
+        mine = torch.cat([shares, self._policy.squared_gradient()])
         *means, squared_norm = self._ranks.sum(mine).tolist()
         return Step._make([*means, math.sqrt(squared_norm)])
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from rlplace.workers.worker import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Ranks:
@@ -83,8 +85,15 @@ class GlooRanks(Ranks):
 
 
 def join_ranks(rank: int, world_size: int, rendezvous: Rendezvous, device: torch.device) -> Ranks:
-    kind = Ranks if device.type == "cuda" else GlooRanks
+    kind = Ranks if device.type == "cuda" else GlooRanks if world_size > 1 else SoleRank
     return kind(rank, world_size, rendezvous, device)
+
+
+class SoleRank(GlooRanks):
+    """One rank on a host: a sum over ranks is what it has."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
 
 
 class _OnHost:

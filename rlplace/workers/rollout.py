@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rlplace.envs.spaces import DiscreteActions
 from rlplace.metrics import Metric, Metrics
@@ -15,14 +18,16 @@ from rlplace.workers.refusals import cancelled
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
 if TYPE_CHECKING:
-    from rlplace.comm.weight_sync import ChannelWeightReceiver
+    from rlplace.comm.weights.sync import WeightReceiver
     from rlplace.workers.engine import Decision, Engine
 
 
 class RolloutWorker(Worker):
-    """Owns an engine. Observations are answered one by one in the order they arrive.
+    """Owns an engine. Observations are answered in the order they arrive; no env rank waits for another.
 
-    No env rank waits for another, and since a batch is always what one env rank sent, answers do not depend on timing.
+    One by one, a batch is always what one env rank sent, so answers do not depend on timing. With
+    `rollout.merge_requests` those that have arrived are answered together: fewer passes through the policy, and answers
+    that may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
     config: Job
@@ -30,11 +35,12 @@ class RolloutWorker(Worker):
     def __init__(self, config: Job, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._engine: Engine | None = None
+        self._receiver: WeightReceiver | None = None
 
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.comm.weight_sync import ChannelWeightReceiver
+        from rlplace.comm.weights.receiver import receiver_of
         from rlplace.models.distributions import noise_shape
         from rlplace.models.mlp import build_policy
         from rlplace.workers.torch_engine import TorchEngine
@@ -48,7 +54,13 @@ class RolloutWorker(Worker):
             owner=self.context.owner,
             workspace_bytes=config.rollout.workspace_memory,
         )
-        self._receiver: ChannelWeightReceiver = ChannelWeightReceiver(self.context.channels[WEIGHTS], self.context.rank)
+        self._receiver = receiver_of(
+            self.context.channels[WEIGHTS],
+            self.context.rank,
+            deliveries=self.config.deliveries if self.context.folder else (),  # else all are threads, without GPUs
+            folder=self.context.folder,
+            device=torch.device(self.context.device.torch_name),
+        )
         self._noise = RowNoise(
             seed=config.runner.seed,
             rows=config.env.total_num_envs,
@@ -72,61 +84,84 @@ class RolloutWorker(Worker):
         Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
         """
         began = time.perf_counter()
-        received = self._receiver.pull(version)
-        self.engine.load(received.tensors, version)
+        assert self._receiver is not None, "setup comes first"
+        with self._receiver.pull(version) as received:
+            pulled = time.perf_counter()
+            load = self.engine.update if received.partial else self.engine.load
+            load(received.tensors, version)
+        loaded = time.perf_counter()
         return {
-            "rollout/pull_s": Metric(time.perf_counter() - began, "max"),
+            "rollout/pull_s": Metric(loaded - began, "max"),
+            "rollout/load_s": Metric(loaded - pulled, "max"),
+            "rollout/pull_gb_per_s": Metric(received.report.size_bytes / (loaded - began) / 1e9, "min"),
             "rollout/pull_bytes": Metric(received.report.size_bytes, "sum"),
+            **{f"rollout/pulled_{way}_bytes": Metric(size, "sum") for way, size in received.report.ways.items()},
         }
 
     def generate(self, iteration: int) -> Metrics:
         """Answers all observations this rank is due in one iteration; returns when the last answer is put."""
         job, context = self.config, self.context
-        due = job.config.algorithm.rollout_steps * job.config.rollout.pipeline_stage_num
-        due *= len(job.routes.observations.receives(context.rank))
-        source, key = context.channels[OBSERVATIONS], str(context.rank)
+        shares = job.routes.observations.receives(context.rank)
+        due = sum(share.stop - share.start for share in shares)  # rows
+        due *= job.config.algorithm.rollout_steps * job.config.rollout.pipeline_stage_num
         wait_s = policy_s = put_s = 0.0
-        for _ in range(due):
+        batches = 0
+        while due:
             if context.cancelled.is_set():
                 raise cancelled(context.owner, "generate")
             began = time.perf_counter()
-            observation = source.get(key=key)
+            asked = self._take(due)
             arrived = time.perf_counter()
-            decision = self._decide(iteration, observation)
+            decision = self._decide(iteration, asked)
             decided = time.perf_counter()
-            self._answer(observation, decision)
+            self._answer(asked, decision)
             wait_s += arrived - began
             policy_s += decided - arrived
             put_s += time.perf_counter() - decided
+            due -= len(decision.values)
+            batches += 1
         return {
             "rollout/policy_s": Metric(policy_s, "max"),
             "rollout/wait_s": Metric(wait_s, "max"),
             "rollout/put_s": Metric(put_s, "max"),
-            "rollout/batches": Metric(due, "sum"),
+            "rollout/batches": Metric(batches, "sum"),
         }
 
-    def _decide(self, iteration: int, observation: Observation) -> Decision:
-        first = observation.first_row
-        noise = self._noise.rows(iteration, observation.step, first, first + len(observation.observations))
-        return self.engine.decide(observation.observations, noise)
+    def _take(self, due: int) -> list[Observation]:
+        """Waits for one observation; with `merge_requests` those behind it come along, up to `due` rows."""
+        source, key = self.context.channels[OBSERVATIONS], str(self.context.rank)
+        if self.config.config.rollout.merge_requests:
+            return source.get_batch(due, key=key)
+        return [source.get(key=key)]
 
-    def _answer(self, observation: Observation, decision: Decision) -> None:
-        chunk = ActionChunk(
-            stage_group=observation.stage_group,
-            step=observation.step,
-            first_row=observation.first_row,
-            actions=decision.actions,
-            logprobs=decision.logprobs,
-            values=decision.values,
-            version=decision.version,
-        )
-        key = f"{observation.env_rank}/{observation.stage_group}"
-        self.context.channels[ACTIONS].put(chunk, key=key, weight=observation.weight)
+    def _decide(self, iteration: int, asked: Sequence[Observation]) -> Decision:
+        noise = [self._noise.rows(iteration, o.step, o.first_row, o.first_row + len(o.observations)) for o in asked]
+        if len(asked) == 1:
+            return self.engine.decide(asked[0].observations, noise[0])
+        return self.engine.decide(np.concatenate([o.observations for o in asked]), np.concatenate(noise))
+
+    def _answer(self, asked: Sequence[Observation], decision: Decision) -> None:
+        channel, start = self.context.channels[ACTIONS], 0
+        for observation in asked:
+            stop = start + len(observation.observations)
+            chunk = ActionChunk(
+                stage_group=observation.stage_group,
+                step=observation.step,
+                first_row=observation.first_row,
+                actions=decision.actions[start:stop],
+                logprobs=decision.logprobs[start:stop],
+                values=decision.values[start:stop],
+                version=decision.version,
+            )
+            channel.put(chunk, key=f"{observation.env_rank}/{observation.stage_group}", weight=observation.weight)
+            start = stop
 
     def digest(self) -> str:
         """SHA-256 of the loaded weights, to compare ranks to the bit."""
         return self.engine.digest()
 
     def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
         if self._engine is not None:
             self._engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rlplace.comm.weights.memory import copy_tensor
 from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engine import Decision
@@ -75,22 +76,30 @@ class TorchEngine:
         return sum(storage.nbytes() for storage, _ in self._storages) + workspace
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self._copy(weights, version, missing=self._weights.keys() - weights.keys())
+
+    def update(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if self._version is None and self._residency >= Residency.WEIGHTS:
+            raise no_weights(self._owner, "pull_weights")
+        self._copy(weights, version)
+
+    def _copy(self, weights: Mapping[str, Tensor], version: int, missing: Iterable[str] = ()) -> None:
         if self._residency < Residency.WEIGHTS:
             raise not_resident(self._owner, "pull_weights", has=self._residency, needs=Residency.WEIGHTS)
-        problems = [f"{name} is missing" for name in self._weights.keys() - weights.keys()]
+        problems = [f"{name} is missing" for name in missing]
         problems += [f"{name} is not the policy's" for name in weights.keys() - self._weights.keys()]
         problems += [
-            f"{name} is {list(weights[name].shape)}, expected {list(own.shape)}"
-            for name, own in self._weights.items()
-            if name in weights and weights[name].shape != own.shape
+            f"{name} is {list(weight.shape)}, expected {list(self._weights[name].shape)}"
+            for name, weight in weights.items()
+            if name in self._weights and weight.shape != self._weights[name].shape
         ]
         if problems:
             raise ValueError(
                 f"{self._owner}: weights of version {version} do not fit the policy: " + "; ".join(sorted(problems))
             )
         self._version = None  # until all are copied, this is no version
-        for name, own in self._weights.items():
-            own.copy_(weights[name])
+        for name, weight in weights.items():
+            copy_tensor(self._weights[name], weight)
         self._version = version
 
     def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:

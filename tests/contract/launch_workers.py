@@ -8,6 +8,7 @@ import socket
 import threading
 from typing import Any, ClassVar
 
+from rlplace.comm.peers import Peer
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
@@ -79,6 +80,16 @@ class Probe(Worker):
     def get(self, channel: str) -> Any:
         return self.context.channels[channel].get()
 
+    def put_lock(self, channel: str) -> None:
+        """An item that cannot leave this process."""
+        self.context.channels[channel].put(threading.Lock(), key=str(self.context.rank))
+
+    def get_by_rank(self, channel: str) -> str:
+        return type(self.context.channels[channel].get(key=str(self.context.rank))).__name__
+
+    def folder(self) -> str | None:
+        return None if self.context.folder is None else str(self.context.folder)
+
     def until_cancelled(self) -> bool:
         return self.context.cancelled.wait(60.0)
 
@@ -144,3 +155,17 @@ class Collective(Worker):
                 with door.accept()[0] as peer:
                     met.append(peer.recv(1)[0])
         return sorted(met)
+
+
+class Talker(Worker):
+    """Talks to its peers without the driver."""
+
+    def exchange(self, others: str, others_world_size: int) -> tuple[list[Any], int]:
+        """What every worker of both groups says, and what the one before in the ring of its own group sent."""
+        peers, size = self.context.peers, self.context.world_size
+        ring = Peer.all(self.context.slot.component, size)
+        sending = peers.isend(self.context.rank, to=ring[(self.context.rank + 1) % size], tag="ring")
+        before = peers.recv(source=ring[self.context.rank - 1], tag="ring")
+        sending.wait()
+        everyone = sorted([*ring, *Peer.all(others, others_world_size)])
+        return peers.all_gather(str(peers.me), group=everyone), before

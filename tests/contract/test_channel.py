@@ -1,8 +1,10 @@
-"""What every channel promises, on each implementation: the threaded one and the one between Ray processes."""
+"""What every channel promises, on every way: threads, shared memory, the network, and several of them as one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -13,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
+from rlplace.comm.channel import Admission, Channel, ChannelSpec, ChannelStats
 from rlplace.comm.local import LocalChannel
+from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.errors import (
     ChannelBroken,
     ChannelClosed,
@@ -25,6 +28,7 @@ from rlplace.errors import (
     EndOfStream,
 )
 from rlplace.trajectory import Observation
+from tests.channel_peer import ProcessPeer
 
 PATIENCE_S = 60.0  # longer than any step takes on a busy machine; reached only by a broken channel
 BRIEF_S = 0.05  # a deadline that is meant to pass
@@ -34,18 +38,57 @@ class Make(Protocol):
     def __call__(self, **fields: Any) -> Any: ...
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(scope="module", params=["local", "spread", "shared", "network"])
 def create(request: pytest.FixtureRequest) -> Iterator[Callable[[ChannelSpec], Channel]]:
     if request.param == "local":
         yield LocalChannel
         return
-    import ray
+    if request.param == "spread":
+        yield spread_channel
+        return
+    if request.param == "shared":
+        with shared_channels() as create:
+            yield create
+        return
+    with shared_channels() as behind, remote_channels(behind) as create:
+        yield create
 
-    from rlplace.comm.ray_channel import RayChannel
 
-    ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level="error")
-    yield RayChannel.create
-    ray.shutdown()
+def spread_channel(spec: ChannelSpec) -> SpreadChannel:
+    """One branch for the keys of the test, another one for a key that it does not use."""
+    used = LocalChannel(spec)
+    other = LocalChannel(dataclasses.replace(spec, keys=("elsewhere",)))
+    return SpreadChannel(spec, [Branch(("elsewhere",), lambda: other), Branch(None, lambda: used)])
+
+
+@contextlib.contextmanager
+def shared_channels() -> Iterator[Callable[[ChannelSpec], Channel]]:
+    from rlplace.comm.shared.channel import SharedChannel
+    from rlplace.comm.shared.folder import JobFolder
+
+    with JobFolder.create() as folder:
+        yield functools.partial(SharedChannel.create, folder.path)
+
+
+@contextlib.contextmanager
+def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[ChannelSpec], Channel]]:
+    """Ends that reach channels made by `behind` through one gate and one connection."""
+    from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel
+
+    keys, names = JobKeys.create(), itertools.count()
+    gate = Gate(host="127.0.0.1", keys=keys)
+    connection = Connection(gate.start(), keys)
+
+    def create(spec: ChannelSpec) -> RemoteChannel:
+        name, channel = f"channel {next(names)}", behind(spec)
+        gate.add(name, channel)
+        end = RemoteChannel.over(connection, keys, spec, name)
+        end.destroy = channel.destroy  # type: ignore[attr-defined]
+        return end
+
+    yield create
+    connection.close()
+    gate.close()
 
 
 @pytest.fixture
@@ -66,10 +109,10 @@ def make(create: Callable[[ChannelSpec], Any], start: object) -> Iterator[Make]:
 
     yield channel
     for end in made:
-        if isinstance(end, LocalChannel):
-            end.break_("the test is over")
-        else:
+        if hasattr(end, "destroy"):
             end.destroy()
+        else:
+            end.break_("the test is over")
 
 
 def until(channel: Channel, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
@@ -215,6 +258,74 @@ def test_a_timeout_shows_who_else_waits(make: Make, start: Callable[..., Future]
         channel.get(key="1", timeout_s=BRIEF_S)
 
 
+# ── versions and admission ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_put_beyond_the_limit_waits_until_the_policy_advances(make: Make, start: Callable[..., Future]) -> None:
+    channel = make(admission=Admission(weight_per_version=2, max_staleness=0))
+    channel.put("a", weight=2, version=0)
+    blocked = [start(channel.named(f"env rank {rank}").put, rank, key=str(rank)) for rank in range(2)]
+    stats = waiting(channel, puts=2)
+    assert {wait.wants for wait in stats.waits} == {"admission"}
+    assert channel.get() == "a", "taking gives credit, not admission"
+    assert waiting(channel, puts=2).version == 0
+    channel.advance(1)
+    for put in blocked:
+        put.result(PATIENCE_S)
+    channel.advance(0)
+    assert channel.stats().version == 1
+    assert [channel.get(key=str(rank)) for rank in range(2)] == [0, 1]
+
+
+def test_who_is_too_early_is_told_so(make: Make) -> None:
+    channel = make(admission=Admission(weight_per_version=1, max_staleness=2)).named("env rank 3")
+    with pytest.raises(ChannelFull, match="no admission for env rank 3"):
+        channel.put_nowait("a", weight=4)
+    calls: list[Callable[[], Any]] = [
+        lambda: channel.put("a", weight=4, timeout_s=BRIEF_S),
+        lambda: asyncio.run(channel.put_async("a", weight=4, timeout_s=BRIEF_S)),
+        lambda: channel.put(np.zeros(100_000), weight=4, timeout_s=BRIEF_S),
+    ]
+    for call in calls:
+        with pytest.raises(ChannelTimeout) as caught:
+            call()
+        text = str(caught.value)
+        assert "env rank 3 waited" in text
+        assert "s for admission" in text
+        assert "policy version 0 admits a summed weight of 3 (max_staleness 2)" in text
+        assert "nobody advanced the channel to version 1" in text
+    channel.advance(1)
+    channel.put_nowait("a", weight=4)
+    assert channel.get() == "a"
+
+
+def test_ages_of_items_are_counted(make: Make) -> None:
+    channel = make()
+    for version in (4, 3, None):
+        channel.put("x", version=version)
+    channel.put_nowait("y", version=6)
+    assert channel.stats().oldest_version == 3
+    channel.advance(5)
+    for _ in range(2):
+        channel.get()
+    stats = channel.stats()
+    assert (stats.version, stats.oldest_version, stats.staleness_max) == (5, 6, 2)
+
+
+def test_the_least_loaded_consumer_is_served_first(make: Make, start: Callable[..., Future]) -> None:
+    channel = make(serving="least_loaded")
+    channel.put("long", weight=10)
+    assert channel.named("actor rank 0").get() == "long"
+    busy = start(channel.named("actor rank 0").get)
+    waiting(channel, gets=1)
+    idle = start(channel.named("actor rank 1").get)
+    waiting(channel, gets=2)
+    channel.put("first")
+    assert idle.result(PATIENCE_S) == "first"
+    channel.put("second")
+    assert busy.result(PATIENCE_S) == "second"
+
+
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -315,6 +426,46 @@ def test_a_batch_of_large_and_small_items(make: Make) -> None:
     assert second == "small"
 
 
+def test_batches_without_waiting(make: Make) -> None:
+    channel = make()
+    with pytest.raises(ChannelEmpty):
+        channel.get_batch_nowait(2)
+    channel.put("a")
+    with pytest.raises(ChannelEmpty):
+        channel.get_batch_nowait(2, policy="at_least")
+    assert channel.get_batch_nowait(2) == ["a"]
+    channel.put("b", weight=2)
+    assert channel.get_batch_nowait(2, policy="exact") == ["b"]
+
+
+def test_batches_in_a_loop(make: Make) -> None:
+    channel = make()
+
+    async def run() -> list[Any]:
+        batch = asyncio.create_task(channel.get_batch_async(3, policy="at_least"))
+        await channel.put_async("a")
+        await channel.put_async("b", weight=2)
+        return await batch
+
+    assert asyncio.run(run()) == ["a", "b"]
+    with pytest.raises(ChannelTimeout, match="waited"):
+        asyncio.run(channel.get_batch_async(1, timeout_s=BRIEF_S))
+
+
+@pytest.mark.parametrize("rows", [8, 200_000])
+def test_leased_items_are_whole_and_give_their_memory_back(make: Make, rows: int) -> None:
+    channel = make()
+    for i in range(8):
+        channel.put({"step": i, "rows": np.full(rows, i)})
+        with channel.get_lease() as lease:
+            assert lease.item["step"] == i
+            assert lease.item["rows"].sum() == i * rows
+        lease.release()
+    with pytest.raises(ChannelTimeout):
+        channel.get_lease(timeout_s=BRIEF_S)
+    assert channel.stats().depth_items == 0
+
+
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -394,6 +545,9 @@ def test_statistics_tell_the_truth(make: Make, start: Callable[..., Future]) -> 
     stats = waiting(channel, gets=1)
     assert (stats.puts, stats.gets, stats.depth_items, stats.depth_bytes) == (4, 1, 3, 52)
     assert (stats.high_water_items, stats.high_water_bytes) == (3, 60)
+    assert stats.producers == ("an unnamed worker", "env rank 1")
+    assert stats.consumers == ("rollout rank 2", "an unnamed worker")
+    assert stats.dead == ()
 
 
 def test_async_forms_work_together_in_one_loop(make: Make) -> None:
@@ -470,65 +624,50 @@ def test_observations_arrive_as_they_were(make: Make, rows: int) -> None:
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-between_processes = pytest.mark.parametrize("create", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+between_processes = pytest.mark.parametrize("create", ["shared"], indirect=True)
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[[], Any]]:
+def spawn(create: object) -> Iterator[Callable[[], ProcessPeer]]:
     """Processes that call a method of the end they are sent."""
-    import ray
+    peers: list[ProcessPeer] = []
 
-    class Peer:
-        def call(self, end: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-            return getattr(end, method)(*args, **kwargs)
-
-        def put_large(self, end: Any, key: str) -> None:
-            end.put(np.ones(1_000_000), key=key)
-
-    peers: list[Any] = []
-
-    def peer() -> Any:
-        peers.append(ray.remote(Peer).options(num_cpus=0).remote())
+    def peer() -> ProcessPeer:
+        peers.append(ProcessPeer())
         return peers[-1]
 
     yield peer
     for one in peers:
-        ray.kill(one)
+        one.kill()
 
 
 @between_processes
 def test_ends_work_in_other_processes(make: Make, spawn: Callable[[], Any]) -> None:
-    import ray
-
     channel, env, rollout = make(), spawn(), spawn()
-    taken = rollout.call.remote(channel.named("rollout rank 0"), "get", key="x")
+    taken = rollout.call(channel.named("rollout rank 0"), "get", key="x")
     assert waiting(channel, gets=1).waiting_consumers == ("rollout rank 0",)
-    ray.get(env.call.remote(channel.named("env rank 0"), "put", np.arange(4), key="x"))
-    np.testing.assert_array_equal(ray.get(taken), np.arange(4))
-    ray.get(env.put_large.remote(channel, "y"))
+    env.call(channel.named("env rank 0"), "put", np.arange(4), key="x").result(PATIENCE_S)
+    np.testing.assert_array_equal(taken.result(PATIENCE_S), np.arange(4))
+    env.call(channel, "put", np.ones(1_000_000), key="y").result(PATIENCE_S)
     assert channel.get(key="y").sum() == 1_000_000
 
 
 @between_processes
 def test_an_error_keeps_its_kind_across_processes(make: Make, spawn: Callable[[], Any]) -> None:
-    import ray
-
-    failed = spawn().call.remote(make().named("rollout rank 0"), "get", timeout_s=BRIEF_S)
+    failed = spawn().call(make().named("rollout rank 0"), "get", timeout_s=BRIEF_S)
     with pytest.raises(ChannelTimeout, match="rollout rank 0 waited"):
-        ray.get(failed)
+        failed.result(PATIENCE_S)
 
 
 @between_processes
 def test_a_killed_consumer_and_a_killed_producer_wait_no_longer(make: Make, spawn: Callable[[], Any]) -> None:
-    import ray
-
     channel, consumer, producer = make(capacity_items=1), spawn(), spawn()
     channel.put("full", key="a")
-    consumer.call.remote(channel, "get", key="b")
-    producer.put_large.remote(channel, "b")
+    consumer.call(channel, "get", key="b")
+    producer.call(channel, "put", np.ones(1_000_000), key="b")
     waiting(channel, puts=1, gets=1)
-    ray.kill(consumer)
-    ray.kill(producer)
+    consumer.kill()
+    producer.kill()
     waiting(channel)
     assert channel.get(key="a") == "full"
     channel.put("for another", key="b")
@@ -536,57 +675,37 @@ def test_a_killed_consumer_and_a_killed_producer_wait_no_longer(make: Make, spaw
 
 
 @between_processes
-def test_what_a_killed_producer_had_put(make: Make, spawn: Callable[[], Any]) -> None:
-    import ray
-
+def test_the_dead_are_named(make: Make, spawn: Callable[[], Any]) -> None:
     channel, producer = make(), spawn()
-    ray.get(producer.put_large.remote(channel, "large"))
-    ray.get(producer.call.remote(channel, "put", "safe", key="small"))
-    producer.call.remote(channel, "get", key="never")
-    waiting(channel, gets=1)
-    ray.kill(producer)
-    waiting(channel)  # its death is known
-    assert channel.get(key="small") == "safe"
-    with pytest.raises(ChannelBroken, match="the producer of this item died"):
-        channel.get(key="large")
+    producer.call(channel.named("env rank 5"), "put", 1, key="other").result(PATIENCE_S)
+    producer.kill()
+    until(channel, lambda s: s.dead == ("env rank 5",))
+    with pytest.raises(ChannelTimeout, match=r"env rank 5 \(dead\)"):
+        channel.get(timeout_s=BRIEF_S)
 
 
 @between_processes
-def test_the_death_of_the_channel_reaches_every_end(make: Make, start: Callable[..., Future]) -> None:
-    channel = make()
-    blocked = start(channel.named("rollout rank 0").get)
-    waiting(channel, gets=1)
-    channel.destroy()
-    calls: list[Callable[[], Any]] = [
-        functools.partial(blocked.result, PATIENCE_S),
-        lambda: channel.put(1),
-        lambda: asyncio.run(channel.get_async()),
-        channel.stats,
-    ]
-    for call in calls:
-        with pytest.raises(ChannelBroken) as caught:
-            call()
-        assert caught.value.code == "channel-broken"
-    channel.destroy()
+def test_a_counted_producer_that_dies_before_it_left_breaks_the_channel(make: Make, spawn: Callable[[], Any]) -> None:
+    channel, producer = make(producers=1), spawn()
+    producer.call(channel.named("env rank 5"), "put", 1, key="other").result(PATIENCE_S)
+    producer.kill()
+    with pytest.raises(ChannelBroken, match="env rank 5 died"):
+        channel.get()
 
 
 @between_processes
-def test_a_channel_that_does_not_answer_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
+def test_a_small_item_outlives_its_producer(make: Make, spawn: Callable[[], Any]) -> None:
+    channel, producer = make(), spawn()
+    producer.call(channel.named("env rank 5"), "put", "safe").result(PATIENCE_S)
+    producer.kill()
+    until(channel, lambda s: s.dead == ("env rank 5",))
+    assert channel.get() == "safe"
 
-    from rlplace.comm import ray_channel
 
-    class Deaf:
-        async def get(self, *_: Any) -> None:
-            await asyncio.Event().wait()
-
-        put = reserve = lifeline = attach = withdraw = stats = break_ = get
-
-    monkeypatch.setattr(ray_channel, "_GRACE_S", BRIEF_S)
-    seat = ray.remote(Deaf).options(num_cpus=0, max_concurrency=100).remote()
-    spec = ChannelSpec(name="test", capacity_items=1, timeout_s=BRIEF_S)
-    channel = ray_channel.RayChannel(spec, ray_channel._Line(seat), "env rank 0")
-    for call in (channel.get, lambda: channel.put(1), lambda: asyncio.run(channel.get_async())):
-        with pytest.raises(ChannelTimeout, match=r"env rank 0 waited 0\.1 s for the channel itself to answer"):
-            call()
-    channel.destroy()
+@between_processes
+def test_a_large_item_outlives_its_producer(make: Make, spawn: Callable[[], Any]) -> None:
+    channel, producer = make(), spawn()
+    producer.call(channel.named("env rank 5"), "put", np.ones(1_000_000)).result(PATIENCE_S)
+    producer.kill()
+    until(channel, lambda s: s.dead == ("env rank 5",))
+    assert channel.get().sum() == 1_000_000

@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import AcceleratorConfig, RayConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelBroken,
+    ChannelMisuse,
     ClusterError,
     PlacementError,
     WorkerError,
     WorkerTimeout,
 )
+from rlplace.placement.channels import ChannelHome
 from rlplace.placement.schedule import Residency
 from rlplace.placement.slots import Slot, Surroundings
 from rlplace.placement.strategies import FlexiblePlacementStrategy
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import WorkerGroup, wait_all
-from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe
+from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe, Talker
 
 MakeCluster = Callable[..., Cluster]
 
@@ -104,6 +106,28 @@ def test_calls_fan_out_and_results_come_by_rank(probes: WorkerGroup) -> None:
     assert probes.same_thread().wait() == [True] * 3
 
 
+def test_workers_talk_to_each_other_without_the_driver(cluster: Cluster) -> None:
+    channels = {"peers": cluster.channel(ChannelSpec(name="peers", capacity_items=64))}
+    launches = {
+        name: (Talker.create_group(), on(*accelerators), channels)
+        for name, accelerators in (("env", (0, 1, 2)), ("rollout", (3,)))
+    }
+    groups = cluster.launch_all(launches)
+    calls = [groups["env"].exchange("rollout", 1), groups["rollout"].exchange("env", 3)]
+    env, rollout = wait_all(calls, timeout_s=60)
+    everyone = ["env rank 0", "env rank 1", "env rank 2", "rollout rank 0"]
+    assert env == [(everyone, 2), (everyone, 0), (everyone, 1)]
+    assert rollout == [(everyone, 0)]
+
+
+def test_peers_without_a_channel_are_refused(cluster: Cluster) -> None:
+    group = Talker.create_group().launch(cluster, name="env", placement_strategy=on(0))
+    with pytest.raises(WorkerError, match="it has no channel to its peers") as raised:
+        group.exchange("env", 1).wait(timeout_s=60)
+    assert isinstance(raised.value.cause, ChannelMisuse)
+    assert raised.value.cause.code == "no-peers"
+
+
 def test_a_worker_knows_its_place(probes: WorkerGroup) -> None:
     about = probes.about().wait()
     assert [a["owner"] for a in about] == ["probe rank 0", "probe rank 1", "probe rank 2"]
@@ -137,6 +161,21 @@ def test_groups_talk_through_channels(cluster: Cluster) -> None:
     with pytest.raises(ClusterError) as refused:
         launch(cluster, "sink", on(1))
     assert refused.value.code == "group-exists"
+    with pytest.raises(ClusterError) as twice:
+        cluster.channel(ChannelSpec(name="mail", capacity_items=1))
+    assert twice.value.code == "channel-exists"
+
+
+def test_the_driver_has_an_end_of_its_own(cluster: Cluster, launcher: str) -> None:
+    channel = cluster.channel(ChannelSpec(name="mail", capacity_items=2)).named("driver")
+    probe = launch(cluster, "probe", on(0), channels={"mail": channel})
+    channel.put({"x": 1})
+    assert probe.get("mail").wait() == [{"x": 1}]
+    assert (channel.stats().producers, channel.stats().consumers) == (("driver",), ("probe rank 0",))
+    (folder,) = probe.folder().wait()
+    assert (folder is None) == (launcher == "inline")
+    cluster.close()
+    assert folder is None or not Path(folder).exists(), "it goes with the cluster"
 
 
 # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,11 +262,71 @@ def test_a_deadline_says_who_is_still_working(probes: WorkerGroup) -> None:
     assert raised.value.problem.got == "still working: probe ranks 0,2 in get"
     why = raised.value.problem.why or ""
     assert "launch_workers.py" in why, "the line a rank is at"
-    assert "waiting to get from channel idle" in why
+    assert "channel idle: 0 of " in why
+    assert "probe rank 0, probe rank 2: " in why or "probe rank 2, probe rank 0: " in why
     assert not pending.done()
     for item in ("a", "b"):
         probes.execute_on(1).put("idle", item).wait(timeout_s=30)
     assert sorted(pending.wait(timeout_s=30)) == ["a", "b"], "a deadline breaks nothing"
+
+
+# ── sharing a process ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Together(FlexiblePlacementStrategy):
+    """As planned with `process: shared`: rank by rank in the processes of the components that say so."""
+
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> tuple[Slot, ...]:
+        slots = super().get_placement(cluster, isolate_accelerator)
+        return tuple(dataclasses.replace(slot, process=f"env+rollout {slot.rank}") for slot in slots)
+
+
+def together(cluster: Cluster) -> tuple[dict[str, WorkerGroup], Channel]:
+    """env and rollout, two ranks each, and the channel between them, whose keys never leave a process."""
+    homes = [
+        ChannelHome(node=0, process=f"env+rollout {rank}", keys=(str(rank),), capacity_items=2, under_way=2)
+        for rank in range(2)
+    ]
+    inside = cluster.channel(ChannelSpec(name="inside", capacity_items=4, keys=("0", "1")), homes)
+    launch = (Probe.create_group(), Together([[0], [1]]), {"inside": inside})
+    return cluster.launch_all({"env": launch, "rollout": launch}), inside
+
+
+def test_workers_of_one_process_pass_items_by_reference(cluster: Cluster, launcher: str) -> None:
+    groups, inside = together(cluster)
+    pids = [[pid for pid, _, _ in groups[name].process().wait()] for name in ("env", "rollout")]
+    assert pids[0] == pids[1]
+    assert len(set(pids[0])) == (1 if launcher == "inline" else 2), "each rank has a process of its own"
+    for group in groups.values():
+        assert group.same_thread().wait() == [True] * 2, "each worker has its own thread"
+        assert group.rank().wait() == [0, 1]
+    getting = groups["rollout"].get_by_rank("inside")
+    putting = groups["env"].put_lock("inside")
+    assert wait_all([putting, getting], timeout_s=60) == [[None] * 2, ["lock"] * 2]
+    stats = inside.stats()
+    assert (stats.puts, stats.gets, set(stats.producers)) == (2, 2, {"env rank 0", "env rank 1"})
+    groups["env"].close()
+    assert groups["rollout"].rank().wait() == [0, 1], "a process ends with the last of its workers"
+
+
+def test_a_failure_frees_the_partner_in_the_same_process(cluster: Cluster) -> None:
+    groups, _ = together(cluster)
+    waiting = [groups["rollout"].get_by_rank("inside"), groups["env"].fail_on(1)]
+    with pytest.raises(WorkerError, match="rank 1 was told to fail") as raised:
+        wait_all(waiting, timeout_s=60)
+    assert (raised.value.component, raised.value.rank) == ("env", 1)
+    assert groups["rollout"].failure is raised.value
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+def test_what_a_driver_cannot_do_with_a_shared_process(cluster: Cluster) -> None:
+    _, inside = together(cluster)
+    with pytest.raises(ChannelMisuse, match="share process 'env\\+rollout 0'") as refused:
+        inside.put("from outside", key="0")
+    assert refused.value.code == "inside-a-process"
+    with pytest.raises(ClusterError, match="runs already") as late:
+        Probe.create_group().launch(cluster, name="late", placement_strategy=Together([[0]]))
+    assert late.value.code == "process-cannot-be-shared"
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,30 +1,38 @@
-"""What a weight sync promises, on the reference over a channel: every bit, the right version, or nothing at all."""
+"""What a weight sync promises on every way: every bit, the right version, or nothing at all."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weight_sync import Bucket, ChannelWeightReceiver, ChannelWeightSender, PushHeader, ReceivedWeights
+from rlplace.comm.weights.board import Board
+from rlplace.comm.weights.memory import shards_of
+from rlplace.comm.weights.plan import replicas, row_blocks
+from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.comm.weights.sender import PushRules, ShardSender
+from rlplace.comm.weights.sync import Shard, WeightSyncReport
 from rlplace.errors import ChannelBroken, ChannelTimeout, WeightSyncError
+from rlplace.placement.routes import Way
+from rlplace.placement.weight_routes import Delivery
 
 PATIENCE_S = 60.0
+Weights = dict[str, torch.Tensor]
 
 
 def channel_of(**fields: Any) -> LocalChannel:
-    return LocalChannel(ChannelSpec(**{"name": "weights", "capacity_items": 64, "timeout_s": PATIENCE_S, **fields}))
+    return LocalChannel(ChannelSpec(**{"name": "weights", "capacity_items": 10_000, "timeout_s": PATIENCE_S, **fields}))
 
 
-def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+def weights(seed: int = 0) -> Weights:
     torch.manual_seed(seed)
     return {
         "embed": torch.randn(17, 9).bfloat16(),
@@ -34,85 +42,324 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
         "scale": torch.tensor(2.5, dtype=torch.float64),
         "steps": torch.tensor([2**62], dtype=torch.int64),
         "mask": torch.tensor([True, False, True]),
+        "large": torch.randn(300, 200),
         "empty": torch.empty(0, 7),
         "fp8": torch.randn(6).to(torch.float8_e4m3fn),
     }
 
 
-def assert_equal_to_the_bit(received: ReceivedWeights, sent: dict[str, torch.Tensor]) -> None:
-    assert list(received.tensors) == list(sent)
+def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
+    """As FSDP has it: what has rows is split, a scalar is everywhere."""
+    shards = []
+    for whole in shards_of(tensors):
+        count = whole.data.numel()
+        blocks = row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
+        mine = whole.data.detach().reshape(-1)[blocks[rank].start : blocks[rank].stop]
+        shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
+    return tuple(shards)
+
+
+def assert_equal_to_the_bit(received: Mapping[str, torch.Tensor], sent: Weights) -> None:
+    assert list(received) == list(sent)
     for name, tensor in sent.items():
-        got = received.tensors[name]
+        got = received[name]
         assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
-        assert tensor_bytes(got).tobytes() == tensor_bytes(tensor).tobytes(), name
+        assert tensor_bytes(got.clone()).tobytes() == tensor_bytes(tensor).tobytes(), name
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 7, 64, 16 << 20])
-def test_every_dtype_arrives_equal_to_the_bit(bucket_bytes: int) -> None:
-    channel, sent = channel_of(capacity_items=1000), weights()
-    report = ChannelWeightSender(channel, targets=[3], bucket_bytes=bucket_bytes).push(1, sent).wait(PATIENCE_S)
-    received = ChannelWeightReceiver(channel, 3).pull(1)
-    assert_equal_to_the_bit(received, sent)
+class Ends:
+    """All ranks of a sync in this process, over one channel."""
+
+    def __init__(self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, rules: PushRules) -> None:
+        self.ranks = ranks
+        self.channel = channel_of()
+        self.senders = [
+            ShardSender(
+                self.channel.named(f"actor rank {rank}"), rank=rank, deliveries=deliveries, folder=folder, rules=rules
+            )
+            for rank in range(ranks)
+        ]
+        readers = [reader for delivery in deliveries for reader in delivery.readers]
+        self.receivers = {r: CopyReceiver(self.channel.named(f"rollout rank {r}"), r, folder=folder) for r in readers}
+
+    def push(self, version: int, tensors: Weights, *, partial: bool = False) -> list[WeightSyncReport]:
+        pushes = [
+            sender.push(version, held_by(rank, self.ranks, tensors), partial=partial)
+            for rank, sender in enumerate(self.senders)
+        ]
+        return [push.wait(PATIENCE_S) for push in pushes]
+
+    def pull(self, version: int) -> dict[int, Weights]:
+        """What each rank has loaded; leads first, as they write for the others."""
+        loaded = {}
+        for rank, receiver in self.receivers.items():
+            with receiver.pull(version) as received:
+                assert received.version == received.report.version == version
+                loaded[rank] = {name: tensor.clone() for name, tensor in received.tensors.items()}
+        return loaded
+
+    def close(self) -> None:
+        for end in (*self.senders, *self.receivers.values()):
+            end.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    ranks: int
+    deliveries: tuple[Delivery, ...]
+    shared: bool  # memory
+
+    def ends(self, folder: Path, rules: PushRules | None = None) -> Ends:
+        return Ends(self.ranks, self.deliveries, folder if self.shared else None, rules or PushRules(bucket_bytes=999))
+
+
+CASES = {
+    "own memory, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,)),), shared=False),
+    "own memory, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0,)), Delivery(readers=(1,))), shared=False),
+    "board, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True),
+    "board, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True),
+    "another node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True),
+    "half of them near, 4 to 3": Case(ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True),
+}
+OpenEnds = Callable[..., Ends]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture
+def open_ends(tmp_path: Path) -> Iterator[OpenEnds]:
+    opened: list[Ends] = []
+
+    def make(case: Case, rules: PushRules | None = None) -> Ends:
+        opened.append(case.ends(tmp_path, rules))
+        return opened[-1]
+
+    yield make
+    for ends in opened:
+        ends.close()
+
+
+# ── what arrives ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("bucket_bytes", [7, 16 << 20])
+def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, open_ends: OpenEnds) -> None:
+    sent = {name: tensor for name, tensor in weights().items() if bucket_bytes > 7 or name != "large"}
+    ends = open_ends(case, PushRules(bucket_bytes=bucket_bytes))
+    reports = ends.push(1, sent)
+    for loaded in ends.pull(1).values():
+        assert_equal_to_the_bit(loaded, sent)
     size_bytes = sum(t.numel() * t.element_size() for t in sent.values())
-    assert report.size_bytes == received.report.size_bytes == size_bytes
-    assert report.buckets == received.report.buckets == -(-size_bytes // bucket_bytes)
-    assert (report.version, report.tensors) == (1, len(sent))
+    assert sum(report.size_bytes for report in reports) == size_bytes * len(case.deliveries)
+    assert ends.channel.stats().depth_items == 0
+
+
+def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
+    ends = open_ends(case, PushRules(verify_every=2))
+    for version in (1, 2, 5, 6, 40):
+        ends.push(version, weights(version))
+        for loaded in ends.pull(version).values():
+            assert_equal_to_the_bit(loaded, weights(version))
+
+
+def test_tied_weights_travel_once_and_arrive_under_all_their_names(case: Case, open_ends: OpenEnds) -> None:
+    table = torch.randn(6, 5)
+    sent = {"embed": table, "bias": torch.randn(3), "head": table}
+    ends = open_ends(case)
+    reports = ends.push(1, sent)
+    assert sum(report.size_bytes for report in reports) == (30 + 3) * 4 * len(case.deliveries)
+    for loaded in ends.pull(1).values():
+        assert loaded.keys() == sent.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
+
+
+def test_the_sender_converts_to_the_type_that_travels(case: Case, open_ends: OpenEnds) -> None:
+    master = torch.randn(40, 30)
+    ends = open_ends(case)
+    shards = [held_by(rank, case.ranks, {"w": master}) for rank in range(case.ranks)]
+    pushes = [
+        sender.push(1, [dataclasses.replace(shard, dtype="bfloat16") for shard in mine])
+        for sender, mine in zip(ends.senders, shards, strict=True)
+    ]
+    assert sum(push.wait(PATIENCE_S).size_bytes for push in pushes) == master.numel() * 2 * len(case.deliveries)
+    for loaded in ends.pull(1).values():
+        assert torch.equal(loaded["w"], master.bfloat16())
+
+
+def test_weights_of_nothing_are_a_version_too(case: Case, open_ends: OpenEnds) -> None:
+    ends = open_ends(case)
+    ends.push(9, {})
+    assert all(loaded == {} for loaded in ends.pull(9).values())
+
+
+def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenEnds) -> None:
+    ends = open_ends(case)
+    ends.push(1, weights(1))
+    ends.pull(1)
+    some = {"embed": weights(2)["embed"], "scale": weights(2)["scale"]}
+    ends.push(2, some, partial=True)
+    for receiver in ends.receivers.values():
+        with receiver.pull(2) as received:
+            assert received.partial
+            assert_equal_to_the_bit(received.tensors, some)
+
+
+def test_ways_are_counted(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["half of them near, 4 to 3"])
+    reports = ends.push(1, {"w": torch.zeros(8, 10)})
+    assert [dict(report.ways) for report in reports] == [{Way.NETWORK: 80}, {Way.SAME_NODE: 80}] * 2
+    ends.pull(1)
+    alone = open_ends(CASES["own memory, 1 to 1"])
+    (report,) = alone.push(1, {"w": torch.zeros(8, 10)})
+    assert (report.ways, report.tensors) == ({Way.SAME_PROCESS: 320}, 1)
     assert report.gb_per_s > 0
 
 
-def test_each_actor_rank_serves_its_targets_and_one_without_targets_sends_nothing() -> None:
-    channel, sent = channel_of(), weights()
-    senders = [
-        ChannelWeightSender(channel, targets=t, source=f"actor rank {i}") for i, t in enumerate([[0, 1], [2], []])
-    ]
-    reports = [push.wait(PATIENCE_S) for push in [s.push(4, sent) for s in senders]]
-    received = [ChannelWeightReceiver(channel, rank).pull(4) for rank in range(3)]
-    for one in received:
-        assert_equal_to_the_bit(one, sent)
-    received[0].tensors["scale"].zero_()  # each receiver's tensors are its own
-    assert received[1].tensors["scale"].item() == sent["scale"].item() == 2.5
-    assert [r.size_bytes for r in reports] == [2 * reports[1].size_bytes, reports[1].size_bytes, 0]
-    assert channel.stats().depth_items == 0
+# ── start, wait and versions ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_start_and_wait_are_separate_and_pushes_keep_their_order() -> None:
     channel = channel_of(capacity_items=1)
-    sender = ChannelWeightSender(channel, targets=[0], bucket_bytes=64)
-    pushes = [sender.push(version, weights(version)) for version in (1, 2)]
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=64))
+    pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
     with pytest.raises(ChannelTimeout, match="weights version 2: the push was not finished"):
         pushes[1].wait(0.0)
-    receiver = ChannelWeightReceiver(channel, 0)
+    receiver = CopyReceiver(channel, 0)
     for version, push in enumerate(pushes, start=1):
-        assert_equal_to_the_bit(receiver.pull(version), weights(version))
+        assert_equal_to_the_bit(receiver.pull(version).tensors, weights(version))
         assert push.wait(PATIENCE_S).version == version
+    sender.close()
 
 
-def test_weights_of_nothing_are_a_version_too() -> None:
-    channel = channel_of()
-    ChannelWeightSender(channel, targets=[0]).push(9, {}).wait(PATIENCE_S)
-    assert ChannelWeightReceiver(channel, 0).pull(9).tensors == {}
+def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
+    case: Case, open_ends: OpenEnds
+) -> None:
+    ends = open_ends(case)
+    for version in (7, 8):
+        ends.push(version, weights(version))
+    for receiver in ends.receivers.values():
+        with pytest.raises(WeightSyncError) as caught:
+            receiver.pull(8)
+        assert caught.value.code == "version-mismatch"
+        assert "version 7 arrived, version 8 was asked for" in str(caught.value)
+    for loaded in ends.pull(8).values():
+        assert_equal_to_the_bit(loaded, weights(8))
 
 
-@pytest.mark.parametrize(("arrived", "asked"), [(7, 8), (9, 8)])
-def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(arrived: int, asked: int) -> None:
-    channel, receiver_rank = channel_of(), 0
-    sender, receiver = ChannelWeightSender(channel, targets=[0]), ChannelWeightReceiver(channel, receiver_rank)
-    sender.push(arrived, weights(arrived)).wait(PATIENCE_S)
-    sender.push(asked, weights(asked)).wait(PATIENCE_S)
-    with pytest.raises(WeightSyncError) as caught:
-        receiver.pull(asked)
+def test_a_version_is_read_while_the_next_is_written(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["board, 3 to 2"])
+    ends.push(1, weights(1))
+    reading = [receiver.pull(1) for receiver in ends.receivers.values()]
+    ends.push(2, weights(2))
+    for received in reading:
+        assert_equal_to_the_bit(received.tensors, weights(1))
+        received.release()
+    assert all(torch.equal(loaded["embed"], weights(2)["embed"]) for loaded in ends.pull(2).values())
+
+
+def test_a_third_version_waits_for_the_reader_of_the_first_and_names_it(tmp_path: Path) -> None:
+    case = CASES["board, 1 to 1"]
+    ends = Ends(1, case.deliveries, tmp_path, PushRules())
+    impatient = ShardSender(channel_of(timeout_s=0.01), deliveries=case.deliveries, folder=tmp_path)
+    ends.push(1, weights(1))
+    reading = ends.receivers[0].pull(1)
+    ends.push(2, weights(2))
+    with pytest.raises(ChannelTimeout) as caught:
+        impatient.send(3, shards_of(weights(3)))
+    assert "actor rank 0 waited" in str(caught.value)
+    assert "still in use by rollout rank 0; rollout rank 0" in str(caught.value)
+    assert_equal_to_the_bit(reading.tensors, weights(1))
+    reading.release()
+    ends.push(3, weights(3))
+    ends.close()
+    impatient.close()
+
+
+def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tmp_path: Path) -> None:
+    deliveries, small = [Delivery(readers=(0, 1))], channel_of(capacity_items=2)
+    sender = ShardSender(small, deliveries=deliveries, folder=tmp_path, rules=PushRules(bucket_bytes=30_000))
+    lead, other = CopyReceiver(small, 0, folder=tmp_path), CopyReceiver(small, 1, folder=tmp_path)
+    pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
+    for version in (1, 2):
+        for receiver in (lead, other):
+            with receiver.pull(version) as received:
+                assert_equal_to_the_bit(received.tensors, weights(version))
+    assert [push.wait(PATIENCE_S).version for push in pushes] == [1, 2]
+    for end in (sender, lead, other):
+        end.close()
+
+
+def test_versions_only_go_up(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["board, 1 to 1"])
+    ends.push(2, weights(2))
+    with pytest.raises(WeightSyncError, match="actor rank 0: version 1 was pushed after version 2") as caught:
+        ends.push(1, weights(1))
     assert caught.value.code == "version-mismatch"
-    assert f"rollout rank 0: version {arrived} arrived, version {asked} was asked for" in str(caught.value)
-    assert_equal_to_the_bit(receiver.pull(asked), weights(asked))
 
 
-# ── damage on the way ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def messages() -> list[PushHeader | Bucket]:
-    """One push of version 5, as it travels."""
+def test_who_is_late_and_who_lacks_the_version_is_said_and_the_old_one_is_still_there(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["board, 3 to 2"])
+    ends.push(1, weights(1))
+    ends.pull(1)
+    for rank in (0, 2):
+        ends.senders[rank].push(2, held_by(rank, 3, weights(2))).wait(PATIENCE_S)
+    for receiver in ends.receivers.values():
+        with pytest.raises(WeightSyncError) as caught:
+            receiver.pull(2, timeout_s=0.0)
+        assert caught.value.code == "incomplete-weights"
+        assert "version 2 was not written by actor rank 1" in str(caught.value)
+        assert "without version 2 now: rollout ranks 0, 1; the weights in use are unchanged" in str(caught.value)
+    ends.push(3, weights(3))
+    for loaded in ends.pull(3).values():
+        assert_equal_to_the_bit(loaded, weights(3))
+
+
+def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_ends: OpenEnds) -> None:
+    ends = open_ends(case)
+    for receiver in ends.receivers.values():
+        with pytest.raises((WeightSyncError, ChannelTimeout)):
+            receiver.pull(1, timeout_s=0.0)
+    for version in (1, 2):
+        ends.push(version, weights(version))
+    for loaded in ends.pull(2).values():
+        assert_equal_to_the_bit(loaded, weights(2))
+
+
+def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEnds, tmp_path: Path) -> None:
+    ends = open_ends(CASES["board, 3 to 2"], PushRules(verify_every=1))
+    ends.push(4, weights())
+    (file,) = tmp_path.glob("*.board")
+    spoil(file, 4)
+    for receiver in ends.receivers.values():
+        with pytest.raises(WeightSyncError) as caught:
+            receiver.pull(4)
+        assert caught.value.code == "checksum-mismatch"
+        assert "what actor rank 2 wrote of version 4 is damaged" in str(caught.value)
+        assert "without version 4 now: rollout ranks 0, 1; the weights in use are unchanged" in str(caught.value)
+
+
+def spoil(file: Path, version: int) -> None:
+    """Flips a bit in the last row of "large", which the last of three ranks wrote."""
+    board = Board.attach(file)
+    layout = board.spec.layout
+    number = next(i for i, spec in enumerate(layout.tensors) if "large" in spec.names)
+    copy = board.begin(0, version, deadline_s=float("inf"))  # the buffer that has the version
+    copy[layout.offsets[number] + layout.tensors[number].size_bytes - 1] ^= 4
+    board.close()
+
+
+def messages() -> list[Any]:
+    """One push of version 5 as it travels between nodes."""
     channel = channel_of()
-    ChannelWeightSender(channel, targets=[0], bucket_bytes=128).push(5, weights()).wait(PATIENCE_S)
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=4096))
+    sender.send(5, shards_of(weights()))
+    sender.close()
     return [channel.get(key="0") for _ in range(channel.stats().depth_items)]
 
 
@@ -123,83 +370,104 @@ def flip_a_bit(sent: list[Any]) -> Iterable[Any]:
 
 
 def shorten(sent: list[Any]) -> Iterable[Any]:
-    last = dataclasses.replace(sent[-1], data=sent[-1].data[:0], crc32=0)
-    return [*sent[:-1], last]
+    return [*sent[:-1], dataclasses.replace(sent[-1], data=sent[-1].data[:0], checksum=0)]
 
 
 @pytest.mark.parametrize(
     ("damage", "code", "says"),
     [
-        (flip_a_bit, "checksum-mismatch", "bucket 0 of version 5 is damaged"),
-        (shorten, "incomplete-weights", "version 5 has"),
-        (lambda m: [m[0], m[2], m[1], *m[3:]], "incomplete-weights", "expected bucket 0"),
-        (lambda m: [m[0], *[dataclasses.replace(b, version=4) for b in m[1:]]], "version-mismatch", "version 4 in a"),
-        (lambda m: [m[0], m[0], *m[2:]], "incomplete-weights", "got the start of version 5"),
-        (lambda m: m[1:], "incomplete-weights", "expected the start of a push, got bucket 0"),
+        (flip_a_bit, "checksum-mismatch", "what actor rank 0 wrote of version 5 is damaged"),
+        (shorten, "checksum-mismatch", "what actor rank 0 wrote of version 5 is damaged"),
+        (
+            lambda m: [m[0], m[2], m[1], *m[3:]],
+            "incomplete-weights",
+            "expected bucket 0 of version 5 from actor rank 0",
+        ),
+        (lambda m: [m[0], dataclasses.replace(m[1], version=4)], "incomplete-weights", "got bucket 0 of version 4"),
+        (lambda m: m[1:], "incomplete-weights", "expected a push, got bucket 0 of version 5"),
         (lambda m: ["noise"], "incomplete-weights", "got a str"),
     ],
 )
-def test_damage_is_noticed_before_anything_is_handed_over(
+def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
     damage: Callable[[list[Any]], Iterable[Any]], code: str, says: str
 ) -> None:
     channel = channel_of()
     for message in damage(messages()):
         channel.put(message, key="0")
+    receiver = CopyReceiver(channel, 0)
     with pytest.raises(WeightSyncError) as caught:
-        ChannelWeightReceiver(channel, 0).pull(5)
+        receiver.pull(5)
     assert caught.value.code == code
     assert says in str(caught.value)
     assert "the weights in use are unchanged" in str(caught.value)
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))])
+    sender.send(6, shards_of(weights(6)))
+    sender.close()
+    assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
 
 def test_a_push_that_stops_half_way_times_out_and_the_next_one_arrives() -> None:
     channel, sent = channel_of(), messages()
-    receiver = ChannelWeightReceiver(channel, 0)
+    receiver = CopyReceiver(channel, 0)
     for message in sent[:2]:
         channel.put(message, key="0")
-    with pytest.raises(ChannelTimeout):
+    with pytest.raises(WeightSyncError, match="version 5 was not written by actor rank 0"):
         receiver.pull(5, timeout_s=0.01)
     for message in sent[2:]:  # the rest comes late
         channel.put(message, key="0")
-    ChannelWeightSender(channel, targets=[0]).push(6, weights(6)).wait(PATIENCE_S)
-    assert_equal_to_the_bit(receiver.pull(6), weights(6))
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))])
+    sender.send(6, shards_of(weights(6)))
+    sender.close()
+    assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
 
 def test_a_broken_channel_reaches_both_sides() -> None:
     channel = channel_of(capacity_items=1)
-    push = ChannelWeightSender(channel, targets=[0], bucket_bytes=16).push(1, weights())
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=16))
+    push = sender.push(1, shards_of(weights()))
     with ThreadPoolExecutor() as threads:
-        pull = threads.submit(ChannelWeightReceiver(channel, 1).pull, 1)
+        pull = threads.submit(CopyReceiver(channel, 1).pull, 1)
         channel.break_("actor rank 0 died")
         for waiting in (push.wait, pull.result):
             with pytest.raises(ChannelBroken, match="actor rank 0 died"):
                 waiting(PATIENCE_S)
+    sender.close()
 
 
-def test_a_bucket_needs_a_size() -> None:
+# ── changes only ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_between_nodes_only_what_changed_travels_where_it_is_little(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["another node, 3 to 2"], PushRules(bucket_bytes=1 << 20, delta_share=0.5))
+    now = weights()
+    sizes = []
+    for version in range(4):
+        sizes.append(sum(report.size_bytes for report in ends.push(version, now)))
+        for loaded in ends.pull(version).values():
+            assert_equal_to_the_bit(loaded, now)
+        little = {**now, "large": now["large"].index_fill(1, torch.tensor([version]), 3.0)}
+        now = little if version < 2 else weights(9)
+    whole = sizes[0]
+    assert sizes[1] < whole / 20
+    assert sizes[2] < whole / 20
+    assert sizes[3] > whole * 0.9
+
+
+def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, tmp_path: Path) -> None:
+    ends = open_ends(CASES["another node, 3 to 2"], PushRules(delta_share=0.5))
+    ends.push(1, weights())
+    ends.pull(1)
+    for file in tmp_path.glob("*.board"):
+        file.unlink()
+    stranger = CopyReceiver(ends.channel, 4, folder=tmp_path)
+    ends.push(2, weights())
+    with pytest.raises(WeightSyncError, match="version 2 came as changes to version 1, which is not here") as caught:
+        stranger.pull(2)
+    assert caught.value.code == "incomplete-weights"
+    stranger.close()
+
+
+@pytest.mark.parametrize("wrong", [{"bucket_bytes": 0}, {"verify_every": -1}, {"delta_share": 1.5}])
+def test_rules_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="bucket_bytes must be at least 1"):
-        ChannelWeightSender(channel_of(), targets=[0], bucket_bytes=0)
-
-
-@pytest.mark.ray
-def test_between_processes() -> None:
-    import ray
-
-    from rlplace.comm.ray_channel import RayChannel
-
-    def pull(end: Any, rank: int) -> dict[str, bytes]:
-        received = ChannelWeightReceiver(end, rank).pull(2)
-        return {name: tensor_bytes(t).tobytes() for name, t in received.tensors.items()}
-
-    ray.init(address="local", include_dashboard=False, num_cpus=1, log_to_driver=False, logging_level="error")
-    try:
-        channel = RayChannel.create(ChannelSpec(name="weights", capacity_items=16, timeout_s=PATIENCE_S))
-        sent = {**weights(), "large": torch.from_numpy(np.arange(300_000, dtype=np.float32))}
-        push = ChannelWeightSender(channel, targets=[0, 1], bucket_bytes=256 << 10).push(2, sent)
-        remote = ray.remote(pull)
-        for rank in (0, 1):  # one CPU: the second begins when the first has all of its share
-            assert ray.get(remote.remote(channel, rank)) == {n: tensor_bytes(t).tobytes() for n, t in sent.items()}
-        assert push.wait(PATIENCE_S).buckets == 2 * 5
-        channel.destroy()
-    finally:
-        ray.shutdown()
+        PushRules(**wrong)

@@ -1,11 +1,13 @@
-"""What runs in Ray processes, and the driver's hold on it: a worker in its host, and the account of emulated memory."""
+"""What runs in Ray processes, and the driver's hold on it: the workers of one process in their hosts."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,33 +15,26 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError
 
-from rlplace.errors import AcceleratorOutOfMemory, Problem
+from rlplace.comm.address import ProcessChannels
+from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.slots import Slot
-from rlplace.workers.devices import Holding, MemoryAccount
 from rlplace.workers.host import Birth, Outcome, WorkerHost
 from rlplace.workers.launch import OpenCalls, open_rendezvous
 from rlplace.workers.reservation import WorkerReport
 from rlplace.workers.worker import Rendezvous
 
-CONTROL = "control"  # concurrency group beside the one thread that runs the worker's methods
+CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
 
 
-class RayHost(WorkerHost):
-    """A WorkerHost in a process of its own."""
+class RayHost:
+    """The WorkerHosts of one process, by number. Each worker has one thread, in which all its methods run."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], workers: int) -> None:
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        super().__init__()
+        self._ends = ProcessChannels()
+        self._hosts = [WorkerHost(self._ends) for _ in range(workers)]
         self._door: socket.socket | None = None
-
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-        try:
-            return super().call(method, args, kwargs)
-        finally:
-            if method == "setup":
-                gc.freeze()  # modules stay for good: no later collection needs to look at them
-                gc.enable()
 
     def report(self, serve_at: str | None) -> WorkerReport:
         """Says where this process is; opens the rendezvous at the address `serve_at` ("": this node's), None: not."""
@@ -55,24 +50,79 @@ class RayHost(WorkerHost):
             port=self._door.getsockname()[1] if self._door else 0,
         )
 
-    def build_pickled(self, birth: bytes, host: str, port: int) -> None:
+    def build(self, number: int, common: bytes, own: Mapping[str, Any], host: str, port: int) -> None:
         """Unpickled here: what it imports may be missing or broken, which is then a failure of this rank."""
         listen_fd = self._door.detach() if self._door else None
         try:
-            unpickled: Birth = cloudpickle.loads(birth)
+            birth: Birth = dataclasses.replace(cloudpickle.loads(common), **own)
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
-            self.refuse(error)
+            self._hosts[number].refuse(error)
             return
-        self.build(unpickled, Rendezvous(host=host, port=port, listen_fd=listen_fd))
+        self._hosts[number].build(birth, Rendezvous(host=host, port=port, listen_fd=listen_fd))
+
+    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+        try:
+            return self._hosts[number].call(method, args, kwargs)
+        finally:
+            if method == "setup":
+                gc.freeze()  # modules stay for good: no later collection needs to look at them
+                gc.enable()
+
+    def close(self, number: int) -> Outcome:
+        return self._hosts[number].close()
+
+    def where(self, number: int) -> str:
+        return self._hosts[number].where()
+
+    def cancel(self, number: int) -> None:
+        self._hosts[number].cancel()
+
+    def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
+        """Calls a method that does not wait of a channel inside this process."""
+        return getattr(self._ends.local(spec), method)(*args)
+
+
+class RayProcess:
+    """The actor of one process, and how many of its workers run: it is ended with the last of them."""
+
+    def __init__(self, actor: Any, workers: int) -> None:
+        self.actor = actor
+        self._running = workers
+        self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        return self._running == 0
+
+    def leave(self) -> None:
+        """One of its workers was stopped."""
+        with self._lock:
+            self._running -= 1
+        if self.ended and ray.is_initialized():
+            ray.kill(self.actor)
+
+
+def thread_of(number: int) -> str:
+    """The concurrency group of a worker."""
+    return f"worker {number}"
 
 
 class RayWorker:
-    """A WorkerHandle over the actor of one slot."""
+    """A WorkerHandle over one worker of a process."""
 
-    def __init__(self, slot: Slot, actor: Any) -> None:
+    def __init__(self, slot: Slot, process: RayProcess, number: int) -> None:
+        """`number` counts the workers of the process."""
         self._slot = slot
-        self._actor = actor
+        self._process = process
+        self._number = number
         self._calls = OpenCalls(slot)
+        actor, own = process.actor, thread_of(number)
+        self._report = actor.report.options(concurrency_group=own)
+        self._build = actor.build.options(concurrency_group=own)
+        self._call = actor.call.options(concurrency_group=own)
+        self._close = actor.close.options(concurrency_group=own)
+        self._where = actor.where.options(concurrency_group=CONTROL)
+        self._cancel = actor.cancel.options(concurrency_group=CONTROL)
 
     @property
     def slot(self) -> Slot:
@@ -80,22 +130,25 @@ class RayWorker:
 
     def report(self, serve_at: str | None) -> Any:
         """A reference to its WorkerReport."""
-        return self._actor.report.remote(serve_at)
+        return self._report.remote(serve_at)
 
-    def build(self, birth: Birth, host: str, port: int) -> None:
-        """Does not wait: a failure is told to the first call."""
-        self._actor.build_pickled.remote(cloudpickle.dumps(birth), host, port)
+    def build(self, common: Any, own: Mapping[str, Any], host: str, port: int) -> None:
+        """`common`: a reference to the pickled Birth that the group shares; `own`: what differs in it for this worker.
+
+        Does not wait: a failure is told to the first call.
+        """
+        self._build.remote(self._number, common, own, host, port)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
         future = self._calls.begin(method)
         if not future.done():
-            self._bridge(future, self._actor.call.remote(method, args, kwargs))
+            self._bridge(future, self._call.remote(self._number, method, args, kwargs))
         return future
 
     def close(self) -> Future[Any]:
         future = self._calls.begin("close")
         if not future.done():
-            self._bridge(future, self._actor.close.remote())
+            self._bridge(future, self._close.remote(self._number))
         return future
 
     def _bridge(self, future: Future[Any], reference: Any) -> None:
@@ -109,15 +162,19 @@ class RayWorker:
         reference.future().add_done_callback(ended)
 
     def where(self) -> Future[str]:
-        answer: Future[str] = self._actor.where.options(concurrency_group=CONTROL).remote().future()
+        answer: Future[str] = self._where.remote(self._number).future()
         return answer
 
     def cancel(self) -> None:
-        self._actor.cancel.options(concurrency_group=CONTROL).remote()
+        self._cancel.remote(self._number)
 
     def stop(self) -> None:
-        if self._calls.end("the worker was stopped") and ray.is_initialized():
-            ray.kill(self._actor)
+        """In a shared process the others go on: what this one is stuck in ends with the last of them."""
+        if self._calls.end("the worker was stopped"):
+            if ray.is_initialized():
+                self._cancel.remote(self._number)
+                self._close.remote(self._number)  # once it gives up
+            self._process.leave()
 
 
 def explain(error: BaseException) -> str:
@@ -128,56 +185,3 @@ def explain(error: BaseException) -> str:
     pid = next((line.strip() for line in text.splitlines() if line.strip().startswith("pid:")), "")
     detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip().rstrip(".")
     return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
-
-
-class AccountKeeper:
-    """The MemoryAccount of a job in a process that all its workers can ask."""
-
-    def __init__(self, capacity_bytes: Sequence[int]) -> None:
-        self._account = MemoryAccount(capacity_bytes)
-
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> Problem | None:
-        try:
-            self._account.acquire(holding, size_bytes, what)
-        except AcceleratorOutOfMemory as refusal:
-            return refusal.problem
-        return None
-
-    def release(self, owner: str, what: str) -> None:
-        self._account.release(owner, what)
-
-    def release_all(self, owner: str) -> None:
-        self._account.release_all(owner)
-
-    def held_bytes(self, owner: str) -> int:
-        return self._account.held_bytes(owner)
-
-
-class RayAccount:
-    """An Account whose keeper is an actor. Picklable; every question waits for its answer."""
-
-    def __init__(self, keeper: Any) -> None:
-        self._keeper = keeper
-
-    @classmethod
-    def start(cls, account: MemoryAccount) -> RayAccount:
-        return cls(ray.remote(AccountKeeper).options(num_cpus=0).remote(account.capacity_bytes))
-
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> None:
-        problem: Problem | None = ray.get(self._keeper.acquire.remote(holding, size_bytes, what), timeout=60.0)
-        if problem is not None:
-            raise AcceleratorOutOfMemory(problem)
-
-    def release(self, owner: str, what: str) -> None:
-        ray.get(self._keeper.release.remote(owner, what), timeout=60.0)
-
-    def release_all(self, owner: str) -> None:
-        """Does not wait: the driver asks for it when things end."""
-        self._keeper.release_all.remote(owner)
-
-    def held_bytes(self, owner: str) -> int:
-        held: int = ray.get(self._keeper.held_bytes.remote(owner), timeout=60.0)
-        return held
-
-    def stop(self) -> None:
-        ray.kill(self._keeper)

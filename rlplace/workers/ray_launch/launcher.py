@@ -9,25 +9,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
 import ray
+from ray import cloudpickle
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.ray_channel import RayChannel
-from rlplace.config import RayConfig
+from rlplace.config import CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
+from rlplace.placement.channels import ChannelHome
 from rlplace.placement.slots import Slot
 from rlplace.placement.topology import Topology
-from rlplace.workers import reservation
+from rlplace.workers import reservation, sharing
 from rlplace.workers.devices import CudaDevice, Device, EmulatedDevice
 from rlplace.workers.launch import GroupOrder, StartReport, WorkerHandle, failed, memory_account
-from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayWorker, explain
+from rlplace.workers.ray_launch.account import RayAccount
+from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
+from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.reservation import Demand, Expected, Machine, WorkerReport
 
@@ -37,9 +40,14 @@ _END_S = 10.0  # for processes to be gone after they were told to
 class RayLauncher:
     """Owns the Ray session, the reservation, the actors and the channels of one cluster."""
 
-    def __init__(self, topology: Topology, config: RayConfig) -> None:
+    def __init__(
+        self, topology: Topology, config: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
+    ) -> None:
+        """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known."""
         self._topology = topology
+        self._shared_bytes = shared_bytes
         self._config = config
+        self._comm = comm
         self._session = RaySession(config)
         self._account: RayAccount | None = None
         self._machines: list[Machine] = []
@@ -47,7 +55,8 @@ class RayLauncher:
         self._bundles: PlacementGroup | None = None
         self._physical: dict[int, dict[int, str]] = {}  # node -> local number -> GPU id
         self._workers: list[RayWorker] = []
-        self._channels: list[RayChannel] = []
+        self._channels: JobChannels | None = None
+        self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
         self._processes: list[psutil.Process] = []  # of workers on this host
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,6 +65,13 @@ class RayLauncher:
         with report.phase("ray"):
             self._session.start()
             self._machines = self._session.machines()
+            self._channels = JobChannels(
+                self._machines,
+                self._comm,
+                self._shared,
+                shared_bytes=self._shared_bytes,
+                timeout_s=self._config.start_timeout_s,
+            )
             if any(node.kind == "emulated" for node in self._topology.nodes):
                 self._account = RayAccount.start(memory_account(self._topology))
 
@@ -101,13 +117,15 @@ class RayLauncher:
 
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
         slots = [slot for order in orders for slot in order.slots]
-        problem = reservation.unreserved(slots, self._reserved)
+        running = [name for name, process in self._shared.items() if not process.ended]
+        problem = reservation.unreserved(slots, self._reserved) or sharing.cannot_share(orders, running)
         if problem is not None:
             raise ClusterError(problem)
         expected = {slot: self._expected(slot) for slot in slots}
         with report.phase("processes"):
-            groups = {order.name: [self._process(slot, expected[slot]) for slot in order.slots] for order in orders}
-            workers = [worker for group in groups.values() for worker in group]
+            started = {w.slot: w for s in sharing.processes(slots) for w in self._process(s, expected[s[0]])}
+            groups = {order.name: [started[slot] for slot in order.slots] for order in orders}
+            workers = list(started.values())
             self._workers += workers
             one_node = len({slot.node for slot in expected}) == 1
             reports = self._reports(workers, {o.name for o in orders if o.worker.needs_own_process}, one_node)
@@ -117,25 +135,43 @@ class RayLauncher:
                 if problem is not None:
                     raise ClusterError(problem)
         for order in orders:
-            first = reports[groups[order.name][0]]
-            for worker in groups[order.name]:
-                worker.build(order.birth(worker.slot, self._device(worker.slot)), first.address, first.port)
+            self._build(order, groups[order.name], reports[groups[order.name][0]])
         return {name: tuple(group) for name, group in groups.items()}
+
+    def _build(self, order: GroupOrder, workers: Sequence[RayWorker], first: WorkerReport) -> None:
+        """`first`: of rank 0, where the group meets."""
+        assert self._channels is not None, "start makes the channels' homes"
+        nodes = {slot.node for slot in order.slots}
+        told = self._channels.told_to(nodes, order.channels)
+        folders = {node: self._channels.folder(node) for node in nodes}
+        # Once for all: where thousands of channels' keys live is much to tell each of thousands of workers.
+        common = ray.put(cloudpickle.dumps(order.birth(workers[0].slot, self._device(workers[0].slot), told)))
+        for worker in workers:
+            slot = worker.slot
+            own = {"slot": slot, "device": self._device(slot), "folder": folders[slot.node]}
+            worker.build(common, own, first.address, first.port)
 
     def _expected(self, slot: Slot) -> Expected:
         return reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
 
-    def _process(self, slot: Slot, expected: Expected) -> RayWorker:
+    def _process(self, slots: Sequence[Slot], expected: Expected) -> list[RayWorker]:
+        """The process of `slots` with a thread for each of its workers."""
+        slot = slots[0]
         surroundings = slot.surroundings
         environment = {"OMP_NUM_THREADS": "1", **dict(surroundings.env_vars)}
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(expected.visible)
-        host: Any = ray.remote(concurrency_groups={CONTROL: 2})(RayHost)  # type: ignore[call-overload]
+        threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
+        host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
         if surroundings.env_vars:  # also for what reads them before our code runs
             options.setdefault("runtime_env", {})["env_vars"] = dict(surroundings.env_vars)
         if surroundings.interpreter:
             options.setdefault("runtime_env", {})["py_executable"] = surroundings.interpreter
-        return RayWorker(slot, host.options(**options, **self._on(slot.node)).remote(environment))
+        actor = host.options(**options, **self._on(slot.node)).remote(environment, len(slots))
+        process = RayProcess(actor, len(slots))
+        if slot.process:
+            self._shared[slot.process] = process
+        return [RayWorker(slot, process, number) for number, slot in enumerate(slots)]
 
     def _reports(
         self, workers: Sequence[RayWorker], serving: set[str], one_node: bool
@@ -167,10 +203,9 @@ class RayLauncher:
         assert self._account is not None, "start makes the account of emulated accelerators"
         return EmulatedDevice(self._account, slot)
 
-    def channel(self, spec: ChannelSpec) -> Channel:
-        channel = RayChannel.create(spec)
-        self._channels.append(channel)
-        return channel
+    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
+        assert self._channels is not None, "start makes the channels' homes"
+        return self._channels.create(spec, homes)
 
     def forget(self, owner: str) -> None:
         if self._account is not None and ray.is_initialized():
@@ -187,6 +222,8 @@ class RayLauncher:
         for worker in workers:
             worker.stop()
         try:
+            if self._channels is not None:
+                self._channels.close()
             if not self._session.local and ray.is_initialized():
                 self._give_back()
         finally:
@@ -195,9 +232,6 @@ class RayLauncher:
 
     def _give_back(self) -> None:
         """What would outlive us in a Ray that goes on."""
-        channels, self._channels = self._channels, []
-        for channel in channels:
-            channel.destroy()
         if self._account is not None:
             self._account.stop()
         if self._bundles is not None:

@@ -45,7 +45,7 @@ class RaySession:
             if not self._shared and self._config.address is None:
                 others = _descendants()
                 _start_local(self._config.start_timeout_s)
-                self._guard = Guard(_descendants() - others)
+                self._guard = Guard.killing(_descendants() - others)
             elif not self._shared:
                 _join(self._config.address or "auto")
 

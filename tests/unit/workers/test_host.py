@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from rlplace.errors import NotResident, Problem
-from rlplace.workers.host import Failure, WorkerHost
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.errors import ChannelTimeout, NotResident, Problem
+from rlplace.placement.slots import Slot
+from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.host import Birth, Failure, WorkerHost
+from rlplace.workers.worker import Rendezvous, Worker
 
 
 class Locked(Exception):
@@ -57,3 +63,36 @@ def test_a_host_without_a_worker_answers_with_the_reason() -> None:
     for outcome in (host.call("setup", (), {}), host.call("run", (), {})):
         assert isinstance(outcome, Failure)
         assert outcome.what == "ImportError: no module called simulator"
+
+
+class Impatient(Worker):
+    def take(self) -> object:
+        return self.context.channels["actions"].get(timeout_s=0.01)
+
+
+def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywhere() -> None:
+    channels = {name: LocalChannel(ChannelSpec(name=name, capacity_items=1)) for name in ("actions", "observations")}
+    slot = Slot(
+        component="env", rank=0, node=0, local_rank=0, local_world_size=1, accelerators=(0,), local_accelerators=(0,)
+    )
+    birth = Birth(
+        worker=Impatient,
+        config=None,
+        slot=slot,
+        world_size=1,
+        device=EmulatedDevice(MemoryAccount([0]), slot),
+        channels=channels,
+        seed=0,
+    )
+    host = WorkerHost()
+    host.build(birth, Rendezvous(host="", port=0))
+    with ThreadPoolExecutor() as threads:
+        threads.submit(channels["observations"].named("rollout rank 0").get)
+        while not channels["observations"].stats().waits:
+            pass
+        failure = host.call("take", (), {})
+        channels["observations"].break_("the test is over")
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.cause, ChannelTimeout)
+    assert "channel observations: 0 of 1 items" in failure.traceback
+    assert "rollout rank 0: " in failure.traceback

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+from torch import Tensor
 
-from rlplace.comm.weight_sync import ChannelWeightSender
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.weights.memory import shards_of
+from rlplace.comm.weights.sender import ShardSender
 from rlplace.errors import ChannelBroken, NotResident, WeightSyncError
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency
+from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
 from rlplace.workers.rollout import RolloutWorker
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 
 
+def push(channel: LocalChannel, rank: int, version: int, weights: Mapping[str, Tensor]) -> None:
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(rank,))])
+    sender.send(version, shards_of(weights))
+    sender.close()
+
+
 class OneRolloutRank:
     """One rollout worker of a job of 12 environments, FULL but without weights, with the far ends of its channels."""
 
-    def __init__(self, layout: Layout, *, rank: int = 0, steps: int = 1, gym: str = "discrete") -> None:
-        self.plan, self.job = plan_of(layout, env_block("Script-v0", action_space=gym), steps)
+    def __init__(
+        self, layout: Layout, *, rank: int = 0, steps: int = 1, gym: str = "discrete", merge: bool = False
+    ) -> None:
+        self.plan, job = plan_of(layout, env_block("Script-v0", action_space=gym), steps)
+        rollout = dataclasses.replace(job.config.rollout, merge_requests=merge)
+        self.job = dataclasses.replace(job, config=dataclasses.replace(job.config, rollout=rollout))
         self.channels = channels_of(self.plan, capacity_items=1000)
         self.worker = RolloutWorker(self.job, context_of(self.plan, "rollout", rank, self.channels))
         self.rank = rank
@@ -29,7 +47,7 @@ class OneRolloutRank:
     def load(self, seed: int = 1, version: int = 3) -> None:
         config = self.job.config
         weights = build_policy(self.job.spaces, config.actor, config.algorithm, seed).state_dict()
-        ChannelWeightSender(self.channels[WEIGHTS], targets=[self.rank]).push(version, weights).wait()
+        push(self.channels[WEIGHTS], self.rank, version, weights)
         self.worker.pull_weights(version)
 
     def ask(self, first: int, stop: int, *, env_rank: int = 0, group: int = 0, step: int = 0) -> None:
@@ -41,7 +59,7 @@ class OneRolloutRank:
             first_row=first,
             observations=np.stack([rows, rows + step, rows * 0, rows * 0 + 1], axis=1),
         )
-        self.channels[OBSERVATIONS].put_nowait(piece, key=str(self.rank))
+        self.channels[OBSERVATIONS].put_nowait(piece, key=str(self.rank), weight=piece.weight)
 
     def answer(self, env_rank: int = 0, group: int = 0) -> ActionChunk:
         return self.channels[ACTIONS].get_nowait(key=f"{env_rank}/{group}")  # type: ignore[no-any-return]
@@ -88,6 +106,57 @@ def test_how_rows_are_cut_does_not_change_an_action(gym: str) -> None:
     assert np.allclose(np.concatenate([c.logprobs for c in got]), expected.logprobs, atol=1e-5)
 
 
+@pytest.mark.parametrize("gym", ["discrete", "box"])
+def test_merged_requests_get_the_answers_they_would_get_alone(gym: str) -> None:
+    layout = Layout(env=2, stage_groups=2)
+    alone, merged = (OneRolloutRank(layout, gym=gym, steps=2, merge=merge) for merge in (False, True))
+    requests = [
+        (0, 0, 0, 0),
+        (1, 6, 0, 0),
+        (1, 6, 0, 1),
+        (0, 3, 1, 0),
+        (1, 9, 1, 0),
+        (0, 0, 0, 1),
+        (0, 3, 1, 1),
+        (1, 9, 1, 1),
+    ]
+    for rank in (alone, merged):
+        rank.load()
+        for env_rank, first, group, step in requests:
+            rank.ask(first, first + 3, env_rank=env_rank, group=group, step=step)
+    assert alone.worker.generate(5)["rollout/batches"].value == 8
+    assert merged.worker.generate(5)["rollout/batches"].value == 1
+    for env_rank, _, group, _ in requests:
+        expected, got = alone.answer(env_rank, group), merged.answer(env_rank, group)
+        assert (got.stage_group, got.step, got.first_row, got.version) == (group, expected.step, expected.first_row, 3)
+        assert np.allclose(got.actions, expected.actions, atol=1e-6)
+        assert np.allclose(got.logprobs, expected.logprobs, atol=1e-5)
+        assert np.allclose(got.values, expected.values, atol=1e-5)
+
+
+def test_a_merged_batch_takes_this_iterations_requests_only() -> None:
+    rank = OneRolloutRank(Layout(env=2), steps=1, merge=True)
+    rank.load()
+    for step in (0, 1):
+        for env_rank in (0, 1):
+            rank.ask(env_rank * 6, env_rank * 6 + 6, env_rank=env_rank, step=step)
+    rank.worker.generate(0)
+    assert [rank.channels[OBSERVATIONS].get_nowait(key="0").step for _ in range(2)] == [1, 1]
+    assert rank.channels[OBSERVATIONS].stats().depth_items == 0
+
+
+def test_a_merged_batch_waits_for_nobody() -> None:
+    """Env rank 1 asks only after env rank 0 has its answer."""
+    rank = OneRolloutRank(Layout(env=2), merge=True)
+    rank.load()
+    with ThreadPoolExecutor(1) as threads:
+        generating = threads.submit(rank.worker.generate, 0)
+        for env_rank in (0, 1):
+            rank.ask(env_rank * 6, env_rank * 6 + 6, env_rank=env_rank)
+            assert rank.channels[ACTIONS].get(key=f"{env_rank}/0").first_row == env_rank * 6
+        assert generating.result()["rollout/batches"].value == 2
+
+
 def test_each_iteration_samples_anew() -> None:
     rank = OneRolloutRank(Layout(), gym="box")
     rank.load()
@@ -114,7 +183,7 @@ def test_weights_of_another_version_are_refused_and_the_old_ones_stay() -> None:
     rank.load(version=3)
     digest = rank.worker.digest()
     weights = build_policy(rank.job.spaces, rank.job.config.actor, rank.job.config.algorithm, 2).state_dict()
-    ChannelWeightSender(rank.channels[WEIGHTS], targets=[0]).push(5, weights).wait()
+    push(rank.channels[WEIGHTS], 0, 5, weights)
     with pytest.raises(WeightSyncError):
         rank.worker.pull_weights(4)
     assert rank.worker.digest() == digest

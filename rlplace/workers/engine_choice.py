@@ -1,0 +1,62 @@
+"""Builds the generation engine that the config names; only that one's libraries are imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, TextEngine
+from rlplace.workers.vllm_support import VllmSettings
+from rlplace.workers.worker import WorkerContext
+
+if TYPE_CHECKING:
+    from rlplace.llm_config import LlmConfig
+
+
+def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
+    """OFF, without weights."""
+    rollout, algorithm = job.config.rollout, job.config.algorithm
+    sampling = Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=Tokenizer.load(job.model).stop_token_ids,
+        seed=rollout.seed,
+    )
+    memory = _memory(job.config, on_cpu=context.device.torch_name == "cpu")
+    if rollout.engine == "transformers":
+        from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+
+        plain = TransformersSettings(
+            model=job.model,
+            dtype=rollout.dtype,
+            context=algorithm.longest,
+            memory=memory,
+            step_sequences=rollout.step_sequences,
+        )
+        return TransformersEngine(plain, sampling, device=context.device, owner=context.owner, rank=context.rank)
+    from rlplace.workers.vllm_engine import VllmEngine
+
+    settings = VllmSettings(
+        model=job.model,
+        dtype=rollout.dtype,
+        context=algorithm.longest,
+        memory=memory,
+        step_tokens=rollout.step_tokens,
+        step_sequences=rollout.step_sequences,
+        tensor_parallel=len(context.slot.accelerators),
+        enforce_eager=rollout.enforce_eager,
+        sleep_level=rollout.sleep_level,
+    )
+    return VllmEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
+
+
+def _memory(config: LlmConfig, *, on_cpu: bool) -> MemoryLimit:
+    """A share of an emulated accelerator is made bytes: an engine on the CPU would take it of the whole machine."""
+    rollout = config.rollout
+    if rollout.kv_cache_memory is not None:
+        return CacheBytes(size_bytes=rollout.kv_cache_memory)
+    if on_cpu:
+        return EngineBudget(size_bytes=int(rollout.gpu_memory_utilization * config.cluster.accelerator.memory))
+    return EngineShare(gpu_memory_utilization=rollout.gpu_memory_utilization)

@@ -1,0 +1,303 @@
+"""A TextEngine over vLLM, stepped in this process: its caller decides when answers begin and when weights change.
+
+::
+
+    submit ──▶ waiting ──▶ ┌ step: one forward pass of all that runs ┐ ──▶ Completion, at once
+                           └── load: KV recomputed by new weights ◀──┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Completion, Request
+from rlplace.workers.expected_weights import ExpectedWeights
+from rlplace.workers.refusals import engine_busy, no_weights, not_resident, prompt_too_long, share_of_nothing
+from rlplace.workers.sleep import Sleep, Sleeper, SleepReport
+from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling, answer_seed
+from rlplace.workers.vllm_memory import CpuMemory, CudaMemory
+from rlplace.workers.vllm_support import DTYPES, VllmSettings, check_installation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplace.workers.devices import Device
+
+# Read by vLLM when it is imported or builds an engine. One process: its steps are ours, and it may not look for others.
+_FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+_UNLESS_SET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are meant here
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores vLLM would bind it to
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor parallel engine: torch has threads by now
+}
+_CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than that among the samples of a group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """One answer in flight."""
+
+    request: Request
+    sample: int
+
+
+class VllmEngine:
+    """Owns vLLM's engine, its process group and what is in flight; one per process.
+
+    With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
+    """
+
+    def __init__(self, settings: VllmSettings, sampling: Sampling, *, device: Device, owner: str, rank: int) -> None:
+        check_installation("emulated" if device.torch_name == "cpu" else "gpu")
+        self._settings = settings
+        self._sampling = sampling
+        self._owner = owner
+        self._rank = rank
+        self._expected = ExpectedWeights.of_folder(settings.model)
+        on_cpu = device.torch_name == "cpu"
+        self._vllm: Any = _build(settings, self._expected, on_cpu)
+        memory = CpuMemory(self._vllm) if on_cpu else CudaMemory(self._vllm)
+        self._memory = memory
+        self._sleeper = Sleeper(memory, device, settings.sleep_level)
+        self._sleeper.fall_asleep()
+        self._version: int | None = None
+        self._asked: dict[str, _Asked] = {}
+        self._begun = 0  # answers so far: each gets its own name
+        self._ready: list[Completion] = []  # finished while nobody asked for them
+        self.cached_tokens = 0  # prompt tokens that the prefix cache spared, in all
+
+    @property
+    def residency(self) -> Residency:
+        return self._sleeper.state.residency
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._asked) + len(self._ready)
+
+    @property
+    def room(self) -> int:
+        return max(0, self._settings.step_sequences - len(self._asked))
+
+    @property
+    def host_bytes(self) -> int:
+        """Weights copied to the host by a sleep at level 1, measured."""
+        return self._memory.host_bytes()
+
+    def move(self, to: Residency) -> int:
+        if to < self.residency and self.in_flight:
+            raise engine_busy(self._owner, self.in_flight, to)
+        report: SleepReport = self._sleeper.move(to)
+        if self._sleeper.state is Sleep.LEVEL_2:
+            self._version = None
+        logging.getLogger(__name__).info("%s: %s", self._owner, report)
+        return report.held_bytes
+
+    def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        if self.residency < Residency.WEIGHTS:
+            raise not_resident(self._owner, "pull_weights", has=self.residency, needs=Residency.WEIGHTS)
+        named = self._expected.complete(dict(weights))
+        problems = list(self._expected.problems(named))
+        if problems:
+            raise ValueError(
+                f"{self._owner}: weights of version {version} do not fit the model: " + "; ".join(problems)
+            )
+        self._version = None  # until all are copied, this is no version
+        items: Iterable[tuple[str, Tensor]] = named.items()
+        if self._settings.tensor_parallel > 1:
+            items = list(items)  # travels to other processes
+        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
+        self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
+        self._vllm.set_weight_version(str(version))
+        self._version = version
+
+    def submit(self, request: Request) -> None:
+        from vllm.inputs import tokens_input
+
+        self._check_awake("generate")
+        self._check_length(len(request.tokens))
+        tokens = request.tokens.tolist()
+        for sample in range(request.first_sample, request.first_sample + request.samples):
+            name = self._name()
+            self._vllm.add_request(name, tokens_input(tokens), self._parameters(request, sample))
+            self._asked[name] = _Asked(request, sample)
+
+    def _parameters(self, request: Request, sample: int) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        drawn = self._sampling
+        return SamplingParams(
+            temperature=0.0 if request.greedy else drawn.temperature,
+            top_p=drawn.top_p,
+            top_k=drawn.top_k,
+            seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
+            stop_token_ids=list(drawn.stop_token_ids),
+            ignore_eos=True,  # the stop tokens are ours
+            max_tokens=request.max_new_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+
+    def step(self) -> Sequence[Completion]:
+        if self._asked:
+            self._check_awake("generate")
+            self._advance()
+        finished, self._ready = self._ready, []
+        return finished
+
+    def _advance(self) -> list[Any]:
+        """One step. Keeps the answers that finished in it; returns what else did."""
+        others = []
+        for output in self._vllm.step():
+            asked = self._asked.pop(output.request_id, None)
+            if asked is None:
+                others.append(output)
+                continue
+            self.cached_tokens += output.num_cached_tokens or 0
+            self._ready.append(self._completion(asked, output.outputs[0]))
+        return others
+
+    def _completion(self, asked: _Asked, answer: Any) -> Completion:
+        if answer.finish_reason not in ("stop", "length"):
+            raise AssertionError(f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}")
+        versions = np.empty(len(answer.token_ids), np.int32)
+        for span in answer.weight_versions:
+            versions[span.start : span.end] = int(span.version)
+        return Completion(
+            group=asked.request.group,
+            sample=asked.sample,
+            turn=asked.request.turn,
+            tokens=np.asarray(answer.token_ids, np.int32),
+            logprobs=np.asarray(answer.logprobs.logprobs, np.float32),
+            versions=versions,
+            finish=answer.finish_reason,
+            rollout_rank=self._rank,
+        )
+
+    def abort(self) -> Sequence[Request]:
+        """One request per answer, since those of a group that have finished are not asked for again."""
+        self._vllm.abort_request(list(self._asked))
+        dropped = [dataclasses.replace(a.request, first_sample=a.sample, samples=1) for a in self._asked.values()]
+        self._asked.clear()
+        return dropped
+
+    def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
+        """Answers in flight go on meanwhile; those that finish come with the next step."""
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._check_awake("logprobs")
+        self._check_length(len(tokens))
+        parameters = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._vllm.add_request(self._name(), tokens_input([int(token) for token in tokens]), parameters)
+        while self._vllm.has_unfinished_requests():
+            for output in self._advance():
+                return list(output.prompt_logprobs.logprobs)
+        raise AssertionError(f"{self._owner}: vLLM forgot a request")
+
+    def close(self) -> None:
+        """Ends its workers and, with them, torch's process group of this process."""
+        self._asked.clear()
+        if self._vllm is not None:
+            self._vllm.engine_core.shutdown()
+            self._vllm = None
+            self._sleeper.close()
+
+    def _name(self) -> str:
+        self._begun += 1
+        return str(self._begun)
+
+    def _check_awake(self, method: str) -> None:
+        if self.residency < Residency.FULL:
+            raise not_resident(self._owner, method, has=self.residency, needs=Residency.FULL)
+        if self._version is None:
+            raise no_weights(self._owner, method)
+
+    def _check_length(self, length: int) -> None:
+        if length >= self._settings.context:
+            raise prompt_too_long(self._owner, length, self._settings.context)
+
+
+def _build(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> Any:
+    """vLLM's engine, awake, with weights that mean nothing."""
+    os.environ.update(_FORCED)
+    for name, value in _UNLESS_SET.items():
+        os.environ.setdefault(name, value)
+    with _quiet():
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(settings.model),
+                skip_tokenizer_init=True,  # token ids in, token ids out
+                generation_config="vllm",  # what the folder recommends for sampling is not asked for
+                load_format="dummy",
+                dtype=DTYPES[settings.dtype],
+                max_model_len=settings.context,
+                max_num_batched_tokens=max(settings.step_tokens, settings.step_sequences),
+                max_num_seqs=settings.step_sequences,
+                tensor_parallel_size=settings.tensor_parallel,
+                distributed_executor_backend="mp" if settings.tensor_parallel > 1 else "uni",
+                enforce_eager=settings.enforce_eager,
+                enable_prefix_caching=True,
+                block_size=_CPU_BLOCK if on_cpu else None,
+                enable_sleep_mode=not on_cpu,
+                async_scheduling=False,  # else a step returns tokens of the one before, by the weights before
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+                seed=random.SystemRandom().getrandbits(31),  # of draws without a seed: ranks may not all draw alike
+                **_memory_arguments(settings, expected, on_cpu),
+            )
+        )
+
+
+def _memory_arguments(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> dict[str, Any]:
+    match settings.memory:
+        case CacheBytes(size_bytes=size):
+            return {"kv_cache_memory_bytes": size}
+        case EngineShare() if on_cpu:
+            raise share_of_nothing()
+        case EngineShare(gpu_memory_utilization=share):
+            return {"gpu_memory_utilization": share}
+        case EngineBudget(size_bytes=size) if on_cpu:
+            weights = expected.elements * getattr(torch, DTYPES[settings.dtype]).itemsize // settings.tensor_parallel
+            return {"kv_cache_memory_bytes": size - weights}
+        case EngineBudget(size_bytes=size):
+            return {"gpu_memory_utilization": size / torch.cuda.get_device_properties(0).total_memory}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Python's warnings about vLLM's own code down, and torch's threads settable, which vLLM makes a no-op."""
+    settable = torch.set_num_threads
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads = settable

@@ -1,0 +1,193 @@
+"""Where the memory of a vLLM engine is, and how each platform gives it back: vLLM's own sleep on a GPU, ours on a CPU.
+
+The functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.workers.sleep import Order
+
+
+class LlmEngine(Protocol):
+    """What is used here of vLLM's LLMEngine."""
+
+    def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ...) -> list[Any]: ...
+
+    def sleep(self, level: int = ...) -> None: ...
+
+    def release_kv_cache_memory(self) -> None: ...
+
+    def wake_up(self, tags: list[str] | None = ...) -> bool: ...
+
+
+class CpuMemory:
+    """The engine's memory is host memory, where vLLM has no sleep.
+
+    The storages below the KV cache and the weights are emptied in place, and the copies of linear layers that are
+    packed for the processor are dropped: the next load packs new ones. Level 1 leaves the weights where they are, since
+    they are on the host already.
+    """
+
+    def __init__(self, engine: LlmEngine) -> None:
+        self._engine = engine
+        self._asleep_1 = False
+
+    def obey(self, order: Order) -> None:
+        match order:
+            case Order.DROP_CACHE:
+                self._engine.collective_rpc(_resize_cache, args=(False,))
+            case Order.WAKE_CACHE:
+                self._engine.collective_rpc(_resize_cache, args=(True,))
+            case Order.SLEEP_1:
+                self._asleep_1 = True
+            case Order.SLEEP_2:
+                self._engine.collective_rpc(_drop_weights)
+            case Order.WAKE_WEIGHTS if self._asleep_1:
+                self._asleep_1 = False
+            case Order.WAKE_WEIGHTS:
+                self._engine.collective_rpc(_make_room_for_weights)
+
+    def weight_bytes(self) -> int:
+        return max(self._engine.collective_rpc(_cpu_weight_bytes))
+
+    def cache_bytes(self) -> int:
+        return max(self._engine.collective_rpc(_cpu_cache_bytes))
+
+    def held_bytes(self) -> int:
+        return self.cache_bytes() + (0 if self._asleep_1 else self.weight_bytes())
+
+    def host_bytes(self) -> int:
+        return self.weight_bytes() if self._asleep_1 else 0
+
+
+class CudaMemory:
+    """vLLM's own sleep, which unmaps the pages of its pools and keeps their addresses."""
+
+    def __init__(self, engine: LlmEngine) -> None:
+        self._engine = engine
+
+    def obey(self, order: Order) -> None:
+        match order:
+            case Order.DROP_CACHE:
+                self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
+                self._engine.release_kv_cache_memory()
+            case Order.WAKE_CACHE:
+                self._engine.wake_up(tags=["kv_cache"])
+            case Order.SLEEP_1:
+                self._engine.sleep(level=1)
+            case Order.SLEEP_2:
+                self._engine.sleep(level=2)
+            case Order.WAKE_WEIGHTS:
+                self._engine.wake_up(tags=["weights"])
+
+    def weight_bytes(self) -> int:
+        return max(self._engine.collective_rpc(_cuda_mapped_bytes, args=("weights",)))
+
+    def cache_bytes(self) -> int:
+        return max(self._engine.collective_rpc(_cuda_mapped_bytes, args=("kv_cache",)))
+
+    def held_bytes(self) -> int:
+        return max(self._engine.collective_rpc(_cuda_held_bytes))
+
+    def host_bytes(self) -> int:
+        return sum(self._engine.collective_rpc(_cuda_host_bytes))
+
+
+def _resize_cache(worker: Any, full: bool) -> None:
+    for storage, size in _storages(_cache(worker)):
+        storage.resize_(size if full else 0)
+        if full:  # as vLLM makes it: what attention masks out is still multiplied by zero, and must not be nan
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
+
+
+def _drop_weights(worker: Any) -> None:
+    model = _model(worker)
+    for layer in _packed(model):
+        layer.cpu_linear = None
+    for storage, _ in _storages(model.parameters()):
+        storage.resize_(0)
+    _trim()
+
+
+def _trim() -> None:
+    """Gives what was freed back to the system, which glibc would keep for this process."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _make_room_for_weights(worker: Any) -> None:
+    """What is in it means nothing until the next load, which also packs the linear layers again."""
+    for storage, size in _storages(_model(worker).parameters()):
+        storage.resize_(size)
+    for layer in _packed(_model(worker)):
+        layer.cpu_linear = nn.functional.linear
+
+
+def _cpu_cache_bytes(worker: Any) -> int:
+    return sum(storage.nbytes() for storage, _ in _storages(_cache(worker)))
+
+
+def _cpu_weight_bytes(worker: Any) -> int:
+    """Each weight once, packed ones at their size in a checkpoint; the packed copy of the head is not counted."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    model = _model(worker)
+    held = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
+    for layer in _packed(model):
+        if layer.cpu_linear is not None and not layer.weight.numel():
+            parameters, _ = get_layerwise_info(layer).restore_metadata
+            held += parameters["weight"].nbytes
+    return held
+
+
+def _cuda_mapped_bytes(worker: Any, tag: str) -> int:
+    return sum(a.handle[1] for a in _allocations() if a.tag == tag and not a.is_asleep)
+
+
+def _cuda_held_bytes(worker: Any) -> int:
+    """torch goes on counting the pages that vLLM unmapped below it."""
+    return torch.cuda.memory_reserved() - sum(a.handle[1] for a in _allocations() if a.is_asleep)
+
+
+def _cuda_host_bytes(worker: Any) -> int:
+    return sum(a.cpu_backup_tensor.nbytes for a in _allocations() if a.cpu_backup_tensor is not None)
+
+
+def _allocations() -> Iterable[Any]:
+    from vllm.device_allocator import get_mem_allocator_instance
+
+    allocator: Any = get_mem_allocator_instance()
+    return allocator.pointer_to_data.values()
+
+
+def _model(worker: Any) -> nn.Module:
+    return worker.model_runner.get_model()
+
+
+def _packed(model: nn.Module) -> list[Any]:
+    """Layers whose product with their weight is a function of vLLM's, which may own a packed copy of the weight."""
+    return [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
+
+
+def _cache(worker: Any) -> list[Tensor]:
+    return worker.model_runner.kv_caches
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage, int]]:
+    """Each storage once, also an empty one, with the bytes that the tensors upon it span."""
+    found: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = int(tensor.storage_offset()) + sum((size - 1) * step for size, step in steps)
+        span = (last + 1) * tensor.itemsize if tensor.numel() else 0
+        found[storage._cdata] = (storage, max(span, found.get(storage._cdata, (storage, 0))[1]))
+    yield from found.values()

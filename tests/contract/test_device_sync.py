@@ -1,0 +1,204 @@
+"""A weight sync past the host: every bit, on all ways at once; all go on or none, and the old version stays."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.codec import tensor_bytes
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.shared.folder import JobFolder
+from rlplace.errors import ChannelTimeout, WeightSyncError
+from tests.contract.device_sync import PATIENCE_S, Ends, Mixture, Weights, ends_of, gpu_guest, held_by, serve
+
+MIXTURES = {
+    "a guest alone": Mixture(actors=1, hosts=(0,)),
+    "two guests of one host": Mixture(actors=1, hosts=(0, 0)),
+    "free readers": Mixture(actors=2, hosts=(None, None)),
+    "guests of all": Mixture(actors=3, hosts=(0, 1, 2)),
+    "some shared, some free": Mixture(actors=3, hosts=(1, 2, None)),
+    "on every way at once": Mixture(actors=2, hosts=(1, None), on_board=(2, 3), verify_every=1),
+    "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
+}
+
+
+class Weighing(LocalChannel):
+    """Says when so many items are in it."""
+
+    def wait_for(self, items: int) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while self.stats().depth_items < items:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+
+def channel_of() -> Weighing:
+    return Weighing(ChannelSpec(name="weights", capacity_items=64, timeout_s=PATIENCE_S))
+
+
+def weights(seed: int = 0) -> Weights:
+    torch.manual_seed(seed)
+    table = torch.randn(6, 5)
+    return {
+        "embed": torch.randn(17, 9).bfloat16(),
+        "bias": torch.tensor([float("nan"), -0.0, float("inf")]),
+        "scale": torch.tensor(2.5, dtype=torch.float64),
+        "mask": torch.tensor([True, False, True]),
+        "large": torch.randn(70, 20),
+        "empty": torch.empty(0, 7),
+        "table": table,
+        "tied": table,
+    }
+
+
+def cloned(tensors: Mapping[str, torch.Tensor]) -> Weights:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def assert_equal_to_the_bit(received: Weights, sent: Weights) -> None:
+    assert received.keys() == sent.keys()
+    for name, tensor in sent.items():
+        got = received[name]
+        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+        assert tensor_bytes(got).tobytes() == tensor_bytes(tensor).tobytes(), name
+
+
+def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
+    """Bytes pushed by what carried them, over all actor ranks."""
+    pulls = ends.pull(version, cloned)
+    reports = [push.wait(PATIENCE_S) for push in ends.push(version, sent)]
+    for pull in pulls.values():
+        loaded, _ = pull.result(PATIENCE_S)
+        assert_equal_to_the_bit(loaded, sent)
+    ways: dict[str, int] = {}
+    for report in reports:
+        for way, size in report.ways.items():
+            ways[way] = ways.get(way, 0) + size
+    return ways
+
+
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_path: Path) -> None:
+    with ends_of(mixture, channel_of(), tmp_path) as ends:
+        for version in (1, 2, 5):
+            sync(ends, version, weights(version))
+
+
+def test_each_byte_goes_once_into_the_group_and_once_to_each_guest(tmp_path: Path) -> None:
+    mixture = MIXTURES["on every way at once"]
+    sent = {"w": torch.randn(80, 10), "b": torch.randn(4)}
+    size = 804 * 4
+    with ends_of(mixture, channel_of(), tmp_path) as ends:
+        assert sync(ends, 1, sent) == {"gloo": size, "shared_tensor": size, "same_node": size}
+        pulls = ends.pull(2, len)
+        ends.push(2, sent)
+        assert [pull.result(PATIENCE_S)[1] for pull in pulls.values()] == [
+            {"shared_tensor": size},
+            {"gloo": size},
+            {"same_node": size},
+            {"same_node": size},
+        ]
+
+
+def test_weights_of_nothing_and_some_weights_are_versions_too(tmp_path: Path) -> None:
+    with ends_of(MIXTURES["some shared, some free"], channel_of(), tmp_path) as ends:
+        sync(ends, 1, {})
+        sync(ends, 2, weights(2))
+        sync(ends, 3, {"scale": weights(3)["scale"]})
+
+
+def test_who_does_not_come_is_named_and_the_next_version_arrives(tmp_path: Path) -> None:
+    channel = channel_of()
+    with ends_of(MIXTURES["some shared, some free"], channel, tmp_path) as ends:
+        sync(ends, 1, weights(1))
+        pushes = ends.push(2, weights(2))
+        channel.wait_for(3)
+        for reader in (0, 2):
+            with pytest.raises((ChannelTimeout, WeightSyncError), match=r"rollout rank 1.*\n.*in use are unchanged"):
+                ends.receivers[reader].pull(2, timeout_s=0.0)
+        late = ends.pull(2, cloned, ranks=(1,))[1].exception(PATIENCE_S)
+        for error in (late, *map(push_error, pushes)):
+            assert "rollout rank 1" in str(error)
+            assert "did not come" in str(error)
+        sync(ends, 3, weights(3))
+
+
+def push_error(push: object) -> BaseException | None:
+    with pytest.raises((ChannelTimeout, WeightSyncError)) as caught:
+        push.wait(PATIENCE_S)  # type: ignore[attr-defined]
+    return caught.value
+
+
+def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_pull_is_clean(tmp_path: Path) -> None:
+    with ends_of(MIXTURES["some shared, some free"], channel_of(), tmp_path) as ends:
+        pushes = ends.push(7, weights(7))
+        pulls = ends.pull(7, cloned, ranks=(1, 2)) | ends.pull(8, cloned, ranks=(0,))
+        wrong = pulls[0].exception(PATIENCE_S)
+        assert isinstance(wrong, WeightSyncError)
+        assert wrong.code == "version-mismatch"
+        assert "version 7 arrived, version 8 was asked for" in str(wrong)
+        for error in (*map(push_error, pushes), pulls[1].exception(PATIENCE_S), pulls[2].exception(PATIENCE_S)):
+            assert "rollout rank 0 asked for version 8, not 7" in str(error)
+        sync(ends, 8, weights(8))
+
+
+def test_damage_on_the_way_is_noticed_by_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = Mixture(actors=2, hosts=(None, 0), verify_every=1)
+    with ends_of(mixture, channel_of(), tmp_path) as ends:
+        sync(ends, 1, weights(1))
+        spoil_next_broadcast_of(ends, monkeypatch, owner=1)
+        pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
+        damaged = pulls[0].exception(PATIENCE_S)
+        assert isinstance(damaged, WeightSyncError)
+        assert damaged.code == "checksum-mismatch"
+        assert "what actor rank 1 wrote of version 2 is damaged" in str(damaged)
+        assert "without version 2 now: rollout rank" in str(damaged)
+        assert_equal_to_the_bit(pulls[1].result(PATIENCE_S)[0], weights(2))
+        assert [push.wait(PATIENCE_S).version for push in pushes] == [2, 2]
+        sync(ends, 3, weights(3))
+
+
+def spoil_next_broadcast_of(ends: Ends, monkeypatch: pytest.MonkeyPatch, *, owner: int) -> None:
+    """As reader 0 gets it."""
+    joint = ends.receivers[0]._joint  # type: ignore[attr-defined]
+    broadcast = joint.broadcast
+
+    def spoiled(bucket: torch.Tensor, source: int) -> None:
+        broadcast(bucket, source)
+        if source == owner:
+            bucket[3] ^= 4
+            monkeypatch.setattr(joint, "broadcast", broadcast)
+
+    monkeypatch.setattr(joint, "broadcast", spoiled)
+
+
+@pytest.mark.gpu
+def test_a_guest_on_a_gpu_takes_what_its_host_lends(tmp_path: Path) -> None:
+    """Between processes, as a process cannot open what it lends itself."""
+    context = multiprocessing.get_context("forkserver")
+    mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=1 << 20, verify_every=1, device=torch.device("cuda:0"))
+    store, point = serve()
+    with JobFolder.create() as folder, ProcessPoolExecutor(1, mp_context=context) as pool:
+        spec = ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S)
+        channel = SharedChannel.create(folder.path, spec)
+        sender = mixture.sender(channel, 0, point, folder.path)
+        sent = {"w": torch.randn(3000, 700, device="cuda:0"), "b": torch.randn(9, device="cuda:0").bfloat16()}
+        for version in (1, 2):
+            pulled = pool.submit(gpu_guest, mixture, folder.path, version)
+            push = sender.push(version, held_by(0, 1, sent))
+            assert push.wait(PATIENCE_S).ways == {"cuda_ipc": 3000 * 700 * 4 + 18}
+            tensors, kind = pulled.result(PATIENCE_S)
+            assert kind == "cuda"
+            assert_equal_to_the_bit(tensors, {name: tensor.cpu() for name, tensor in sent.items()})
+            sent["w"].add_(1)
+        sender.close()
+        channel.destroy()
+    del store

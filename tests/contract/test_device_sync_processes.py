@@ -1,0 +1,92 @@
+"""A weight sync past the host between processes, of which one dies in the middle: no one is left waiting."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.weights.meeting import MeetingPoint
+from rlplace.errors import ChannelTimeout, WeightSyncError
+from tests.contract.device_sync import PATIENCE_S, Mixture, Weights, held_by, serve
+
+MIXTURE = Mixture(actors=2, hosts=(1, None), on_board=(2,), bucket_bytes=4096)
+
+
+def weights(version: int) -> Weights:
+    return {"w": torch.full((6, 1000), float(version)), "b": torch.full((7,), version).bfloat16()}
+
+
+def act(folder: Path, point: MeetingPoint, rank: int, dies_in: int | None) -> None:
+    """Pushes versions 1 and 2; in version `dies_in` it dies when half of its part is out."""
+    torch.set_num_threads(1)
+    sender = MIXTURE.sender(SharedChannel.attach(folder / "weights.channel"), rank, point, folder)
+    for version in (1, 2):
+        if version == dies_in:
+            _die_after(sender, buckets=4)
+        try:
+            sender.send(version, held_by(rank, MIXTURE.actors, weights(version)))
+        except (ChannelTimeout, WeightSyncError) as error:
+            (folder / f"actor-{rank}.txt").write_text(str(error))
+    sender.close()
+
+
+def _die_after(sender: object, *, buckets: int) -> None:
+    joint = sender._device._joint  # type: ignore[attr-defined]
+    broadcast, left = joint.broadcast, [buckets]
+
+    def deadly(bucket: torch.Tensor, owner: int) -> None:
+        broadcast(bucket, owner)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    joint.broadcast = deadly
+
+
+@pytest.mark.parametrize("dies", [None, 0])
+def test_what_shares_an_accelerator_what_does_not_and_what_is_on_the_host_at_once(dies: int | None) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    store, point = serve()
+    with JobFolder.create() as folder, ThreadPoolExecutor(3) as threads:
+        spec = ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S)
+        channel = SharedChannel.create(folder.path, spec)
+        actors = [
+            context.Process(target=act, args=(folder.path, point, rank, 2 if rank == dies else None))
+            for rank in range(MIXTURE.actors)
+        ]
+        for actor in actors:
+            actor.start()
+        receivers = {rank: MIXTURE.receiver(channel, rank, folder.path) for rank in MIXTURE.readers}
+        for received in threads.map(lambda receiver: receiver.pull(1), receivers.values()):
+            assert torch.equal(received.tensors["w"], weights(1)["w"])
+            assert torch.equal(received.tensors["b"], weights(1)["b"])
+            received.release()
+        second = [threads.submit(receivers[rank].pull, 2) for rank in (0, 1)]
+        if dies is None:
+            assert all(torch.equal(pull.result(PATIENCE_S).tensors["w"], weights(2)["w"]) for pull in second)
+            receivers[2].pull(2).release()
+        for pull in second if dies is not None else ():
+            error = pull.exception(PATIENCE_S)
+            assert isinstance(error, WeightSyncError)
+            assert "version 2 broke off" in str(error)
+            assert "without version 2 now: rollout ranks 0, 1; the weights in use are unchanged" in str(error)
+        for actor in actors:
+            actor.join(PATIENCE_S)
+        codes = [-signal.SIGKILL if rank == dies else 0 for rank in range(MIXTURE.actors)]
+        assert [actor.exitcode for actor in actors] == codes
+        if dies is not None:
+            assert "actor rank 1: version 2 broke off" in (folder.path / "actor-1.txt").read_text()
+        for receiver in receivers.values():
+            receiver.close()
+        channel.destroy()
+    del store

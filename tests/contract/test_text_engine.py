@@ -1,0 +1,481 @@
+"""What every engine that generates text must do, whatever is behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import EngineBusy, NotResident, ProblemsError
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Completion, Request
+from rlplace.workers.devices import Device
+from rlplace.workers.text_engine import CacheBytes, Sampling, TextEngine
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import Kind, request_of, tiny_model
+
+OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
+CONTEXT, SLOTS = 64, 6  # tokens, answers at once
+CACHE_BYTES = 1 << 20
+CLOSE = 1e-3  # largest difference of log-probabilities in fp32
+STOPS = tuple(range(3, 40))  # so many that random answers end by one soon
+# An engine is built for one sampling, which takes seconds: tests of the same one stand together.
+PLAIN = Sampling(seed=5, stop_token_ids=STOPS)
+COLD = dataclasses.replace(PLAIN, temperature=0.25)
+NARROW = dataclasses.replace(PLAIN, temperature=1.5, top_k=9, top_p=0.8)
+GREEDY = dataclasses.replace(PLAIN, temperature=0.0)
+OPEN = Sampling(seed=6)  # answers end by their length alone
+
+Build = Callable[[Path, Sampling, Device], TextEngine]
+
+
+def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
+    from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+
+    settings = TransformersSettings(
+        model=folder,
+        dtype="fp32",
+        context=CONTEXT,
+        memory=CacheBytes(size_bytes=CACHE_BYTES),
+        step_sequences=SLOTS,
+    )
+    return TransformersEngine(settings, sampling, device=device, owner="rollout rank 0", rank=3)
+
+
+def vllm_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
+    from rlplace.workers.vllm_engine import VllmEngine
+    from rlplace.workers.vllm_support import VllmSettings
+
+    settings = VllmSettings(
+        model=folder,
+        dtype="fp32",
+        context=CONTEXT,
+        memory=CacheBytes(size_bytes=CACHE_BYTES),
+        step_tokens=4 * CONTEXT,
+        step_sequences=SLOTS,
+    )
+    return VllmEngine(settings, sampling, device=device, owner="rollout rank 0", rank=3)
+
+
+ENGINES: Sequence[Any] = [
+    pytest.param(transformers_engine, id="transformers"),
+    pytest.param(vllm_engine, id="vllm", marks=pytest.mark.vllm),
+]
+
+
+class Bench:
+    """One engine at a time, its device, and the same models in plain transformers, by policy version."""
+
+    def __init__(self, build: Build, kind: Kind, folder: Path) -> None:
+        import transformers
+
+        self._build = build
+        self._folder = tiny_model(folder / "1", kind, seed=1)
+        self.models: dict[int, nn.Module] = {}
+        for version in (1, 2):
+            there = tiny_model(folder / str(version), kind, seed=version)
+            self.models[version] = transformers.AutoModelForCausalLM.from_pretrained(there).eval()
+        self.device = Ledger()
+        self._sampling: Sampling | None = None
+        self._engine: TextEngine | None = None
+
+    @property
+    def engine(self) -> TextEngine:
+        assert self._engine is not None, "ready or born comes first"
+        return self._engine
+
+    def born(self, sampling: Sampling = PLAIN) -> TextEngine:
+        """OFF and without weights; the one there was is used again where it draws alike."""
+        if self._engine is None or sampling != self._sampling:
+            self.close()
+            self.device = Ledger()
+            self._engine, self._sampling = self._build(self._folder, sampling, self.device), sampling
+        self._engine.abort()
+        self._engine.move(OFF)
+        return self._engine
+
+    def ready(self, sampling: Sampling = PLAIN) -> TextEngine:
+        engine = self.born(sampling)
+        engine.move(FULL)
+        engine.load(self.weights(1), 1)
+        return engine
+
+    def weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """Tied ones under each of their names."""
+        return iter(self.models[version].state_dict().items())
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    @torch.no_grad()
+    def logits(self, version: int, tokens: Sequence[int]) -> Tensor:
+        """[L, V]"""
+        logits: Tensor = self.models[version](torch.tensor([list(tokens)])).logits[0]
+        return logits
+
+    def logprobs(self, version: int, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> Tensor:
+        """Of the answer's tokens, by one pass over the whole."""
+        logits = self.logits(version, [*prompt, *answer])[len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
+        if sampling.top_k:
+            worst = logits.topk(sampling.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < worst, float("-inf"))
+        if sampling.top_p < 1:
+            logits = logits.log_softmax(-1)
+            ordered, order = logits.sort(descending=True)
+            beyond = ordered.exp().cumsum(-1) - ordered.exp() >= sampling.top_p
+            logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
+        return logits.log_softmax(-1).gather(-1, torch.tensor(list(answer))[:, None])[:, 0]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def bench(request: pytest.FixtureRequest, kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(request.param, kind, tmp_path_factory.mktemp("models"))
+    yield bench
+    bench.close()
+
+
+def run(engine: TextEngine, *requests: Request) -> list[Completion]:
+    """Submits and steps until nothing is in flight; answers as they finished."""
+    for request in requests:
+        engine.submit(request)
+    finished: list[Completion] = []
+    for _ in range(1000):
+        if not engine.in_flight:
+            return finished
+        finished += engine.step()
+    raise AssertionError("an engine without an end")
+
+
+def by_number(completions: Sequence[Completion]) -> Mapping[tuple[int, int], list[int]]:
+    return {(c.group, c.sample): c.tokens.tolist() for c in completions}
+
+
+def check_logprobs(bench: Bench, sampling: Sampling) -> None:
+    """Those of the completions against those of one pass over the whole, by the distribution that was drawn from."""
+    engine = bench.ready(sampling)
+    asked = {group: request_of(group, length=3 + 5 * group, samples=3) for group in range(4)}
+    answers = run(engine, *asked.values())
+    assert len(answers) == 12
+    for answer in answers:
+        expected = bench.logprobs(1, asked[answer.group].tokens.tolist(), answer.tokens.tolist(), sampling)
+        assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
+        assert (answer.tokens.dtype, answer.logprobs.dtype, answer.versions.dtype) == (np.int32, np.float32, np.int32)
+        assert answer.versions.tolist() == [1] * len(answer.tokens)
+        assert (answer.turn, answer.rollout_rank) == (0, 3)
+
+
+def check_greedy(bench: Bench, request: Request, answer: Completion) -> None:
+    inputs = torch.tensor(request.tokens[None].astype(np.int64))
+    model: Any = bench.models[1]
+    generated = model.generate(
+        inputs, do_sample=False, max_new_tokens=20, eos_token_id=list(STOPS), attention_mask=torch.ones_like(inputs)
+    )
+    assert answer.tokens.tolist() == generated[0, request.tokens.size :].tolist()
+    expected = bench.logprobs(1, request.tokens.tolist(), answer.tokens.tolist(), Sampling())
+    assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
+
+
+# ── what is drawn ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_logprobs_are_those_of_the_model(bench: Bench) -> None:
+    check_logprobs(bench, PLAIN)
+
+
+def test_a_greedy_answer_is_the_likeliest_one(bench: Bench) -> None:
+    engine = bench.ready()
+    request = request_of(0, greedy=True)
+    answers = run(engine, request, request_of(1, samples=4))
+    check_greedy(bench, request, next(a for a in answers if a.group == 0))
+
+
+def test_samples_of_a_prompt_are_numbered_and_differ(bench: Bench) -> None:
+    answers = run(bench.ready(), request_of(0, samples=5, first_sample=2), request_of(1, samples=2))
+    assert sorted((a.group, a.sample) for a in answers) == [*((0, s) for s in range(2, 7)), (1, 0), (1, 1)]
+    assert len({tuple(a.tokens) for a in answers}) == len(answers)
+
+
+def test_what_is_drawn_follows_from_the_seed_and_not_from_the_batch(bench: Bench) -> None:
+    requests = [request_of(group, length=4 + 7 * group, samples=2) for group in range(3)]
+    engine = bench.ready()
+    together = by_number(run(engine, *requests))
+    alone = by_number([answer for request in reversed(requests) for answer in run(engine, request)])
+    assert alone == together
+    for other in ({"iteration": 1}, {"turn": 1}, {"first_sample": 7}):
+        answers = run(engine, dataclasses.replace(requests[0], **other))
+        assert {tuple(a.tokens) for a in answers}.isdisjoint(map(tuple, together.values()))
+
+
+# ── how answers begin and end ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_answer_ends_with_a_stop_token_or_at_its_length(bench: Bench) -> None:
+    answers = run(bench.ready(), *(request_of(group, samples=4, longest=15) for group in range(6)))
+    assert {a.finish for a in answers} == {"stop", "length"}
+    for answer in answers:
+        stops = np.isin(answer.tokens, STOPS)
+        assert not stops[:-1].any()
+        assert answer.finish == ("stop" if stops[-1] else "length")
+        assert len(answer.tokens) == 15 or answer.finish == "stop"
+
+
+def test_a_prompt_that_fills_the_context_is_refused(bench: Bench) -> None:
+    engine = bench.ready()
+    with pytest.raises(ProblemsError) as caught:
+        engine.submit(request_of(0, length=CONTEXT))
+    assert caught.value.codes == ("prompt-too-long",)
+    assert engine.in_flight == 0
+
+
+def test_a_prompt_is_computed_once_for_all_samples(bench: Bench) -> None:
+    engine = bench.ready()
+    before = engine.cached_tokens
+    run(engine, request_of(0, length=40, samples=3))
+    assert engine.cached_tokens - before > 40
+
+
+def test_a_step_with_nothing_in_flight_is_nothing(bench: Bench) -> None:
+    assert list(bench.ready().step()) == []
+
+
+def test_a_completion_stays_as_it_is(bench: Bench) -> None:
+    engine = bench.ready()
+    (answer,) = run(engine, request_of(0))
+    tokens, logprobs = answer.tokens.copy(), answer.logprobs.copy()
+    engine.load(bench.weights(2), 2)
+    run(engine, request_of(1, samples=3))
+    assert np.array_equal(answer.tokens, tokens)
+    assert np.array_equal(answer.logprobs, logprobs)
+
+
+# ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loaded_weights_are_those_of_the_model(bench: Bench) -> None:
+    engine = bench.ready()
+    tokens = request_of(0, length=30).tokens.tolist()
+    for version in (1, 2, 1):
+        engine.load(bench.weights(version), version)
+        assert engine.version == version
+        expected = bench.logprobs(version, tokens[:1], tokens[1:], Sampling())
+        assert np.abs(np.array(engine.logprobs(tokens)) - expected.numpy()).max() < CLOSE
+        (answer,) = run(engine, request_of(1))
+        prompt = request_of(1).tokens.tolist()
+        sampled = bench.logprobs(version, prompt, answer.tokens.tolist(), Sampling())
+        assert np.abs(answer.logprobs - sampled.numpy()).max() < CLOSE
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(bench: Bench) -> None:
+    engine = bench.ready()
+    tokens = request_of(0).tokens.tolist()
+    before = engine.logprobs(tokens)
+    weights = dict(bench.weights(2))
+    missing, reshaped = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+    weights["stranger"] = weights.pop(missing)
+    weights[reshaped] = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="version 2 do not fit the model") as caught:
+        engine.load(iter(weights.items()), 2)
+    for part in (f"{missing} is missing", "stranger is not the model's", f"{reshaped} is [1, 2], expected [128, 64]"):
+        assert part in str(caught.value)
+    assert engine.version == 1
+    assert np.abs(np.array(engine.logprobs(tokens)) - np.array(before)).max() < 1e-6
+
+
+def test_loading_copies(bench: Bench) -> None:
+    engine = bench.ready()
+    weights = {name: weight.clone() for name, weight in bench.weights(2)}
+    engine.load(iter(weights.items()), 2)
+    tokens = request_of(0).tokens.tolist()
+    before = engine.logprobs(tokens)
+    for weight in weights.values():
+        weight.fill_(5)
+    assert np.abs(np.array(engine.logprobs(tokens)) - np.array(before)).max() < 1e-6
+
+
+# ── abort ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_aborted_can_be_submitted_again(bench: Bench) -> None:
+    requests = [request_of(0, samples=4, longest=25), request_of(1, samples=5, longest=25)]
+    engine = bench.ready()
+    expected = by_number(run(engine, *requests))
+    for request in requests:
+        engine.submit(request)
+    finished: list[Completion] = []
+    while len(finished) < 2:
+        finished += engine.step()
+    dropped = engine.abort()
+    assert engine.in_flight == 0
+    left = sorted((r.group, s) for r in dropped for s in range(r.first_sample, r.first_sample + r.samples))
+    assert left == sorted(expected.keys() - by_number(finished).keys())
+    assert by_number(finished) | by_number(run(engine, *dropped)) == expected
+    assert list(engine.abort()) == []
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_residency_holds_more_than_the_one_below(bench: Bench) -> None:
+    engine = bench.born()
+    held = {to: engine.move(to) for to in (OFF, WEIGHTS, FULL)}
+    weights = sum(w.nbytes for w in {w.data_ptr(): w for _, w in bench.weights(1)}.values())
+    assert held[WEIGHTS] - held[OFF] >= weights
+    assert 0 < held[FULL] - held[WEIGHTS] <= CACHE_BYTES
+    for to in (FULL, WEIGHTS, OFF, OFF, FULL, OFF, WEIGHTS, FULL):
+        assert engine.move(to) == held[to]
+        assert engine.residency == to
+        assert bench.device.held_bytes() == held[to] - held[OFF]
+
+
+def test_weights_outlive_the_cache_but_not_off(bench: Bench) -> None:
+    engine = bench.ready()
+    expected = by_number(run(engine, request_of(0)))
+    engine.move(WEIGHTS)
+    assert engine.version == 1
+    engine.move(FULL)
+    assert by_number(run(engine, request_of(0))) == expected
+    engine.move(OFF)
+    assert engine.version is None
+    engine.move(WEIGHTS)
+    engine.load(bench.weights(1), 3)
+    engine.move(FULL)
+    (answer,) = run(engine, request_of(0))
+    assert (answer.tokens.tolist(), set(answer.versions)) == (expected[0, 0], {3})
+
+
+def test_moving_away_from_answers_in_flight_is_refused(bench: Bench) -> None:
+    engine = bench.ready()
+    expected = by_number(run(engine, request_of(0, samples=2)))
+    engine.submit(request_of(0, samples=2))
+    for to in (WEIGHTS, OFF):
+        with pytest.raises(EngineBusy) as caught:
+            engine.move(to)
+        assert caught.value.code == "engine-busy"
+        assert "2 answers in flight" in str(caught.value)
+    assert by_number(run(engine)) == expected
+
+
+@pytest.mark.parametrize("residency", [OFF, WEIGHTS])
+def test_generating_below_full_is_refused(bench: Bench, residency: Residency) -> None:
+    engine = bench.ready()
+    engine.move(residency)
+    with pytest.raises(NotResident) as caught:
+        engine.submit(request_of(0))
+    assert caught.value.code == "not-resident"
+
+
+def test_generating_without_weights_is_refused(bench: Bench) -> None:
+    engine = bench.ready()
+    engine.move(OFF)
+    engine.move(FULL)
+    calls: list[Callable[[], object]] = [lambda: engine.submit(request_of(0)), lambda: engine.logprobs([1, 2, 3])]
+    for call in calls:
+        with pytest.raises(NotResident) as caught:
+            call()
+        assert caught.value.code == "no-weights"
+
+
+def test_loading_while_off_is_refused(bench: Bench) -> None:
+    engine = bench.born()
+    with pytest.raises(NotResident) as caught:
+        engine.load(bench.weights(1), 1)
+    assert caught.value.code == "not-resident"
+
+
+# ── other samplings ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sampling", [COLD, NARROW], ids=["cold", "narrow"])
+def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(bench: Bench, sampling: Sampling) -> None:
+    check_logprobs(bench, sampling)
+
+
+def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
+    """Of the likeliest token at a temperature where it takes a large share."""
+    engine = bench.ready(COLD)
+    request = request_of(0, samples=400, longest=1)
+    answers = run(engine, request)
+    probabilities = (bench.logits(1, request.tokens.tolist())[-1] / COLD.temperature).softmax(-1)
+    share, token = probabilities.max(-1)
+    seen = np.mean([answer.tokens[0] == int(token) for answer in answers])
+    assert float(share) > 0.05
+    assert abs(seen - float(share)) < 4 * (float(share * (1 - share)) / len(answers)) ** 0.5
+
+
+def test_temperature_zero_is_greedy(bench: Bench) -> None:
+    request = request_of(3, samples=2)
+    for answer in run(bench.ready(GREEDY), request):
+        check_greedy(bench, request, answer)
+
+
+# ── answers of a known length ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_answer_ends_where_the_context_does(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    (answer,) = run(engine, request_of(0, length=CONTEXT - 3, longest=20))
+    assert (len(answer.tokens), answer.finish) == (3, "length")
+
+
+def test_a_short_answer_leaves_before_a_long_one_that_began_earlier(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    engine.submit(request_of(0, longest=30))
+    early = [answer for _ in range(5) for answer in engine.step()]
+    order = [answer.group for answer in run(engine, request_of(1, longest=4))]
+    assert (early, order) == ([], [1, 0])
+
+
+def test_answers_without_room_wait_for_it(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    assert engine.room == SLOTS
+    engine.submit(request_of(0, samples=SLOTS - 1, longest=4))
+    assert (engine.room, engine.in_flight) == (1, SLOTS - 1)
+    engine.submit(request_of(1, samples=SLOTS, longest=4))
+    assert (engine.room, engine.in_flight) == (0, 2 * SLOTS - 1)
+    answers = run(engine)
+    assert len(answers) == 2 * SLOTS - 1
+    assert {a.group for a in answers[: SLOTS - 1]} == {0}
+    assert (engine.room, engine.in_flight) == (SLOTS, 0)
+
+
+def test_a_load_with_answers_in_flight_keeps_them_and_goes_on_by_the_new_weights(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    asked = [request_of(0, samples=2, longest=12), request_of(1, length=20, longest=12)]
+    for request in asked:
+        engine.submit(request)
+    for _ in range(4):
+        assert list(engine.step()) == []
+    engine.load(bench.weights(2), 2)
+    answers = run(engine)
+    assert len(answers) == 3
+    for answer in answers:
+        prompt, tokens = asked[answer.group].tokens.tolist(), answer.tokens.tolist()
+        old = int((answer.versions == 1).sum())
+        assert answer.versions.tolist() == [1] * old + [2] * (12 - old)
+        assert 1 <= old <= 4
+        before = bench.logprobs(1, prompt, tokens, Sampling()).numpy()[:old]
+        after = bench.logprobs(2, prompt, tokens, Sampling()).numpy()[old:]
+        assert np.abs(answer.logprobs[:old] - before).max() < CLOSE
+        assert np.abs(answer.logprobs[old:] - after).max() < CLOSE
+
+
+def test_closing_frees_everything_also_with_answers_in_flight(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    engine.submit(request_of(0))
+    engine.close()
+    assert bench.device.held == {}
+    engine.close()
+    bench.close()

@@ -1,0 +1,217 @@
+"""What only the vLLM engine does: sleep at two levels, fill a given budget, cut itself over processes, end cleanly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlplace.errors import ConfigError
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Request
+from rlplace.workers.devices import CudaDevice, Device
+from rlplace.workers.sleep import KV_CACHE, WEIGHTS
+from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling
+from rlplace.workers.vllm_support import VllmSettings
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import tiny_model
+
+pytestmark = pytest.mark.vllm
+
+OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
+TOKENS = [40 + 7 * i for i in range(30)]
+CACHE_BYTES = 4 << 20
+GREEDY = Request(
+    env_rank=0,
+    iteration=0,
+    group=0,
+    first_sample=0,
+    samples=1,
+    turn=0,
+    tokens=np.array(TOKENS, np.int32),
+    max_new_tokens=8,
+    greedy=True,
+)
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied Llama."""
+    return tiny_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Mapping[str, Tensor]:
+    """As they are stored: without the head, which is the embedding."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    return stored
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> np.ndarray:
+    """Log-probabilities of TOKENS by plain transformers."""
+    import transformers
+
+    with torch.no_grad():
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        logprobs = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0].numpy()
+
+
+@pytest.fixture
+def build(folder: Path) -> Iterator[Build]:
+    """Makes engines and closes them."""
+    from rlplace.workers.vllm_engine import VllmEngine
+
+    engines: list[VllmEngine] = []
+
+    def make(device: Device, **others: Any) -> VllmEngine:
+        settings = VllmSettings(
+            model=folder,
+            dtype="fp32",
+            context=64,
+            memory=CacheBytes(size_bytes=CACHE_BYTES),
+            step_tokens=64,
+            step_sequences=4,
+        )
+        settings = dataclasses.replace(settings, **others)
+        engines.append(VllmEngine(settings, Sampling(), device=device, owner="rollout rank 0", rank=0))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def difference(engine: Any, expected: np.ndarray) -> float:
+    return float(np.abs(np.array(engine.logprobs(TOKENS)) - expected).max())
+
+
+def answer(engine: Any, request: Request = GREEDY) -> list[int]:
+    engine.submit(request)
+    while engine.in_flight:
+        for completion in engine.step():
+            return completion.tokens.tolist()
+    raise AssertionError("no answer")
+
+
+def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, Tensor], expected: np.ndarray) -> None:
+    size = sum(weight.nbytes for weight in weights.values())
+    device = Ledger()
+    engine = build(device, sleep_level=1)
+    assert (engine.move(OFF), engine.host_bytes, device.held) == (0, 0, {})
+    assert engine.move(FULL) == size + CACHE_BYTES
+    engine.load(weights.items(), 5)
+    before = answer(engine)
+    assert engine.move(OFF) == 0
+    assert (engine.host_bytes, device.held, engine.version) == (size, {}, 5)
+    assert engine.move(WEIGHTS_ONLY) == size
+    assert (engine.host_bytes, device.held) == (0, {WEIGHTS: size})
+    engine.move(FULL)
+    assert difference(engine, expected) < 1e-3
+    assert answer(engine) == before
+
+
+def test_what_does_not_fit_beside_others_is_refused_and_can_be_tried_again(
+    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+) -> None:
+    size = sum(weight.nbytes for weight in weights.values())
+    device = Ledger(size + CACHE_BYTES - 1)
+    engine = build(device)
+    with pytest.raises(MemoryError, match=KV_CACHE):
+        engine.move(FULL)
+    assert (engine.residency, device.held) == (WEIGHTS_ONLY, {WEIGHTS: size})
+    engine.load(weights.items(), 1)
+    device.limit = None
+    assert engine.move(FULL) == device.held_bytes() == size + CACHE_BYTES
+    assert difference(engine, expected) < 1e-3
+
+
+def test_a_budget_is_shared_by_weights_and_cache(build: Build, weights: Mapping[str, Tensor]) -> None:
+    size = sum(weight.nbytes for weight in weights.values())
+    engine = build(Ledger(), memory=EngineBudget(size_bytes=size + CACHE_BYTES))
+    assert engine.move(FULL) == size + CACHE_BYTES
+
+
+def test_a_share_of_emulated_accelerators_is_refused(build: Build) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Ledger(), memory=EngineShare(gpu_memory_utilization=0.5))
+    assert caught.value.codes == ("share-of-nothing",)
+
+
+def test_it_leaves_the_process_as_it_found_it(build: Build) -> None:
+    threads = torch.set_num_threads
+    engine = build(Ledger())
+    assert torch.set_num_threads is threads
+    assert torch.distributed.is_initialized()
+    engine.close()
+    assert not torch.distributed.is_initialized()
+
+
+def test_without_a_seed_no_two_engines_draw_alike(build: Build, weights: Mapping[str, Tensor]) -> None:
+    drawn = []
+    for _ in range(2):
+        engine = build(Ledger())
+        engine.move(FULL)
+        engine.load(weights.items(), 1)
+        drawn.append(answer(engine, dataclasses.replace(GREEDY, greedy=False)))
+        engine.close()
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_engine_over_two_processes_is_the_same_engine(
+    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+) -> None:
+    """That no process is left is checked for every test."""
+    device = Ledger()
+    engine = build(device, tensor_parallel=2)
+    held = engine.move(WEIGHTS_ONLY)
+    size = sum(weight.nbytes for weight in weights.values())
+    assert size / 2 <= held < 0.6 * size  # norms are on both
+    engine.load(weights.items(), 1)
+    assert engine.move(FULL) - held == device.held[KV_CACHE]
+    assert difference(engine, expected) < 1e-3
+    assert len(answer(engine)) == 8
+    assert engine.move(OFF) == 0
+    engine.move(FULL)
+    engine.load(weights.items(), 2)
+    assert difference(engine, expected) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_on_a_gpu_frees_what_it_says(
+    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray, level: int
+) -> None:
+    size = sum(weight.nbytes for weight in weights.values()) // 2  # bf16
+    cache = 256 << 20
+    engine = build(CudaDevice(), dtype="bf16", sleep_level=level, memory=CacheBytes(size_bytes=cache))
+    asleep = engine.move(OFF)
+    awake = engine.move(WEIGHTS_ONLY)
+    assert awake - asleep >= size
+    engine.load(((name, weight.cuda()) for name, weight in weights.items()), 1)
+    assert engine.move(FULL) - awake >= 0.9 * cache
+    assert difference(engine, expected) < 0.1
+    before, free = answer(engine), torch.cuda.mem_get_info()[0]
+    assert engine.move(OFF) < awake
+    assert torch.cuda.mem_get_info()[0] - free >= 0.9 * cache
+    assert engine.version == (1 if level == 1 else None)
+    assert engine.host_bytes >= (size if level == 1 else 0)
+    engine.move(WEIGHTS_ONLY)
+    if level == 2:
+        engine.load(weights.items(), 2)
+    engine.move(FULL)
+    assert answer(engine) == before

@@ -1,0 +1,69 @@
+"""Wherever its state lies, a step is AdamW's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.llm_config import AdamConfig
+from rlplace.workers.adam import Adam, HostAdam, MasterAdam
+
+CONFIG = AdamConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
+RATES = (1e-2, 3e-2, 0.0, 1e-2)
+
+
+def weights(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in ((4, 3), (5,), (0, 3))]
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(tensor.shape, generator=generator).to(dtype) for tensor in weights()]
+
+
+def of_torch() -> list[Tensor]:
+    parameters = [nn.Parameter(tensor) for tensor in weights()]
+    optimizer = torch.optim.AdamW(parameters, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    for step, rate in enumerate(RATES):
+        optimizer.param_groups[0]["lr"] = rate
+        for parameter, gradient in zip(parameters, gradients(step), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("kind", [Adam, MasterAdam, HostAdam])
+def test_a_step_is_that_of_torch(kind: type[Adam]) -> None:
+    shards = weights()
+    optimizer = kind(shards, CONFIG)
+    for step, rate in enumerate(RATES):
+        optimizer.step(gradients(step), rate)
+    torch.testing.assert_close(shards, of_torch())
+
+
+@pytest.mark.parametrize("kind", [MasterAdam, HostAdam])
+def test_masters_keep_what_rounding_would_lose(kind: type[Adam]) -> None:
+    shards = [torch.ones(8, dtype=torch.bfloat16)]
+    optimizer = kind(shards, CONFIG)
+    for _ in range(100):
+        optimizer.step([torch.ones(8, dtype=torch.bfloat16)], 1e-4)  # each too small to move a bfloat16 of 1.0
+    assert shards[0].dtype == torch.bfloat16
+    assert torch.allclose(shards[0].float(), torch.tensor(0.99), atol=4e-3)
+
+
+@pytest.mark.parametrize(("kind", "numbers", "on_host"), [(Adam, 2, 0), (MasterAdam, 3, 0), (HostAdam, 0, 3)])
+def test_what_it_holds_is_known_before_the_first_step(kind: type[Adam], numbers: int, on_host: int) -> None:
+    optimizer = kind(weights(), CONFIG)
+    elements, steps = 17, 4 * 3  # a step count per shard
+    held = sum(tensor.nbytes for tensor in optimizer.tensors())
+    assert held == (numbers * 4 * elements + steps if numbers else 0)
+    assert optimizer.host_bytes == (on_host * 4 * elements + steps if on_host else 0)
+
+
+def test_making_it_moves_nothing() -> None:
+    shards = weights()
+    optimizer = Adam(shards, CONFIG)
+    assert all(map(torch.equal, shards, weights()))
+    assert all(not state["step"].item() and not state["exp_avg"].any() for state in optimizer.state())

@@ -1,0 +1,85 @@
+"""The parts of the learner that need no model: whose samples are whose, and how fast to go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlplace.algo.group_advantages import ESTIMATORS
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.errors import ChannelMisuse, ChannelTimeout
+from rlplace.llm_config import AdamConfig
+from rlplace.workers.lm_learner import learning_rate
+from rlplace.workers.lm_samples import Batch, Numbers, share_of, take_groups
+from tests.lm_ranks import made_up_samples
+
+
+def channel(timeout_s: float = 5.0) -> LocalChannel:
+    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=timeout_s))
+
+
+def test_groups_are_taken_in_any_order() -> None:
+    samples, groups = channel(), made_up_samples()
+    for group in reversed(groups):
+        samples.put(group[::-1])
+    taken = take_groups(samples, 3, "actor rank 0")
+    assert [[(s.group, s.sample) for s in group] for group in taken] == [[(g, s) for s in range(4)] for g in range(3)]
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 3)], ids=["twice", "beyond"])
+def test_a_group_of_another_iteration_is_an_error(numbers: tuple[int, int]) -> None:
+    samples, groups = channel(), made_up_samples(groups=4)
+    for number in numbers:
+        samples.put(groups[number])
+    with pytest.raises(ChannelMisuse, match="samples are not of this iteration") as caught:
+        take_groups(samples, 3, "actor rank 0")
+    assert caught.value.code == "out-of-step"
+
+
+def test_waiting_for_groups_has_a_deadline() -> None:
+    samples = channel(timeout_s=0.01)
+    samples.put(made_up_samples()[0])
+    with pytest.raises(ChannelTimeout):
+        take_groups(samples, 2, "actor rank 0")
+
+
+def test_a_batch_gives_each_sample_its_own() -> None:
+    groups = made_up_samples()
+    everything = [sample for group in groups for sample in group]
+    share = share_of(groups, Numbers.of(groups, ESTIMATORS["grpo"]), {1, 4, 7})
+    batch = Batch(share, torch.device("cpu"))
+    picks = (1, 7)
+    chosen = [everything[i] for i in picks]
+    packed = batch.packed(picks)
+    assert packed.tokens.tolist() == np.concatenate([s.tokens for s in chosen]).tolist()
+    assert packed.targets.tolist() == np.concatenate([s.tokens[s.mask] for s in chosen]).tolist()
+    assert batch.lengths(picks).tolist() == [s.learned for s in chosen]
+    expected = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in chosen]))
+    assert torch.equal(batch.engine_logprobs(picks), expected)
+    assert len(batch.advantages(picks)) == len(expected)
+    everywhere = torch.zeros(batch.tokens)
+    batch.put(everywhere, picks, expected)
+    assert torch.equal(batch.part_of(everywhere, picks), expected)
+    assert torch.count_nonzero(everywhere) == len(expected)
+
+
+def test_a_batch_of_nothing() -> None:
+    groups = made_up_samples()
+    batch = Batch(share_of(groups, Numbers.of(groups, ESTIMATORS["grpo"]), set()), torch.device("cpu"))
+    assert batch.packed(()).lengths == (1,)
+    for empty in (batch.lengths(()), batch.engine_logprobs(()), batch.advantages(()), batch.part_of(torch.ones(5), ())):
+        assert empty.shape == (0,)
+
+
+def test_the_rate_warms_up_and_falls() -> None:
+    def rates(schedule: str, warmup: int = 0) -> list[float]:
+        config = AdamConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
+        return [learning_rate(config, steps_made, steps_made / 4) for steps_made in range(5)]
+
+    assert rates("constant") == [1.0] * 5
+    assert rates("constant", warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates("linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rates("cosine") == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
+    assert rates("linear", warmup=2) == [0.5, 0.75, 0.5, 0.25, 0.0]

@@ -1,0 +1,115 @@
+"""What a node holds for a job: its folder, its channels, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from rlplace.comm.address import ChannelAddress, NodeHome, Place
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.shared.folder import spill_of
+from rlplace.errors import ChannelBroken, ClusterError
+from rlplace.workers.ray_launch.channels import make_keys
+from rlplace.workers.ray_launch.node_channels import NodeChannels
+
+SPEC = ChannelSpec(name="mail", capacity_items=2)
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def node(shm: Path) -> Iterator[NodeChannels]:
+    node = NodeChannels(shm)
+    yield node
+    node.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_processes_of_the_node_meet_at_the_file(node: NodeChannels) -> None:
+    home = NodeHome(spec=SPEC, node=0, path=node.create(SPEC))
+    address = ChannelAddress(spec=SPEC, homes=(home,))
+    here, there = Place(node=0), Place(node=0)
+    address.connect(here).put({"x": 1})
+    assert address.connect(there).get() == {"x": 1}
+    assert address.connect(here).spec is address.connect(here).spec, "ends of one process share their hold"
+    for place in (here, there):
+        place.ends.close()
+
+
+def test_the_end_breaks_the_channels_and_leaves_nothing(shm: Path) -> None:
+    before = descriptors()
+    node = NodeChannels(shm)
+    folder, place = node.folder(), Place(node=0)
+    spill = spill_of(folder)
+    assert spill is not None
+    spill = spill.readlink()
+    assert (folder.parent, folder.is_dir(), spill.is_dir()) == (shm, True, True)
+    end = NodeHome(spec=SPEC, node=0, path=node.create(SPEC)).connect(place)
+    node.close()
+    node.close()
+    with pytest.raises(ChannelBroken, match="the cluster was closed"):
+        end.get()
+    place.ends.close()
+    assert list(shm.iterdir()) == []
+    assert not spill.exists()
+    assert descriptors() == before
+
+
+def test_too_little_shared_memory_is_said_with_the_size_needed(node: NodeChannels) -> None:
+    node.check(1)
+    with pytest.raises(ClusterError, match="docker run --shm-size=") as refused:
+        node.check(1 << 60)
+    assert refused.value.code == "shm-too-small"
+    assert refused.value.problem.key == "cluster.comm.shm_folder"
+
+
+@pytest.mark.parametrize(("security", "mechanism"), [("encrypted", b"CURVE"), ("password", b"PLAIN")])
+def test_the_config_says_how_nodes_trust_each_other(
+    security: Literal["encrypted", "password"], mechanism: bytes
+) -> None:
+    keys = make_keys(security)
+    assert keys.mechanism == mechanism
+    assert make_keys(security) != keys, "each job has its own"
+
+
+KILLED = """
+    import sys
+    from pathlib import Path
+    from rlplace.comm.channel import ChannelSpec
+    from rlplace.workers.ray_launch.node_channels import NodeChannels
+
+    node = NodeChannels(Path(sys.argv[1]))
+    node.create(ChannelSpec(name="mail", capacity_items=2))
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_process_leaves_nothing(shm: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(shm)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert len(list(shm.iterdir())) == 1
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while list(shm.iterdir()):  # by a process that is nobody's child, so there is nothing to wait for
+        assert time.monotonic() < deadline, "the guard did not remove the folder"

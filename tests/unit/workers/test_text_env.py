@@ -1,0 +1,380 @@
+"""The env worker of language models with a rollout rank that says what the test wants, in an order of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from rlplace.envs.text import Split, TextEpisode
+from rlplace.errors import ChannelBroken, ChannelMisuse, ConfigError, NotResident, RewardError
+from rlplace.metrics import Metrics
+from rlplace.models.tokenizer import Tokenizer
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Completion, Request, Sample
+from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, Done
+from rlplace.workers.text_prompts import check_prompts
+from tests.text_stage import TextStage
+from tests.tiny_tokenizer import END, tiny_tokenizer
+
+
+class Counting:
+    """Asks for a number; each answer but the last is told how many there were. Scores the last number of each."""
+
+    rewards: ClassVar[Sequence[str]] = ("score",)
+
+    def __init__(self, *, seed: int, split: Split, turns: int = 3) -> None:
+        self.size, self._turns, self._name = None, turns, split
+
+    def episode(self, number: int) -> TextEpisode:
+        return Counted(f"{self._name} {number}", self._turns)
+
+
+class Counted:
+    def __init__(self, prompt: str, turns: int) -> None:
+        self.prompt, self._turns, self._heard = prompt, turns, [""]
+
+    def reply(self, answer: str) -> str | None:
+        self._heard.append(answer)
+        return None if len(self._heard) > self._turns else f"{len(self._heard) - 1} so far"
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"score": float("".join(c for c in "".join(self._heard) if c.isdigit()) or 0)}
+
+
+def odd(transcript: Any) -> float:
+    return float("nan")
+
+
+COUNTING = {"task": f"{__name__}:Counting", "max_turns": 10}
+LONG = {"sequence_length": 400}
+
+
+def says(request: Request, sample: int) -> str:
+    return f"{request.group}{sample}{request.turn}<eos>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def by_place(groups: Iterable[tuple[Sample, ...]]) -> dict[tuple[int, int], Sample]:
+    return {(sample.group, sample.sample): sample for group in groups for sample in group}
+
+
+def same(one: Sample, other: Sample) -> bool:
+    arrays = ("tokens", "mask", "logprobs", "versions")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays) and (
+        one.reward,
+        one.rewards,
+        one.turns,
+        one.truncated,
+    ) == (other.reward, other.rewards, other.turns, other.truncated)
+
+
+def value(metrics: Metrics, name: str) -> float:
+    return metrics[name].value
+
+
+# ── one turn ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_group_is_asked_at_once_and_sent_whole(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic"}, prompts=4, samples=3) as stage:
+        stage.run(iteration=2)
+    asked = sorted(stage.puppet.asked, key=lambda request: request.group)
+    assert [(r.group, r.first_sample, r.samples, r.turn, r.iteration, r.greedy) for r in asked] == [
+        (group, 0, 3, 0, 2, False) for group in range(4)
+    ]
+    groups = stage.groups()
+    assert sorted(group[0].group for group in groups) == [0, 1, 2, 3]
+    assert all([sample.sample for sample in group] == [0, 1, 2] for group in groups)
+    assert all(len({sample.group for sample in group}) == 1 for group in groups)
+
+
+def test_what_was_sampled_is_what_is_learned(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic"}, prompts=4, samples=3) as stage:
+        stage.run()
+    asked = {request.group: request.tokens for request in stage.puppet.asked}
+    for (group, number), sample in by_place(stage.groups()).items():
+        answer = stage.puppet.answered[group, number, 0]
+        prompt = len(asked[group])
+        assert sample.tokens.tolist() == [*asked[group], *answer.tokens]
+        assert sample.mask.tolist() == [False] * prompt + [True] * len(answer.tokens)
+        assert sample.logprobs[prompt:].tolist() == answer.logprobs.tolist()
+        assert sample.versions[prompt:].tolist() == answer.versions.tolist()
+
+
+def test_prompts_come_through_the_chat_template(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic", "system": "Be brief."}) as stage:
+        stage.run()
+    for request in stage.puppet.asked:
+        text = Tokenizer.load(folder).decode(request.tokens, special=True)
+        assert text.startswith("<turn>system: Be brief.<eos>\n<turn>user: What is ")
+        assert text.endswith("Answer with the number only.<eos>\n<turn>assistant: ")
+
+
+def test_rewards_are_weighed(folder: Path) -> None:
+    rewards = [{"name": "math_answer", "weight": 2.0}, {"name": "matches", "weight": 0.5, "kwargs": {"pattern": "1."}}]
+    with TextStage(folder, lambda r, s: "17<eos>", env={"task": "arithmetic", "rewards": rewards}) as stage:
+        (metrics,) = stage.run()
+    for sample in by_place(stage.groups()).values():
+        assert sample.rewards["matches"] == 1
+        assert sample.reward == 2 * sample.rewards["math_answer"] + 0.5
+    assert value(metrics, "env/reward/matches") == 1
+    assert value(metrics, "env/reward") == 2 * value(metrics, "env/reward/math_answer") + 0.5
+
+
+def test_numbers_of_an_iteration(folder: Path) -> None:
+    def some(request: Request, sample: int) -> str:
+        return "7<eos>" if sample else "7 and 7 and 7 and 7 and 7 and 7 and 7"
+
+    with TextStage(folder, some, env={"task": "arithmetic"}, algorithm={"max_new_tokens": 5}) as stage:
+        (metrics,) = stage.run()
+    numbers = {name: (m.value, m.reduce, m.weight) for name, m in metrics.items()}
+    assert numbers["env/episodes"] == (6, "sum", 1.0)
+    assert numbers["env/turns"] == (1.0, "mean", 6)
+    assert numbers["env/truncated"] == (0.5, "mean", 6)
+    assert numbers["env/answer_tokens"] == (3.5, "mean", 6)
+    assert {name for name in metrics if name.endswith("_s")} == {f"env/{n}_s" for n in ("sim", "reward", "wait", "put")}
+    assert sum(sample.truncated for sample in by_place(stage.groups()).values()) == 3
+
+
+def test_an_epoch_asks_every_row_once_and_then_in_another_order(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"row {n}", "answer": "0"}) for n in range(6)))
+    env = {"task": "prompts", "kwargs": {"path": str(tmp_path / "rows.jsonl")}}
+    asked: list[list[str]] = []
+    with TextStage(folder, says, env=env, prompts=3) as stage:
+        for iteration in range(4):
+            stage.puppet.asked.clear()
+            stage.run(iteration)
+            in_order = sorted(stage.puppet.asked, key=lambda request: request.group)
+            asked.append([Tokenizer.load(folder).decode(request.tokens) for request in in_order])
+    first, second = asked[0] + asked[1], asked[2] + asked[3]
+    assert sorted(first) == sorted(second)
+    assert len(set(first)) == 6
+    assert first != second
+
+
+# ── several turns ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_what_the_policy_said_is_learned(folder: Path) -> None:
+    with TextStage(folder, says, env=COUNTING, prompts=2, samples=2, algorithm=LONG) as stage:
+        (metrics,) = stage.run()
+    tokenizer = Tokenizer.load(folder)
+    for (group, number), sample in by_place(stage.groups()).items():
+        answers = [stage.puppet.answered[group, number, turn] for turn in range(3)]
+        assert sample.tokens[sample.mask].tolist() == [t for answer in answers for t in answer.tokens]
+        assert sample.logprobs[sample.mask].tolist() == [p for answer in answers for p in answer.logprobs]
+        assert sample.versions[sample.mask].tolist() == [v for answer in answers for v in answer.versions]
+        assert not sample.logprobs[~sample.mask].any()
+        assert (sample.versions[~sample.mask] == -1).all()
+        told = [f"{group}{number}{turn}" for turn in range(3)]
+        assert tokenizer.decode(sample.tokens, special=True) == (
+            f"<turn>user: train {group}<eos>\n<turn>assistant: {told[0]}<eos>\n"
+            f"<turn>user: 1 so far<eos>\n<turn>assistant: {told[1]}<eos>\n"
+            f"<turn>user: 2 so far<eos>\n<turn>assistant: {told[2]}<eos>"
+        )
+        assert (sample.turns, sample.reward) == (3, float("".join(told)))
+    assert value(metrics, "env/turns") == 3
+
+
+def test_the_next_turn_is_asked_with_the_tokens_as_they_were_sampled(folder: Path) -> None:
+    with TextStage(folder, says, env=COUNTING, prompts=2, samples=2, algorithm=LONG) as stage:
+        stage.run()
+    samples = by_place(stage.groups())
+    later = [request for request in stage.puppet.asked if request.turn]
+    assert len(later) == 2 * 2 * 2
+    for request in later:
+        assert request.samples == 1
+        sample = samples[request.group, request.first_sample]
+        assert request.tokens.tolist() == sample.tokens[: len(request.tokens)].tolist()
+
+
+@pytest.mark.parametrize("room", [{}, {REQUESTS: 1}, {REQUESTS: 1, COMPLETIONS: 1}], ids=str)
+@pytest.mark.parametrize("env_ranks", [1, 2, 3, 7])
+def test_neither_order_nor_ranks_nor_room_change_what_is_sent(
+    folder: Path, env_ranks: int, room: dict[str, int]
+) -> None:
+    def sent(ranks: int, seed: int, room: Mapping[str, int]) -> dict[tuple[int, int], Sample]:
+        stage = TextStage(
+            folder, says, env=COUNTING, env_ranks=ranks, prompts=5, samples=2, algorithm=LONG, seed=seed, room=room
+        )
+        with stage:
+            metrics = stage.run(iteration=1)
+        assert sum(value(m, "env/episodes") for m in metrics) == 10
+        assert stage.channels[REQUESTS].stats().depth_items == 0
+        assert stage.channels[COMPLETIONS].stats().depth_items == 0
+        return by_place(stage.groups())
+
+    expected, found = sent(1, 0, {}), sent(env_ranks, 5, room)
+    assert sorted(found) == sorted(expected) == [(g, s) for g in range(5) for s in range(2)]
+    assert all(same(found[place], expected[place]) for place in expected)
+
+
+def test_turns_are_limited(folder: Path) -> None:
+    with TextStage(folder, says, env=COUNTING | {"max_turns": 2}, algorithm=LONG) as stage:
+        stage.run()
+    assert {sample.turns for sample in by_place(stage.groups()).values()} == {2}
+
+
+def test_a_cut_answer_is_the_last(folder: Path) -> None:
+    def cut(request: Request, sample: int) -> str:
+        return "5<eos>" if request.turn == 0 else "6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6"
+
+    with TextStage(folder, cut, env=COUNTING, algorithm=LONG) as stage:
+        stage.run()
+    for sample in by_place(stage.groups()).values():
+        assert (sample.turns, sample.truncated) == (2, True)
+        assert sample.mask[-1]
+
+
+def test_an_episode_ends_where_no_answer_would_fit(folder: Path) -> None:
+    with TextStage(folder, says, env=COUNTING, algorithm={"sequence_length": 60}) as stage:
+        stage.run()
+    samples = by_place(stage.groups()).values()
+    assert {sample.turns for sample in samples} == {2}
+    assert all(len(sample.tokens) <= 60 and sample.mask[-1] for sample in samples)
+    for request in stage.puppet.asked:
+        assert 1 <= request.max_new_tokens == min(20, 60 - len(request.tokens))
+
+
+# ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_held_out_prompts_are_answered_greedily_and_nothing_is_learned(folder: Path) -> None:
+    runner = {"eval_every": 1, "eval_prompts": 5}
+    with TextStage(folder, says, env=COUNTING, env_ranks=2, runner=runner, algorithm=LONG) as stage:
+        first, second = stage.evaluate(), stage.evaluate(3)
+        asked = stage.puppet.asked
+        assert stage.groups() == []
+    assert all(request.greedy and request.samples == 1 for request in asked)
+    opening = sorted(Tokenizer.load(folder).decode(r.tokens) for r in asked if r.turn == 0)
+    assert opening == sorted(2 * [f"user: held_out {n}\nassistant: " for n in range(5)])
+    assert [value(m, "eval/reward") for m in first] == [value(m, "eval/reward") for m in second]
+    assert sum(value(m, "eval/episodes") for m in first) == 5
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_playing_while_off_is_refused(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic", "accelerator_memory": 100}) as stage:
+        (worker,) = stage.env
+        assert worker.context.device.held_bytes() == 100
+        report = worker.move(Residency.OFF)
+        assert (report.accelerator_bytes, report.host_bytes) == (0, 0)
+        with pytest.raises(NotResident):
+            worker.run(0)
+    assert stage.puppet.asked == []
+
+
+def test_a_cancelled_worker_stops(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
+        stage.env[0].context.cancelled.set()
+        with pytest.raises(ChannelBroken) as caught:
+            stage.env[0].run(0)
+    assert caught.value.code == "cancelled"
+
+
+@pytest.mark.parametrize("place", [(0, 0, 1), (0, 9, 0), (9, 0, 0)], ids=str)
+def test_an_answer_that_nobody_waits_for(folder: Path, place: tuple[int, int, int]) -> None:
+    group, sample, turn = place
+    stray = Completion(
+        group=group,
+        sample=sample,
+        turn=turn,
+        tokens=np.array([END], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        versions=np.zeros(1, np.int32),
+        finish="stop",
+        rollout_rank=0,
+    )
+    with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
+        stage.channels[COMPLETIONS].put_nowait(stray, key="0")
+        with pytest.raises(ChannelMisuse) as caught:
+            stage.run()
+    assert caught.value.code == "out-of-step"
+    assert caught.value.problem.got == f"group {group}, sample {sample}, turn {turn}"
+
+
+def test_an_env_rank_that_is_elsewhere(folder: Path) -> None:
+    with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
+        stage.channels[COMPLETIONS].put_nowait(Done(iteration=4, env_rank=1), key="0")
+        with pytest.raises(ChannelMisuse) as caught:
+            stage.run()
+    assert caught.value.problem.got == "the end of iteration 4"
+
+
+def test_a_reward_that_is_no_number_names_function_and_sample(folder: Path) -> None:
+    def mute(request: Request, sample: int) -> str:
+        return "no<eos>"
+
+    env = {"task": "arithmetic", "rewards": [{"name": "tests.odd_rewards:not_a_number"}]}
+    with TextStage(folder, mute, env=env, prompts=1, samples=1) as stage, pytest.raises(RewardError) as caught:
+        stage.run()
+    assert caught.value.code == "reward-not-finite"
+    assert caught.value.problem.key == "reward function tests.odd_rewards:not_a_number"
+    assert "sample 0 of group 0" in caught.value.problem.what
+    assert caught.value.problem.got == "'no'"
+
+
+def rows(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "x" * length, "answer": "0"}) for length in lengths))
+    return {"task": "prompts", "kwargs": {"path": str(file)}}
+
+
+def test_long_prompts_are_refused_with_their_count(folder: Path, tmp_path: Path) -> None:
+    env = rows(tmp_path, [5, 300, 5, 400])
+    stage = TextStage(folder, says, env=env)
+    with pytest.raises(ConfigError) as caught, stage:
+        pass
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.key) == ("long-prompts", "algorithm.max_prompt_length")
+    assert problem.got == "2 of 4 prompts; the longest, number 3, has 418 tokens"
+    assert (problem.fix or "").startswith("max_prompt_length: 418 ")
+    config = stage.job.config
+    assert [p.code for p in check_prompts(config, folder)] == ["long-prompts"]
+
+
+def test_long_prompts_are_left_out_where_the_config_says_so(folder: Path, tmp_path: Path) -> None:
+    env = rows(tmp_path, [5, 300, 6, 400]) | {"long_prompts": "drop"}
+    with TextStage(folder, says, env=env, prompts=4) as stage:
+        stage.run()
+    texts = sorted(Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked)
+    assert texts == [5, 5, 6, 6]
+
+
+def test_without_a_single_short_prompt_there_is_nothing_to_ask(folder: Path, tmp_path: Path) -> None:
+    env = rows(tmp_path, [300]) | {"long_prompts": "drop"}
+    with pytest.raises(ConfigError) as caught, TextStage(folder, says, env=env):
+        pass
+    assert caught.value.codes == ("long-prompts",)
+
+
+def test_an_endless_task_with_long_prompts_is_refused_before_it_plays(folder: Path) -> None:
+    with (
+        pytest.raises(ConfigError) as caught,
+        TextStage(folder, says, env={"task": "arithmetic"}, algorithm={"max_prompt_length": 10}),
+    ):
+        pass
+    assert caught.value.codes == ("long-prompts",)
+
+
+def test_a_model_that_does_not_chat(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path / "model", chat=None)
+    with pytest.raises(ConfigError) as caught, TextStage(folder, says, env={"task": "arithmetic"}):
+        pass
+    assert caught.value.codes == ("no-chat-template",)
+    with TextStage(folder, says, env={"task": "arithmetic", "chat": False}) as stage:
+        stage.run()
+    text = Tokenizer.load(folder).decode(stage.puppet.asked[0].tokens, special=True)
+    assert text.startswith("What is ")

@@ -1,0 +1,354 @@
+"""The rollout worker of language models alone: the far ends of its channels are the test's."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.weights.memory import shards_of
+from rlplace.comm.weights.sender import ShardSender
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelEmpty,
+    ChannelMisuse,
+    ChannelTimeout,
+    DivergedError,
+    NotResident,
+    Problem,
+    WeightSyncError,
+)
+from rlplace.llm_config import read_llm_config
+from rlplace.placement.schedule import Residency
+from rlplace.placement.slots import Slot
+from rlplace.placement.weight_routes import Delivery
+from rlplace.tokens import Completion, Request
+from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
+from rlplace.workers.text_rollout import TextRolloutWorker
+from rlplace.workers.worker import Rendezvous, WorkerContext
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import request_of, tiny_model
+
+PROMPTS, SAMPLES = 4, 2
+CACHE_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> nn.Module:
+    import transformers
+
+    model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return model
+
+
+def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> LlmJob:
+    config = read_llm_config(
+        {
+            "cluster": {"component_placement": {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}},
+            "algorithm": {
+                "name": "grpo",
+                "prompts": PROMPTS,
+                "samples_per_prompt": SAMPLES,
+                "max_prompt_length": 40,
+                "max_new_tokens": 60,
+            },
+            "model": {"path": str(folder)},
+            "env": {"task": "arithmetic"},
+            "rollout": {
+                "engine": "transformers",
+                "dtype": "fp32",
+                "kv_cache_memory": CACHE_BYTES,
+                "step_sequences": 16,
+                "seed": 1,
+                **rollout,
+            },
+        }
+    )
+    return LlmJob(config=config, env_ranks=2, rollout_ranks=rollout_ranks)
+
+
+class Script:
+    """A channel of requests that gives what the test wrote down; None is a moment in which nothing is there."""
+
+    def __init__(self, *items: object) -> None:
+        self._items = collections.deque(items)
+
+    def named(self, owner: str) -> Script:
+        return self
+
+    def get_nowait(self, *, key: str = "") -> Any:
+        item = self._items.popleft()
+        if item is None:
+            raise ChannelEmpty(Problem(code="channel-empty", key="requests", what="nothing is there"))
+        return item
+
+    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
+        while (item := self._items.popleft()) is None:
+            pass
+        return item
+
+
+def channels(timeout_s: float = 20.0) -> dict[str, Any]:
+    names = (REQUESTS, COMPLETIONS, WEIGHTS)
+    return {n: LocalChannel(ChannelSpec(name=n, capacity_items=1000, timeout_s=timeout_s)) for n in names}
+
+
+def slot_of(rank: int, ranks: int) -> Slot:
+    return Slot(
+        component="rollout",
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        local_world_size=ranks,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
+    )
+
+
+class Rank:
+    """A rollout rank that was set up, with the far ends of its channels."""
+
+    def __init__(self, job: LlmJob, channels: dict[str, Any], rank: int = 0) -> None:
+        self.channels = channels
+        self.context = WorkerContext(
+            slot=slot_of(rank, job.rollout_ranks),
+            world_size=job.rollout_ranks,
+            device=Ledger(),
+            rendezvous=Rendezvous(host="", port=0),
+            channels={name: channel.named(f"rollout rank {rank}") for name, channel in channels.items()},
+        )
+        self.worker = TextRolloutWorker(job, self.context)
+        self.worker.setup()
+
+    def sync(self, model: nn.Module, version: int) -> Any:
+        push(self.channels[WEIGHTS], model, version, self.context.rank)
+        return self.worker.pull_weights(version)
+
+    def ready(self, model: nn.Module) -> Rank:
+        self.worker.move(Residency.FULL)
+        self.sync(model, 3)
+        return self
+
+    def ask(self, *requests: Request, end: int | None = 0) -> None:
+        for request in requests:
+            self.channels[REQUESTS].put(request)
+        if end is not None:
+            self.channels[REQUESTS].put(EndOfIteration(iteration=end))
+
+    def answers(self, env_rank: int) -> list[Completion]:
+        found: list[Completion] = []
+        while True:
+            try:
+                found.append(self.channels[COMPLETIONS].get_nowait(key=str(env_rank)))
+            except ChannelEmpty:
+                return found
+
+
+def push(channel: LocalChannel, model: nn.Module, version: int, rank: int, *, partial: bool = False) -> None:
+    sender = ShardSender(channel, deliveries=[Delivery(readers=(rank,))])
+    sender.send(version, shards_of(model.state_dict()), partial)
+    sender.close()
+
+
+@pytest.fixture
+def rank(folder: Path, model: nn.Module) -> Iterator[Rank]:
+    rank = Rank(job_of(folder), channels()).ready(model)
+    yield rank
+    rank.worker.close()
+
+
+def numbers(answers: Sequence[Completion]) -> list[tuple[int, int, int]]:
+    return sorted((a.group, a.sample, a.turn) for a in answers)
+
+
+def test_every_answer_goes_to_the_env_rank_that_asked(rank: Rank) -> None:
+    rank.ask(*(request_of(group, samples=SAMPLES, env_rank=group % 2) for group in range(PROMPTS)))
+    metrics = rank.worker.generate(0)
+    answers = {env_rank: rank.answers(env_rank) for env_rank in (0, 1)}
+    assert numbers(answers[0]) == [(0, 0, 0), (0, 1, 0), (2, 0, 0), (2, 1, 0)]
+    assert numbers(answers[1]) == [(1, 0, 0), (1, 1, 0), (3, 0, 0), (3, 1, 0)]
+    tokens = sum(len(a.tokens) for a in answers[0] + answers[1])
+    assert metrics["rollout/answers"].value == PROMPTS * SAMPLES
+    assert metrics["rollout/tokens"].value == tokens
+    assert metrics["rollout/batch"].value * metrics["rollout/batch"].weight == tokens
+    assert metrics["rollout/prompt_cached"].value == pytest.approx(1 / SAMPLES)
+    assert metrics["rollout/tokens_per_s"].value > 0
+    seconds = {name for name in metrics if name.endswith("_s") and "per_s" not in name}
+    assert seconds == {"rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
+
+
+@pytest.mark.vllm
+def test_vllm_is_built_where_the_config_names_it(folder: Path, model: nn.Module) -> None:
+    rank = Rank(job_of(folder, engine="vllm", enforce_eager=True, step_tokens=256), channels())
+    check_answers(rank.ready(model), model)
+    rank.worker.close()
+
+
+def test_answers_are_of_the_weights_that_were_pulled(rank: Rank, model: nn.Module) -> None:
+    check_answers(rank, model)
+
+
+def check_answers(rank: Rank, model: nn.Module) -> None:
+    """Their log-probabilities against those of the model whose weights were pulled as version 3."""
+    rank.ask(request_of(0, samples=SAMPLES))
+    rank.worker.generate(0)
+    answers = rank.answers(0)
+    assert len(answers) == SAMPLES
+    for answer in answers:
+        prompt = request_of(0).tokens.tolist()
+        whole = torch.tensor([[*prompt, *answer.tokens.tolist()]])
+        with torch.no_grad():
+            logprobs = model(whole).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+        expected = logprobs.gather(-1, whole[0, len(prompt) :, None])[:, 0].numpy()
+        assert np.abs(answer.logprobs - expected).max() < 1e-4
+        assert set(answer.versions) == {3}
+        assert np.allclose(rank.worker.logprobs(whole[0].tolist())[len(prompt) - 1 :], expected, atol=1e-4)
+
+
+def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(folder: Path, model: nn.Module) -> None:
+    long, short, later = (request_of(group, longest=longest) for group, longest in ((0, 40), (1, 3), (2, 3)))
+    script = Script(long, short, *[None] * 6, later, *[None] * 60, EndOfIteration(iteration=0))
+    rank = Rank(job_of(folder), {**channels(), REQUESTS: script})
+    rank.ready(model)
+    metrics = rank.worker.generate(0)
+    assert [(a.group, len(a.tokens)) for a in rank.answers(0)] == [(1, 3), (2, 3), (0, 40)]
+    assert metrics["rollout/batch"].weight == 40  # steps: nobody waited for another
+    rank.worker.close()
+
+
+def test_iterations_follow_each_other(rank: Rank) -> None:
+    rank.ask(request_of(0, samples=2), end=0)
+    rank.ask(request_of(0, samples=2, iteration=1), request_of(1, iteration=1, turn=1), end=1)
+    rank.worker.generate(0)
+    first = rank.answers(0)
+    rank.worker.generate(1)
+    second = rank.answers(0)
+    assert (numbers(first), numbers(second)) == ([(0, 0, 0), (0, 1, 0)], [(0, 0, 0), (0, 1, 0), (1, 0, 1)])
+    assert {tuple(a.tokens) for a in first}.isdisjoint({tuple(a.tokens) for a in second})
+
+
+def test_an_iteration_without_requests_ends(rank: Rank) -> None:
+    rank.ask(end=5)
+    metrics = rank.worker.generate(5)
+    assert metrics["rollout/answers"].value == 0
+    assert metrics["rollout/batch"].weight == 0
+
+
+def test_ranks_share_requests_and_none_takes_more_than_its_share(folder: Path, model: nn.Module) -> None:
+    shared, job = channels(), job_of(folder, rollout_ranks=2)
+    ranks = [Rank(job, shared, number).ready(model) for number in range(2)]
+    ranks[0].ask(*(request_of(group, samples=SAMPLES, longest=30) for group in range(PROMPTS)), end=None)
+
+    def env() -> list[Completion]:
+        answers = [shared[COMPLETIONS].get(key="0") for _ in range(PROMPTS * SAMPLES)]
+        for _ in ranks:
+            shared[REQUESTS].put(EndOfIteration(iteration=0))
+        return answers
+
+    with ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(rank.worker.generate, 0) for rank in ranks]
+        answers = threads.submit(env).result()
+        metrics = [call.result() for call in running]
+    assert len(numbers(answers)) == PROMPTS * SAMPLES
+    assert sum(m["rollout/answers"].value for m in metrics) == PROMPTS * SAMPLES
+    assert max(m["rollout/batch"].value for m in metrics) <= PROMPTS * SAMPLES / 2
+    for rank in ranks:
+        rank.worker.close()
+
+
+def test_a_request_of_another_iteration_is_refused(rank: Rank) -> None:
+    rank.ask(request_of(0, iteration=7), end=None)
+    with pytest.raises(ChannelMisuse) as caught:
+        rank.worker.generate(8)
+    assert caught.value.code == "out-of-step"
+    assert "iteration 7" in str(caught.value)
+
+
+def test_a_cancelled_rank_stops(rank: Rank) -> None:
+    rank.context.cancelled.set()
+    with pytest.raises(ChannelBroken) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "cancelled"
+
+
+def test_nobody_asking_is_said_at_the_deadline(folder: Path, model: nn.Module) -> None:
+    rank = Rank(job_of(folder), channels(timeout_s=0.05)).ready(model)
+    with pytest.raises(ChannelTimeout, match="rollout rank 0"):
+        rank.worker.generate(0)
+    rank.worker.close()
+
+
+def test_generating_before_a_sync_is_refused(folder: Path) -> None:
+    rank = Rank(job_of(folder), channels())
+    rank.worker.move(Residency.FULL)
+    rank.ask(request_of(0))
+    with pytest.raises(NotResident) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "no-weights"
+    rank.worker.close()
+
+
+def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(float("nan"))
+    rank.sync(broken, 4)
+    rank.ask(request_of(0))
+    with pytest.raises(DivergedError) as caught:
+        rank.worker.generate(0)
+    assert caught.value.code == "logprob-not-finite"
+    assert "version 4" in str(caught.value)
+    assert rank.answers(0) == []
+
+
+def test_a_pull_loads_and_says_how_much(folder: Path, model: nn.Module) -> None:
+    rank = Rank(job_of(folder), channels())
+    rank.worker.move(Residency.WEIGHTS)
+    metrics = rank.sync(model, 4)
+    assert rank.worker.engine.version == 4
+    assert metrics["rollout/pull_bytes"].value == sum(w.nbytes for w in model.state_dict().values())
+    assert metrics["rollout/pull_s"].value >= metrics["rollout/load_s"].value > 0
+    push(rank.channels[WEIGHTS], model, 5, 0, partial=True)
+    with pytest.raises(WeightSyncError) as caught:
+        rank.worker.pull_weights(5)
+    assert caught.value.code == "some-weights"
+    assert rank.worker.engine.version == 4
+    rank.worker.close()
+
+
+def test_moves_say_what_is_held(folder: Path, model: nn.Module) -> None:
+    rank = Rank(job_of(folder), channels())
+    weights = sum(w.nbytes for w in model.state_dict().values())
+    reports = [rank.worker.move(to) for to in (Residency.OFF, Residency.WEIGHTS, Residency.FULL, Residency.OFF)]
+    held = [report.accelerator_bytes for report in reports]
+    assert (held[0], held[1], held[3]) == (0, weights, 0)
+    assert weights < held[2] <= weights + CACHE_BYTES
+    assert [report.residency for report in reports] == [0, 1, 2, 0]
+    rank.worker.close()
+    assert rank.context.device.held_bytes() == 0
+
+
+def test_a_share_of_an_emulated_accelerator_is_counted_in_bytes(folder: Path) -> None:
+    job = job_of(folder, kv_cache_memory=None, gpu_memory_utilization=0.25)
+    cluster = job.config.cluster
+    memory = dataclasses.replace(cluster.accelerator, memory=8 << 20)
+    cluster = dataclasses.replace(cluster, accelerator=memory)
+    rank = Rank(dataclasses.replace(job, config=dataclasses.replace(job.config, cluster=cluster)), channels())
+    assert 1 << 20 < rank.worker.move(Residency.FULL).accelerator_bytes <= 2 << 20
+    rank.worker.close()

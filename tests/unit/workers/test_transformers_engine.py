@@ -1,0 +1,86 @@
+"""What is the transformers engine's own: how it shares out its cache, and which models it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.placement.schedule import Residency
+from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling
+from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import request_of, tiny_model
+
+CONTEXT = 32
+ROW_BYTES = 2 * 2 * 2 * CONTEXT * 32 * 4  # keys and values, layers, heads, tokens, head size, bytes of fp32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def engine_of(folder: Path, memory: MemoryLimit, *, most: int = 4) -> TransformersEngine:
+    settings = TransformersSettings(model=folder, dtype="fp32", context=CONTEXT, memory=memory, step_sequences=most)
+    return TransformersEngine(settings, Sampling(), device=Ledger(), owner="rollout rank 0", rank=0)
+
+
+@pytest.mark.parametrize(("rows", "room"), [(1, 1), (3, 3), (9, 4)])
+def test_the_cache_is_all_that_was_given_in_whole_rows(folder: Path, rows: int, room: int) -> None:
+    engine = engine_of(folder, CacheBytes(size_bytes=rows * ROW_BYTES + ROW_BYTES - 1))
+    weights = engine.move(Residency.WEIGHTS)
+    assert engine.move(Residency.FULL) - weights == rows * ROW_BYTES
+    assert engine.room == room
+
+
+def test_a_budget_is_for_the_weights_too(folder: Path) -> None:
+    weights = engine_of(folder, CacheBytes(size_bytes=ROW_BYTES)).move(Residency.WEIGHTS)
+    engine = engine_of(folder, EngineBudget(size_bytes=weights + 2 * ROW_BYTES))
+    assert engine.move(Residency.FULL) == weights + 2 * ROW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("memory", "code"),
+    [
+        (CacheBytes(size_bytes=ROW_BYTES - 1), "kv-cache-too-small"),
+        (EngineBudget(size_bytes=ROW_BYTES), "kv-cache-too-small"),
+        (EngineShare(gpu_memory_utilization=0.5), "share-of-nothing"),
+    ],
+)
+def test_a_cache_without_a_row_is_refused(folder: Path, memory: MemoryLimit, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_of(folder, memory)
+    assert caught.value.codes == (code,)
+
+
+def test_what_a_row_takes_is_said(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"rollout\.kv_cache_memory: {ROW_BYTES}"):
+        engine_of(folder, CacheBytes(size_bytes=1))
+
+
+def test_a_model_with_sliding_windows_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rollout\.engine: vllm") as caught:
+        engine_of(tmp_path, CacheBytes(size_bytes=ROW_BYTES))
+    assert caught.value.codes == ("attention-not-full",)
+
+
+def test_an_aborted_request_comes_back_in_the_runs_that_are_left(folder: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    engine = engine_of(folder, CacheBytes(size_bytes=9 * ROW_BYTES))
+    engine.move(Residency.FULL)
+    engine.load(model.state_dict().items(), 1)
+    ending, going = request_of(0, longest=1, first_sample=3), request_of(0, longest=9, first_sample=4, samples=2)
+    engine.submit(ending)
+    engine.submit(going)
+    engine.submit(request_of(1, samples=3))
+    assert [c.sample for c in engine.step()] == [3]
+    dropped = engine.abort()
+    assert [(r.group, r.first_sample, r.samples) for r in dropped] == [(0, 4, 2), (1, 0, 3)]

@@ -38,29 +38,45 @@ class Loop:
         self._bodies: Mapping[str, Callable[[int], list[Metrics]]] = {
             "sync": self._sync,
             "rollout": self._rollout,
+            "evaluate": self._evaluate,
             "learn": self._learn,
         }
 
-    def iteration(self, index: int) -> dict[str, float]:
+    def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """All stages once. Returns the reduced metrics of all components with the seconds of stages and moves.
 
-        Raises WorkerError with stage and version; TimeoutError when a stage exceeds its deadline.
+        `evaluate`: the policy first answers held-out prompts, which env must know how to ask. Raises WorkerError with
+        stage and version; TimeoutError when a stage exceeds its deadline.
         """
+        works: dict[str, Sequence[str]] = {stage: (stage,) for stage in self._schedule.stages}
+        if evaluate:
+            works["rollout"] = ("evaluate", "rollout")
+        numbers = self._through(works, index)
+        return numbers | overhead(numbers)
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        """Held-out prompts under the last weights, after an iteration; then everything is where learning left it."""
+        return self._through({"sync": ("sync",), "rollout": ("evaluate",), "learn": ()}, index)
+
+    def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
+        """Stage by stage, with what is done in each."""
         reports: list[Metrics] = []
         numbers: dict[str, float] = {"time/moves_s": 0.0}
         began = time.perf_counter()
-        for stage in self._schedule.stages:
+        for stage, bodies in works.items():
             with self._in(stage):
                 entered = time.perf_counter()
                 self._enter(stage)
                 ready = time.perf_counter()
-                reports += self._bodies[stage](index)
                 numbers["time/moves_s"] += ready - entered
-                numbers[f"time/{stage}_s"] = time.perf_counter() - ready
+                for body in bodies:
+                    reports += self._bodies[body](index)
+                    numbers[f"time/{body}_s"] = time.perf_counter() - ready
+                    ready = time.perf_counter()
         numbers["time/iteration_s"] = time.perf_counter() - began
         numbers.update(reduce_metrics(reports))
         numbers["policy/version"] = float(self.version)
-        return numbers | overhead(numbers)
+        return numbers
 
     def _enter(self, stage: str) -> None:
         """Moves on entry: every release is awaited before the first acquire starts."""
@@ -87,6 +103,12 @@ class Loop:
         stepping = self._groups["env"].run(index)
         answering = self._groups["rollout"].generate(index)
         return self._gather([stepping, answering])
+
+    def _evaluate(self, index: int) -> list[Metrics]:
+        asking = self._groups["env"].evaluate(index)
+        answering = self._groups["rollout"].generate(index)
+        asked, _ = self._wait([asking, answering])  # what generating took is no number of an iteration
+        return asked
 
     def _learn(self, index: int) -> list[Metrics]:
         learned = self._gather([self._groups["actor"].learn(index, self.version)])

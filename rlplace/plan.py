@@ -18,6 +18,7 @@ from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.diff import diff_record, render_diff
 from rlplace.placement.explain import explain_accelerator, explain_component
+from rlplace.placement.explain_pair import explain_pair
 from rlplace.placement.memory import Knob, Measurements, solve
 from rlplace.placement.page import render_page
 from rlplace.placement.picture import render_svg
@@ -42,6 +43,7 @@ Shows where and when each component runs, what it holds and whether that fits, b
 
     {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
     {program} explain 3 --config-name hybrid_ppo                  who is on an accelerator, stage by stage
+    {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
     {program} explain rank-gap                                    what an error code means
     {program} solve micro_batch [actor] --config-name llm_colocate_8b
                                           the largest micro_batch, sequence_length or gpu_memory_utilization that fits
@@ -117,6 +119,8 @@ def _answer(words: list[str]) -> int:
             from rlplace.imports.command import run_import
 
             return run_import(rest)
+        case ["explain", one, rank, other, another, *rest] if rank.isdecimal() and another.isdecimal():
+            return _explain_pair([(one, int(rank)), (other, int(another))], rest)
         case ["explain", topic, *rest]:
             return _explain(topic, rest)
         case ["explain"]:
@@ -210,6 +214,22 @@ def _explain(topic: str, words: Sequence[str]) -> int:
             raise _wrong(
                 "unknown-topic", "explain", "nothing here is called so", topic, why, near and f"explain {near}"
             )
+    return FITS
+
+
+def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int:
+    for report in _request(words).reports():
+        placement = report.plan.placement
+        for component, rank in ranks:
+            if component not in placement.components:
+                near = did_you_mean(component, placement.components)
+                why = "components are " + ", ".join(placement.components)
+                raise _wrong("unknown-topic", "explain", "no such component", component, why, near)
+            count = placement.world_size(component)
+            if rank >= count:
+                why = f"its ranks are 0-{count - 1}"
+                raise _wrong("unknown-topic", "explain", f"{component} has no such rank", f"{component} {rank}", why)
+        print(explain_pair(report.plan, *ranks))
     return FITS
 
 

@@ -11,8 +11,10 @@ from rlplace.compose import Composed
 from rlplace.config import EnvConfig, read_config
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.llm_config import is_llm_job, read_llm_config
+from rlplace.model_folder import with_folder
 from rlplace.placement.diff import render_diff
 from rlplace.placement.explain import explain_accelerator, explain_component
+from rlplace.placement.explain_pair import explain_pair
 from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import Measurements, PolicySpaces, memory_case, read_measurements
@@ -28,6 +30,7 @@ __all__ = [
     "PlanReport",
     "explain_accelerator",
     "explain_component",
+    "explain_pair",
     "measurements",
     "render_diff",
     "render_page",
@@ -56,7 +59,7 @@ def report_on(
     places = sources or {}
     plan: AnyPlan
     if is_llm_job(mapping):
-        llm = read_llm_config(mapping, places)
+        llm = with_folder(read_llm_config(mapping, places), places)
         plan = make_llm_layout(llm, declared_topology(llm.cluster, places), places)
         case = llm_memory_case(plan, llm, measured)
     else:

@@ -1,94 +1,130 @@
-"""Executes one plan: the run's folder, the launch, the loop until done, the summary."""
+"""Executes one plan: the run's folder, the launch, the loop until done, the summary. What is trained, the job says."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-from rlplace.comm.channel import ChannelSpec
-from rlplace.config import RunConfig
-from rlplace.envs import describe
+from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.comm.waiting import view
+from rlplace.comm.watchdog import Watchdog
+from rlplace.config import ClusterConfig, RunnerConfig
 from rlplace.errors import OutputError
+from rlplace.llm_config import LlmRunnerConfig
 from rlplace.loop import Loop
-from rlplace.placement import Plan, render_svg
-from rlplace.placement.memory import predict, record_measurements
+from rlplace.placement import render_svg
+from rlplace.placement.journeys import AnyPlan
+from rlplace.placement.memory import MemoryLedger, record_measurements
 from rlplace.placement.report import PlanReport
 from rlplace.placement.report_record import report_record
 from rlplace.placement.report_text import render_report
-from rlplace.sinks import Sink, make_sinks
-from rlplace.summary import Progress, compare_memory, summary, summary_text
+from rlplace.sinks import Console, Sink, make_sinks
+from rlplace.summary import compare_memory, waits_of
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import WorkerGroup
-from rlplace.workers.job import Job
+from rlplace.workers.worker import Worker
 
 
-def run(config: RunConfig, plan: Plan, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
-    """Trains until the step budget or the return goal is reached. Returns the run's folder.
+class Course(Protocol):
+    """How a kind of job goes on from iteration to iteration, and what it says of itself at the end."""
+
+    def started(self, start_s: float) -> None:
+        """All workers are ready, after so many seconds."""
+        ...
+
+    def train(self, loop: Loop, sinks: Sequence[Sink]) -> None:
+        """Iterations until the goal or the end is reached."""
+        ...
+
+    def summary(self, folder: Path) -> dict[str, Any]:
+        """The run in numbers, also of one that was cut short."""
+        ...
+
+    def text(self, summary: Mapping[str, Any]) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Launchable:
+    """What a run is told by its kind of job: `ppo_run` and `llm_run` make them."""
+
+    cluster: ClusterConfig
+    runner: RunnerConfig | LlmRunnerConfig
+    plan: AnyPlan
+    workers: Mapping[str, type[Worker]]  # by component
+    told: Any  # the `config` of every worker
+    ledger: MemoryLedger
+    course: Course
+    console: Console
+    policy: str  # name of what is saved of it in the end
+
+
+def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
+    """Trains until the goal or the end is reached. Returns the run's folder.
 
     Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
     """
-    began = time.perf_counter()
-    spaces = describe(config.env)
-    folder = make_folder(Path(config.runner.output_dir) / report.name)
+    began, runner = time.perf_counter(), job.runner
+    folder = make_folder(Path(runner.output_dir) / report.name)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False))
     write_whole(folder / "plan.txt", render_report(report) + "\n")
     write_whole(folder / "plan.json", json.dumps(report_record(report), indent=1) + "\n")
-    write_whole(folder / "plan.svg", render_svg(plan, report.ledger))
-    job = Job(config=config, spaces=spaces, routes=plan.routes)
-    progress = Progress(began=began)
-    with Cluster.from_config(config.cluster, plan.topology) as cluster, sinks_of(config, folder) as sinks:
-        groups = launch(cluster, plan, job)
-        progress.start_s = time.perf_counter() - began
-        print(f"ready after {progress.start_s:.1f} s: {cluster.describe()}", flush=True)
+    write_whole(folder / "plan.svg", render_svg(job.plan, report.ledger))
+    shared_bytes = {node.rank: job.ledger.shared_bytes(node.rank) for node in job.plan.topology.nodes}
+    with (
+        Cluster.from_config(job.cluster, job.plan.topology, shared_bytes=shared_bytes) as cluster,
+        sinks_of(job, folder) as sinks,
+    ):
+        groups = launch(cluster, job)
+        channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
+        start_s = time.perf_counter() - began
+        job.course.started(start_s)
+        print(f"ready after {start_s:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
-        loop = Loop(plan.schedule, groups, stage_timeout_s=config.runner.stage_timeout_s)
-        steps = config.env.total_num_envs * config.algorithm.rollout_steps
+        loop = Loop(job.plan.schedule, groups, stage_timeout_s=runner.stage_timeout_s)
         try:
-            while progress.env_steps < config.runner.total_env_steps:
-                numbers = loop.iteration(progress.iterations)
-                progress.add(numbers, steps)
-                numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-                if progress.mean_return is not None:
-                    numbers["env/mean_return"] = progress.mean_return
-                for sink in sinks:
-                    sink.write(progress.iterations, progress.env_steps, numbers)
-                if progress.reached(config.runner.stop_at_return):
-                    break
-            groups["actor"].save_policy(str(folder / "policy.safetensors")).wait(config.runner.stage_timeout_s)
+            with _watched(channels, runner.watchdog_s):
+                job.course.train(loop, sinks)
+            groups["actor"].save_policy(str(folder / job.policy)).wait(runner.stage_timeout_s)
         finally:
-            memory = compare_memory(predict(plan, config, spaces), loop.held)
-            ended = summary(progress, folder) | {"memory": memory}
+            memory = compare_memory(job.ledger, loop.held)
+            ended = job.course.summary(folder) | {"memory": memory, "waits": waits_of(view(channels))}
             write_whole(folder / "memory.json", json.dumps(record_measurements(loop.held), indent=1) + "\n")
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-            print(summary_text(ended), flush=True)
+            print(job.course.text(ended), flush=True)
     return folder
 
 
-def launch(cluster: Cluster, plan: Plan, job: Job) -> dict[str, WorkerGroup]:
-    """Channels and all worker groups of the plan, started together and verified against it."""
-    from rlplace.workers.actor import FSDPActor
-    from rlplace.workers.env import EnvWorker
-    from rlplace.workers.rollout import RolloutWorker
+def _watched(channels: Mapping[str, Channel], stall_s: float) -> AbstractContextManager[object]:
+    return Watchdog(channels, stall_s=stall_s) if stall_s else contextlib.nullcontext()
 
-    workers = {"actor": FSDPActor, "env": EnvWorker, "rollout": RolloutWorker}
-    runner = job.config.runner
+
+def launch(cluster: Cluster, job: Launchable) -> dict[str, WorkerGroup]:
+    """Channels and all worker groups of the plan, started together and verified against it."""
+    plan, runner = job.plan, job.runner
     channels = {
         c.name: cluster.channel(
-            ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys, timeout_s=runner.channel_timeout_s)
+            ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys, timeout_s=runner.channel_timeout_s),
+            c.homes(),
         )
         for c in plan.channels
     }
-    builders = {
-        component: (workers[component].create_group(job), plan.placement.get_strategy(component), channels)
+    ends = {
+        component: {c.name: channels[c.name] for c in plan.channels if component in (c.source, c.target)}
         for component in plan.placement.components
+    }
+    builders = {
+        component: (job.workers[component].create_group(job.told), plan.placement.get_strategy(component), own)
+        for component, own in ends.items()
     }
     return cluster.launch_all(builders, seed=runner.seed)
 
@@ -123,8 +159,8 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def sinks_of(config: RunConfig, folder: Path) -> Iterator[list[Sink]]:
-    sinks = make_sinks(config.runner.sinks, folder)
+def sinks_of(job: Launchable, folder: Path) -> Iterator[list[Sink]]:
+    sinks = make_sinks(job.runner.sinks, folder, job.console)
     try:
         yield sinks
     finally:

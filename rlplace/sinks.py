@@ -51,22 +51,41 @@ class Column:
         return ("-" if value is None else format(value, self.form)).rjust(self.width)
 
 
-COLUMNS = (
-    Column("return", "env/mean_return", ",.1f", 10),
-    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: 0 explains a return that stands still
-    Column("steps/s", "env/steps_per_s", ",.0f", 9),
+@dataclasses.dataclass(frozen=True, slots=True)
+class Console:
+    """What the console shows of a kind of run."""
+
+    steps: str  # what env steps are called
+    columns: tuple[Column, ...]
+
+
+_STAGES = (
     Column("rollout s", "time/rollout_s", ".2f", 10),
     Column("learn s", "time/learn_s", ".2f", 8),
     Column("sync s", "time/sync_s", ".2f", 7),
     Column("moves s", "time/moves_s", ".2f", 8),
     Column("overhead", "time/overhead_share", ".0%", 9),
 )
+_SIMULATED = (
+    Column("return", "env/mean_return", ",.1f", 10),
+    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: 0 explains a return that stands still
+    Column("steps/s", "env/steps_per_s", ",.0f", 9),
+)
+_TEXT = (
+    Column("reward", "actor/reward", ".3f", 8),
+    Column("held out", "eval/reward", ".3f", 9),
+    Column("tokens", "actor/length_learned", ",.1f", 8),  # of an answer, on average
+    Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
+)
+RUN_CONSOLE = Console("env steps", (*_SIMULATED, *_STAGES))
+TEXT_CONSOLE = Console("answers", (*_TEXT, *_STAGES))
 
 
 class ConsoleSink:
     """One aligned line per iteration; the heading again every LINES_PER_HEADER lines, bold on a terminal."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, console: Console = RUN_CONSOLE) -> None:
+        self._console = console
         self._stream = sys.stdout if stream is None else stream
         self._lines = 0
 
@@ -74,13 +93,16 @@ class ConsoleSink:
         if self._lines % LINES_PER_HEADER == 0:
             self._print(self._heading())
         self._lines += 1
-        self._print(f"{iteration:>5,}{env_steps:>13,}" + "".join(column.cell(metrics) for column in COLUMNS))
+        self._print(
+            f"{iteration:>5,}{env_steps:>13,}" + "".join(column.cell(metrics) for column in self._console.columns)
+        )
 
     def close(self) -> None:
         pass
 
     def _heading(self) -> str:
-        text = " iter    env steps" + "".join(column.head.rjust(column.width) for column in COLUMNS)
+        heads = "".join(column.head.rjust(column.width) for column in self._console.columns)
+        text = f" iter{self._console.steps:>13}{heads}"
         return f"\x1b[1m{text}\x1b[0m" if self._stream.isatty() else text
 
     def _print(self, line: str) -> None:
@@ -156,13 +178,13 @@ class TensorBoardSink:
         self._file.close()
 
 
-def make_sinks(names: Iterable[str], directory: Path) -> list[Sink]:
+def make_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> list[Sink]:
     """The sinks of `names` ("console", "jsonl", "tensorboard"); files go to `directory`. The caller closes them.
 
     Raises OutputError when a file cannot be made; then none is left open.
     """
     makers: Mapping[str, Callable[[], Sink]] = {
-        "console": ConsoleSink,
+        "console": lambda: ConsoleSink(console=console),
         "jsonl": lambda: JsonlSink(directory / METRICS_FILE),
         "tensorboard": lambda: TensorBoardSink(directory / TENSORBOARD_FOLDER),
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.comm.waiting import ChannelView
 from rlplace.placement.memory import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
 
@@ -82,25 +83,70 @@ def compare_memory(ledger: MemoryLedger, measured: Measurements) -> dict[str, di
     }
 
 
+def waits_of(views: Mapping[str, ChannelView]) -> dict[str, dict[str, Any]]:
+    """By channel: which components put and took, and for how long their ranks waited for each other, summed."""
+    return {
+        name: {
+            "producers": _components(seen.stats.producers),
+            "consumers": _components(seen.stats.consumers),
+            "producer_wait_s": seen.stats.producer_wait_s,
+            "consumer_wait_s": seen.stats.consumer_wait_s,
+            "items": seen.stats.puts,
+            "high_water_items": seen.stats.high_water_items,
+            "staleness_max": seen.stats.staleness_max,
+        }
+        for name, seen in views.items()
+    }
+
+
+def _components(owners: Iterable[str]) -> list[str]:
+    """The component of "env rank 2" is env."""
+    return list(dict.fromkeys(owner.rpartition(" rank ")[0] or owner for owner in owners))
+
+
 def summary_text(report: Mapping[str, Any]) -> str:
     def number(value: float | None) -> str:
         return "no episode finished" if value is None else f"{value:,.1f}"
 
-    seconds, rate = report["seconds"], report["env_steps_per_s"]
+    rate = report["env_steps_per_s"]
     first, last = number(report["return_first"]), number(report["return_last"])
-    stages = ", ".join(f"{s} {seconds.get(s, 0.0):.1f}" for s in ("rollout", "learn", "sync", "moves"))
     return "\n".join(
         [
             "",
             f"return     {first} -> {last}   (first iteration, last {RETURN_WINDOW} episodes)",
             f"env steps  {report['env_steps']:,} in {report['iterations']} iterations, {rate:,.0f} per second",
-            f"seconds    {report['wall_s']:.1f} in all: start {report['start_s']:.1f}, "
-            f"training {report['train_s']:.1f} ({stages})",
-            f"overhead   {report['overhead_share']:.0%} of training was neither simulator, policy nor learning",
-            *_memory_lines(report.get("memory", {})),
-            f"files      {report['folder']}",
+            *timing_lines(report, ("rollout", "learn", "sync", "moves")),
         ]
     )
+
+
+def timing_lines(report: Mapping[str, Any], stages: Sequence[str]) -> list[str]:
+    """What the end of every kind of run says: seconds, waits, memory, files."""
+    seconds = report["seconds"]
+    each = ", ".join(f"{stage} {seconds[stage]:.1f}" for stage in stages if stage in seconds)
+    return [
+        f"seconds    {report['wall_s']:.1f} in all: start {report['start_s']:.1f}, "
+        f"training {report['train_s']:.1f} ({each or 'no iteration'})",
+        f"overhead   {report['overhead_share']:.0%} of training was neither simulator, policy nor learning",
+        *_wait_lines(report.get("waits", {})),
+        *_memory_lines(report.get("memory", {})),
+        f"files      {report['folder']}",
+    ]
+
+
+def _wait_lines(waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each channel in which somebody was waited for."""
+    lines: list[str] = []
+    for name, seen in waits.items():
+        putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
+        if putting and taking:
+            lines.append(
+                f"{'waited' if not lines else '':<11}{name}: {taking} for {putting} {seen['consumer_wait_s']:.1f} s, "
+                f"{putting} for {taking} {seen['producer_wait_s']:.1f} s"
+            )
+    if lines:
+        lines[-1] += "   summed over ranks"
+    return lines
 
 
 def _memory_lines(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:

@@ -9,17 +9,23 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from rlplace import compose, planning
+from rlplace import compose
 from rlplace.config import RunConfig, read_config
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
-from rlplace.llm_config import is_llm_job
-from rlplace.placement import Plan, make_plan
+from rlplace.llm_config import RUN, LlmConfig, is_llm_job, read_llm_config
+from rlplace.model_folder import with_folder
+from rlplace.placement import Layout, Plan, make_plan
+from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import memory_case
-from rlplace.placement.report import make_report
+from rlplace.placement.report import PlanReport, make_report
 from rlplace.placement.report_text import render_report
+
+if TYPE_CHECKING:  # what starts workers waits until the plan was shown
+    from rlplace.run import Launchable
 
 USAGE = """\
 Trains a policy on a declared placement.
@@ -35,6 +41,8 @@ configs:
 {configs}
 
 exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
+
+Prepared = tuple["PlanReport", bool, "Callable[[], Launchable]"]  # the plan, whether that is all, how it is launched
 
 DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
 
@@ -108,14 +116,23 @@ def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
     return config, plan
 
 
+def read_llm_plan(composed: compose.Composed, *, launched: bool) -> tuple[LlmConfig, Layout]:
+    """The same for a language-model job; `launched`: everything is checked that its launch needs."""
+    from rlplace.llm_checks import check_launch, check_sizes
+    from rlplace.workers.machines import declared_topology
+
+    sources = composed.sources
+    config = with_folder(read_llm_config(composed.mapping, sources), sources)
+    layout = make_llm_layout(config, declared_topology(config.cluster, sources), sources)
+    check = check_launch if launched else check_sizes
+    if config.algorithm.name in RUN and (problems := check(config, layout, sources)):
+        raise ConfigError(problems)
+    return config, layout
+
+
 def _job(composed: compose.Composed) -> int:
-    if is_llm_job(composed.mapping):
-        report = planning.report_on_composed(composed)
-        dry_run = composed.mapping.get("dry_run", True)
-    else:
-        config, plan = read_plan(composed)
-        report = make_report(composed.name, plan, memory_case(plan, config, None))
-        dry_run = config.dry_run
+    prepare = _language if is_llm_job(composed.mapping) else _simulated
+    report, dry_run, launchable = prepare(composed)
     print(render_report(report), flush=True)
     if not report.fits:
         print(_counted(report.shortages), file=sys.stderr)
@@ -123,12 +140,35 @@ def _job(composed: compose.Composed) -> int:
     if dry_run:
         print("\ndry run: the plan holds, nothing was started")
         return DONE
-    if is_llm_job(composed.mapping):
-        raise ConfigError([_plan_only(composed)])
     from rlplace.run import run
 
-    run(config, plan, report, resolved=composed.mapping)
+    run(launchable(), report, resolved=composed.mapping)
     return DONE
+
+
+def _simulated(composed: compose.Composed) -> Prepared:
+    config, plan = read_plan(composed)
+
+    def launchable() -> Launchable:
+        from rlplace.ppo_run import ppo_run
+
+        return ppo_run(config, plan)
+
+    return make_report(composed.name, plan, memory_case(plan, config, None)), config.dry_run, launchable
+
+
+def _language(composed: compose.Composed) -> Prepared:
+    dry_run = bool(composed.mapping.get("dry_run", False))
+    config, layout = read_llm_plan(composed, launched=not dry_run)
+    if config.algorithm.name not in RUN and not dry_run:
+        raise ConfigError([_plan_only(composed)])
+
+    def launchable() -> Launchable:
+        from rlplace.llm_run import llm_run
+
+        return llm_run(config, layout)
+
+    return make_report(composed.name, layout, llm_memory_case(layout, config)), dry_run, launchable
 
 
 def _plan_only(composed: compose.Composed) -> Problem:
@@ -138,7 +178,7 @@ def _plan_only(composed: compose.Composed) -> Problem:
         what="a job of this kind is planned, not run",
         got="dry_run: false",
         source=composed.sources.get("dry_run"),
-        why="workers for language models are not part of this release",
+        why="critics, references and reward models have no workers in this release",
         fix="dry_run: true",
     )
 

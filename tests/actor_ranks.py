@@ -11,15 +11,18 @@ import multiprocessing
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weight_sync import ChannelWeightReceiver
+from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.config import RunConfig, read_config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
@@ -28,6 +31,7 @@ from rlplace.models.mlp import ActorCritic, build_policy
 from rlplace.placement.routes import Route, Routes, Share, Way
 from rlplace.placement.schedule import Residency
 from rlplace.placement.slots import Slot
+from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import Trajectory
 from rlplace.workers.actor import FSDPActor
 from rlplace.workers.devices import EmulatedDevice, MemoryAccount
@@ -74,13 +78,10 @@ class Scenario:
             if count
         )
         trajectories = Route(source="env", target="actor", rows=rows, shares=shares)
-        copies = tuple(
-            Share(source=rank, target=rank, start=rank, stop=rank + 1, way=Way.SAME_NODE)
-            for rank in range(len(self.split))
-        )
-        weights = Route(source="actor", target="rollout", rows=len(self.split), shares=copies)
-        routes = Routes(observations=trajectories, trajectories=trajectories, weights=weights)
-        return Job(config=self.config, spaces=self.spaces, routes=routes)
+        routes = Routes(observations=trajectories, trajectories=trajectories)
+        everyone = tuple(range(len(self.split)))
+        deliveries = (Delivery(readers=everyone, near=everyone),)
+        return Job(config=self.config, spaces=self.spaces, routes=routes, deliveries=deliveries)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +127,10 @@ def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory
     )
 
 
-def make_actor(scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: int = 1 << 30) -> FSDPActor:
-    """One rank that is set up, with channels of its own. The call is a collective."""
+def make_actor(
+    scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: int = 1 << 30, folder: Path | None = None
+) -> FSDPActor:
+    """One rank that is set up; the weights channel is the one in `folder`, else the rank's own. A collective."""
     world_size = len(scenario.split)
     slot = Slot(
         component="actor",
@@ -138,20 +141,24 @@ def make_actor(scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: 
         accelerators=(rank,),
         local_accelerators=(rank,),
     )
-    channels = {
-        name: LocalChannel(ChannelSpec(name=name, capacity_items=64, timeout_s=30.0))
-        for name in (TRAJECTORIES, WEIGHTS)
-    }
+    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, WEIGHTS)}
+    if folder is not None:
+        channels[WEIGHTS] = SharedChannel.attach(folder / f"{WEIGHTS}.channel").named(f"actor rank {rank}")
     context = WorkerContext(
         slot=slot,
         world_size=world_size,
         device=EmulatedDevice(MemoryAccount([capacity] * world_size), slot),
         rendezvous=rendezvous,
         channels=channels,
+        folder=folder,
     )
     actor = FSDPActor(scenario.job, context)
     actor.setup()
     return actor
+
+
+def spec_of(name: str) -> ChannelSpec:
+    return ChannelSpec(name=name, capacity_items=64, timeout_s=30.0)
 
 
 def listen() -> socket.socket:
@@ -168,7 +175,7 @@ def follow(scenario: Scenario, actor: FSDPActor) -> Learned:
     """Iterations as the loop runs them: sync, roll out, learn."""
     rank = actor.context.rank
     policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
-    receiver = ChannelWeightReceiver(actor.context.channels[WEIGHTS], rank)
+    receiver = CopyReceiver(actor.context.channels[WEIGHTS], rank, folder=actor.context.folder)
     metrics = []
     for index in range(scenario.iterations):
         _sync(scenario, actor, receiver, policy, index)
@@ -189,20 +196,19 @@ def follow(scenario: Scenario, actor: FSDPActor) -> Learned:
     )
 
 
-def _sync(
-    scenario: Scenario, actor: FSDPActor, receiver: ChannelWeightReceiver, policy: ActorCritic, version: int
-) -> None:
+def _sync(scenario: Scenario, actor: FSDPActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:
     actor.move(Residency.WEIGHTS if scenario.offload else Residency.FULL)
     actor.push_weights(version)
-    policy.load_state_dict(receiver.pull(version).tensors)
+    with receiver.pull(version) as received:
+        policy.load_state_dict(received.tensors)
     if scenario.offload:
         actor.move(Residency.OFF)
 
 
-def _rank(scenario: Scenario, rank: int, port: int, listener: socket.socket | None) -> Learned:
+def _rank(scenario: Scenario, rank: int, port: int, listener: socket.socket | None, folder: Path) -> Learned:
     torch.set_num_threads(1)
     rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
-    actor = make_actor(scenario, rank, rendezvous)
+    actor = make_actor(scenario, rank, rendezvous, folder=folder)
     try:
         return follow(scenario, actor)
     finally:
@@ -214,7 +220,12 @@ def run_ranks(scenario: Scenario) -> list[Learned]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.actor_ranks", "rlplace.workers.learner", "torch._dynamo"])
     world_size = len(scenario.split)
-    with listen() as listener, ProcessPoolExecutor(world_size, mp_context=context) as pool:
+    with (
+        listen() as listener,
+        JobFolder.create() as folder,
+        ProcessPoolExecutor(world_size, mp_context=context) as pool,
+    ):
+        SharedChannel.create(folder.path, spec_of(WEIGHTS))
         port = listener.getsockname()[1]
-        ranks = [pool.submit(_rank, scenario, r, port, None if r else listener) for r in range(world_size)]
+        ranks = [pool.submit(_rank, scenario, r, port, None if r else listener, folder.path) for r in range(world_size)]
         return [rank.result(timeout=120.0) for rank in ranks]

@@ -77,7 +77,7 @@ def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0
         }
     )
     plan = make_plan(config, Topology.uniform(1, first))
-    return plan, Job(config=config, spaces=describe(config.env), routes=plan.routes)
+    return plan, Job(config=config, spaces=describe(config.env), routes=plan.routes, deliveries=plan.deliveries)
 
 
 def channels_of(plan: Plan, capacity_items: int | None = None) -> dict[str, LocalChannel]:

@@ -7,56 +7,63 @@ nothing from outside is ever decoded.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
-import importlib
 import io
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor as Tensor
 
-Buffer = bytes | bytearray | memoryview
+Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
+_SCALARS = frozenset({bool, int, float, complex, type(None)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """A value in pieces. The buffers alias the arrays of the value wherever those were contiguous on the host."""
 
-    header: bytes
-    buffers: tuple[memoryview, ...]  # contiguous, format "B", in the order the header names them
+    header: Buffer
+    buffers: tuple[Buffer, ...]  # contiguous bytes, in the order the header names them
+
+    @classmethod
+    def of(cls, pieces: Sequence[Buffer]) -> Encoded:
+        return cls(header=pieces[0], buffers=tuple(pieces[1:]))
+
+    @property
+    def pieces(self) -> tuple[Buffer, ...]:
+        """For `unpack`."""
+        return (self.header, *self.buffers)
 
     @property
     def size_bytes(self) -> int:
-        return len(self.header) + sum(b.nbytes for b in self.buffers)
+        return sum(memoryview(piece).nbytes for piece in self.pieces)
+
+
+Packed = bytes | Encoded  # in one piece, or in several
 
 
 def encode(value: Any) -> Encoded:
     """The value in pieces; contiguous host arrays are not copied. TypeError for a sparse or quantized tensor."""
-    buffers: list[memoryview] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
-
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=keep).dump(value)
-    return Encoded(header=stream.getvalue(), buffers=tuple(buffers))
+    return _in_pieces(value, inline_bytes=-1)
 
 
-def decode(header: bytes, buffers: Sequence[Buffer]) -> Any:
-    """The value again. Its arrays alias `buffers` and are writable exactly where these are."""
+def decode(header: Buffer, buffers: Sequence[Buffer]) -> Any:
+    """The value again. Its arrays alias `buffers`, keep these very objects alive, and are writable where they are."""
     return pickle.loads(header, buffers=buffers)
 
 
 def dumps(value: Any) -> bytes:
     """Everything in one piece: a copy, cheaper than pieces for small values."""
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5).dump(value)
+    _Pickler(stream, 5).dump(value)
     return stream.getvalue()
 
 
@@ -65,24 +72,58 @@ def loads(data: Buffer) -> Any:
     return pickle.loads(data)
 
 
+def pack(value: Any, inline_bytes: int) -> Packed:
+    """As `dumps` when that takes at most `inline_bytes`, else as `encode` with the small buffers in the header."""
+    encoded = _in_pieces(value, inline_bytes)
+    if encoded.buffers or len(encoded.header) > inline_bytes:
+        return encoded
+    header: bytes = encoded.header
+    return header
+
+
+def unpack(pieces: Sequence[Buffer]) -> Any:
+    """The value of `Encoded.pieces`, as `decode` gives it."""
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def open_packed(packed: Packed) -> Any:
+    """The value of `pack`."""
+    return loads(packed) if isinstance(packed, bytes) else unpack(packed.pieces)
+
+
 def size_bytes(value: Any) -> int:
     """Bytes of the arrays, tensors, texts and scalars in `value`; containers themselves count nothing."""
+    if type(value) in _SCALARS:
+        return 8
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
-    if isinstance(value, (bool, int, float, complex)) or value is None:
-        return 8
     if isinstance(value, Mapping):
-        return sum(size_bytes(k) + size_bytes(v) for k, v in value.items())
+        return _size_of_all(value.keys()) + _size_of_all(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
-        return sum(map(size_bytes, value))
+        return _size_of_all(value)
     if dataclasses.is_dataclass(value):
-        return sum(size_bytes(getattr(value, f)) for f in value.__dataclass_fields__)
+        return _size_of_all(getattr(value, f) for f in value.__dataclass_fields__)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return int(value.numel() * value.element_size())
+        return int(value.nbytes)
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return 8
     return sys.getsizeof(value)
+
+
+def _size_of_all(values: Iterable[Any]) -> int:
+    total = 0
+    for value in values:
+        kind = type(value)
+        if kind in _SCALARS:
+            total += 8
+        elif kind is str:
+            total += len(value)
+        else:
+            total += size_bytes(value)
+    return total
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -92,12 +133,14 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}")
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy()
+    flat = dense.as_strided((dense.numel(),), (1,))  # reshape keeps a stride that does not matter, and view refuses it
+    return flat.view(torch.uint8).numpy()
 
 
 def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """The host tensor of `tensor_bytes`; aliases `data`, which must be writable."""
-    torch = importlib.import_module("torch")
+    import torch
+
     kind = getattr(torch, dtype)
     if memoryview(data).nbytes == 0:
         return torch.empty(tuple(shape), dtype=kind)
@@ -109,21 +152,77 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-class _Pickler(pickle.Pickler):
-    """Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors."""
+# ── how arrays travel ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray:
-            if obj.flags.forc or obj.dtype.hasobject:
-                return NotImplemented
-            return np.ascontiguousarray(obj).__reduce_ex__(5)
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(obj, torch.Tensor):
-            data = pickle.PickleBuffer(tensor_bytes(obj).data)
-            return _restore_tensor, (data, dtype_name(obj), tuple(obj.shape))
-        return NotImplemented
+
+def _in_pieces(value: Any, inline_bytes: int) -> Encoded:
+    buffers: list[memoryview] = []
+    room = inline_bytes
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        nonlocal room
+        raw = buffer.raw()
+        if raw.nbytes <= room:
+            room -= raw.nbytes
+            return True
+        buffers.append(raw)
+        return False
+
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=stays_inside).dump(value)
+    return Encoded(header=stream.getvalue(), buffers=tuple(buffers))
+
+
+def _reduce_array(array: Any) -> Any:
+    """Half the time of numpy's own way, and strided views out of band as well."""
+    dtype = array.dtype
+    if dtype.hasobject or not dtype.itemsize:
+        return array.__reduce_ex__(5)
+    if not array.flags.forc:
+        array = np.array(array, order="C")
+    if not array.flags.writeable or dtype.kind not in "biufc":
+        flat: Any = array.reshape(-1, order="A").view(np.uint8)
+        return _restore_array, (array.shape, dtype, pickle.PickleBuffer(flat), "C" if array.flags.c_contiguous else "F")
+    if array.flags.c_contiguous:
+        return np.ndarray, (array.shape, dtype.str, pickle.PickleBuffer(array))
+    return np.ndarray, (array.shape, dtype.str, pickle.PickleBuffer(array), 0, None, "F")
+
+
+def _restore_array(
+    shape: tuple[int, ...], dtype: np.dtype[Any], data: Buffer, order: Literal["C", "F"]
+) -> NDArray[Any]:
+    return np.ndarray(shape, dtype, _writable(data), order=order)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    data: Any = tensor_bytes(tensor)
+    return _restore_tensor, (pickle.PickleBuffer(data), dtype_name(tensor), tuple(tensor.shape))
 
 
 def _restore_tensor(data: Buffer, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Decoded read-only bytes are copied: torch has no read-only tensors."""
-    return tensor_from_bytes(bytearray(data) if memoryview(data).readonly else data, dtype, shape)
+    return tensor_from_bytes(_writable(data), dtype, shape)
+
+
+def _writable(data: Buffer) -> Buffer:
+    """What arrives belongs to the receiver, though the sender's array was read-only: only foreign memory is copied."""
+    view = memoryview(data)
+    if not view.readonly:
+        return data
+    whole = memoryview(view.obj)
+    return view.obj if view.nbytes == whole.nbytes and not whole.readonly else bytearray(data)
+
+
+class _Reducers(dict[type, Callable[[Any], Any]]):
+    """How types are taken apart, by exact type; tensors of any class count once torch is there."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            return _reduce_tensor
+        return copyreg.dispatch_table[kind]  # KeyError: as the object itself says
+
+
+class _Pickler(pickle.Pickler):
+    """Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors."""
+
+    dispatch_table = _Reducers({np.ndarray: _reduce_array})

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlplace.comm.channel import BatchPolicy, ChannelSpec, ChannelStats
-from rlplace.comm.codec import size_bytes
+from rlplace.comm import codec
+from rlplace.comm.channel import BatchPolicy, ChannelSpec, ChannelStats, Lease
+from rlplace.comm.lease import OwnedLease
 from rlplace.comm.queue import ChannelQueue
-from rlplace.comm.tickets import Get, GetBatch, Put, Ticket
+from rlplace.comm.tickets import Get, GetBatch, Put, Reserve, Ticket
+
+_INLINE_BYTES = 32 << 10  # of an item that a gate takes out: above it, in pieces
 
 
 class LocalChannel:
@@ -36,14 +39,30 @@ class LocalChannel:
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def put(self, item: Any, *, key: str = "", weight: float = 1.0, timeout_s: float | None = None) -> None:
-        self._wait(self._queue.put, self._put_ticket(item, key, weight), timeout_s)
+    def put(
+        self,
+        item: Any,
+        *,
+        key: str = "",
+        weight: float = 1.0,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._wait(self._queue.put, self._put_ticket(item, key, weight, version), timeout_s)
 
-    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0) -> None:
-        self._at_once(self._queue.put, self._put_ticket(item, key, weight))
+    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
+        self._at_once(self._put_ticket(item, key, weight, version))
 
-    async def put_async(self, item: Any, *, key: str = "", weight: float = 1.0, timeout_s: float | None = None) -> None:
-        await self._wait_async(self._queue.put, self._put_ticket(item, key, weight), timeout_s)
+    async def put_async(
+        self,
+        item: Any,
+        *,
+        key: str = "",
+        weight: float = 1.0,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        await self._wait_async(self._queue.put, self._put_ticket(item, key, weight, version), timeout_s)
 
     # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -54,13 +73,16 @@ class LocalChannel:
 
     def get_nowait(self, *, key: str = "") -> Any:
         ticket = Get(owner=self._owner, key=key)
-        self._at_once(self._queue.get, ticket)
+        self._at_once(ticket)
         return ticket.taken[0].item
 
     async def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Any:
         ticket = Get(owner=self._owner, key=key)
         await self._wait_async(self._queue.get, ticket, timeout_s)
         return ticket.taken[0].item
+
+    def get_lease(self, *, key: str = "", timeout_s: float | None = None) -> Lease:
+        return OwnedLease(self.get(key=key, timeout_s=timeout_s))
 
     def get_batch(
         self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most", timeout_s: float | None = None
@@ -69,7 +91,23 @@ class LocalChannel:
         self._wait(self._queue.get, ticket, timeout_s)
         return [entry.item for entry in ticket.taken]
 
-    # ── endings and statistics ───────────────────────────────────────────────────────────────────────────────────────
+    def get_batch_nowait(self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most") -> list[Any]:
+        ticket = GetBatch(owner=self._owner, key=key, weight=weight, policy=policy)
+        self._at_once(ticket)
+        return [entry.item for entry in ticket.taken]
+
+    async def get_batch_async(
+        self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most", timeout_s: float | None = None
+    ) -> list[Any]:
+        ticket = GetBatch(owner=self._owner, key=key, weight=weight, policy=policy)
+        await self._wait_async(self._queue.get, ticket, timeout_s)
+        return [entry.item for entry in ticket.taken]
+
+    # ── versions, endings and statistics ─────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, version: int) -> None:
+        with self._lock:
+            _wake(self._queue.advance(version, time.monotonic()))
 
     def leave(self, producer: str) -> None:
         with self._lock:
@@ -87,10 +125,55 @@ class LocalChannel:
         with self._lock:
             return self._queue.stats(time.monotonic())
 
+    # ── for a gate: see network.backing ──────────────────────────────────────────────────────────────────────────────
+
+    async def put_packed(
+        self,
+        packed: bytes,
+        size_bytes: int,
+        *,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
+        item = codec.open_packed(packed)
+        ticket = Put(owner=self._owner, key=key, size_bytes=size_bytes, weight=weight, version=version, item=item)
+        await self._settle_async(self._queue.put, ticket, patience_s)
+
+    async def reserve(
+        self, size_bytes: int, *, key: str, weight: float, version: int | None, patience_s: float | None
+    ) -> LocalReservation:
+        ticket = Reserve(owner=self._owner, key=key, size_bytes=size_bytes, weight=weight, version=version)
+        await self._settle_async(self._queue.put, ticket, patience_s)
+        return LocalReservation(self, ticket)
+
+    async def take(self, batch: tuple[float, BatchPolicy] | None, *, key: str, patience_s: float | None) -> LocalTaking:
+        if batch is None:
+            ticket = Get(owner=self._owner, key=key)
+        else:
+            ticket = GetBatch(owner=self._owner, key=key, weight=batch[0], policy=batch[1])
+        await self._settle_async(self._queue.get, ticket, patience_s)
+        return LocalTaking(self, ticket)
+
+    def died(self, owner: str) -> None:
+        with self._lock:
+            _wake(self._queue.died(owner, time.monotonic()))
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _put_ticket(self, item: Any, key: str, weight: float) -> Put:
-        return Put(owner=self._owner, key=key, size_bytes=size_bytes(item), weight=weight, item=item)
+    async def _settle_async(
+        self, ask: Callable[[Any, float], list[Ticket]], ticket: Put | Get, patience_s: float | None
+    ) -> None:
+        if patience_s is None:
+            self._at_once(ticket)
+        else:
+            await self._wait_async(ask, ticket, patience_s)
+
+    def _put_ticket(self, item: Any, key: str, weight: float, version: int | None) -> Put:
+        return Put(
+            owner=self._owner, key=key, size_bytes=codec.size_bytes(item), weight=weight, version=version, item=item
+        )
 
     def _submit(self, ask: Callable[[Any, float], list[Ticket]], ticket: Ticket, wake: Callable[[], None]) -> bool:
         """Whether the ticket is settled already; else `wake` will be called, once, in whichever thread settles it."""
@@ -104,9 +187,9 @@ class LocalChannel:
         with self._lock:
             _wake(how(ticket, time.monotonic()))
 
-    def _at_once(self, ask: Callable[[Any, float], list[Ticket]], ticket: Ticket) -> None:
-        if not self._submit(ask, ticket, _nobody):
-            self._give_up(self._queue.refuse, ticket)
+    def _at_once(self, ticket: Put | Get) -> None:
+        with self._lock:
+            _wake(self._queue.attempt(ticket, time.monotonic()))
         _check(ticket)
 
     def _wait(self, ask: Callable[[Any, float], list[Ticket]], ticket: Ticket, timeout_s: float | None) -> None:
@@ -140,6 +223,35 @@ class LocalChannel:
         return self.spec.timeout_s if timeout_s is None else timeout_s
 
 
+class LocalReservation:
+    """Credit for an item that is still on its way to this process."""
+
+    def __init__(self, channel: LocalChannel, ticket: Reserve) -> None:
+        self._channel, self._ticket = channel, ticket
+
+    def fill(self, packed: codec.Packed) -> None:
+        item = codec.open_packed(packed)
+        with self._channel._lock:
+            _wake(self._channel._queue.fill(self._ticket, item, time.monotonic()))
+
+    def withdraw(self) -> None:
+        self._channel._give_up(self._channel._queue.withdraw, self._ticket)
+
+
+class LocalTaking:
+    """Items on their way out of this process."""
+
+    def __init__(self, channel: LocalChannel, ticket: Get) -> None:
+        self._channel, self._ticket = channel, ticket
+
+    @property
+    def packed(self) -> list[codec.Packed]:
+        return [codec.pack(entry.item, _INLINE_BYTES) for entry in self._ticket.taken]
+
+    def restore(self) -> None:
+        self._channel._give_up(self._channel._queue.withdraw, self._ticket)
+
+
 def _wake(settled: Iterable[Ticket]) -> None:
     for ticket in settled:
         if ticket.wake is not None:
@@ -149,10 +261,6 @@ def _wake(settled: Iterable[Ticket]) -> None:
 def _wake_in(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
     if not loop.is_closed():  # the waiter's loop may have ended without a word
         loop.call_soon_threadsafe(woken.set)
-
-
-def _nobody() -> None:
-    """Wakes the caller of a `_nowait` method, who does not wait."""
 
 
 def _check(ticket: Ticket) -> None:

@@ -3,12 +3,12 @@
 ::
 
     put ──▶ waiting putters (one line, first come first served, over all keys)
-              │ credit: capacity_items, capacity_bytes
+              │ admission: the weight that the policy version admits; credit: capacity_items, capacity_bytes
               ▼
-            line of the key ──▶ waiting getters of the key (first come first served) ──▶ taken
+            line of the key ──▶ waiting getters of the key (by `serving`) ──▶ taken
 
-Every channel implementation drives this class, so the contract is decided here once. After each event no getter at the
-head of its key waits for what is there, and no putter at the head waits for credit that is there.
+The contract is decided here once: a channel drives this class or is compared with it. After each event the getter whose
+turn it is at a key does not wait for what is there, nor the first putter for credit that is there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 from rlplace.comm import refusals
 from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.tally import Tally
 from rlplace.comm.tickets import Get, GetBatch, NeverExact, Put, Reserve, Ticket
 from rlplace.errors import ChannelError
 
@@ -35,13 +36,7 @@ class ChannelQueue:
         self._putters: deque[Put] = deque()
         self._getters: dict[str, deque[Get]] = {}
         self._reserved: set[Reserve] = set()
-        self._items = self._bytes = 0  # credit in use: items in lines and reservations
-        self._high_items = self._high_bytes = 0
-        self._puts = self._gets = 0
-        self._producer_wait_s = self._consumer_wait_s = 0.0
-        self._producers: dict[str, None] = {}  # everyone who ever put or got, in order of appearance
-        self._consumers: dict[str, None] = {}
-        self._left: dict[str, None] = {}
+        self._tally = Tally(spec)
         self._closed: str | None = None  # why
         self._broken: str | None = None
         self._now = 0.0
@@ -51,12 +46,13 @@ class ChannelQueue:
     def put(self, ticket: Put, now: float) -> list[Ticket]:
         """Grants credit now, or lets the ticket wait behind those that came before."""
         self._now = ticket.since = now
-        self._producers[ticket.owner] = None
+        self._tally.producers[ticket.owner] = None
+        self._tally.dead.pop(ticket.owner, None)
         refusal = self._refuse_put(ticket)
         if refusal is not None:
             return [self._fail(ticket, refusal)]
         self._putters.append(ticket)
-        return self._advance()
+        return self._settle()
 
     def fill(self, ticket: Reserve, item: object, now: float) -> list[Ticket]:
         """Puts the item of a granted reservation in its line. A reservation that was withdrawn or broken is ignored."""
@@ -66,27 +62,60 @@ class ChannelQueue:
         self._reserved.remove(ticket)
         ticket.item = item
         self._enter(ticket)
-        return self._advance(ticket.key)
+        return self._settle(ticket.key)
 
     def get(self, ticket: Get, now: float) -> list[Ticket]:
-        """Takes now, or lets the ticket wait behind those that came before for the same key."""
-        self._now = ticket.since = now
-        self._consumers[ticket.owner] = None
-        refusal = self._refuse_get(ticket)
-        if refusal is not None:
-            return [self._fail(ticket, refusal)]
+        """Takes now, or lets the ticket wait among those that want the same key."""
+        self._receive(ticket, now)
+        if ticket.settled:
+            return [ticket]
         self._getters.setdefault(ticket.key, deque()).append(ticket)
-        return self._advance(ticket.key)
+        return self._settle(ticket.key)
+
+    def attempt(self, ticket: Put | Get, now: float) -> list[Ticket]:
+        """As `put` or `get` for a ticket that does not wait, but fails, and that never overtakes a waiter."""
+        settled: list[Ticket]
+        if isinstance(ticket, Put):
+            settled = self.put(ticket, now)
+            if not ticket.settled:
+                self._putters.pop()
+                refusal = refusals.full if self._tally.wants(ticket) == "credit" else refusals.not_admitted
+                settled.append(self._fail(ticket, refusal(self.spec, ticket.owner, ticket.key, self.stats(now))))
+            return settled
+        if ticket.key in self._getters:
+            self._receive(ticket, now)
+            settled = [ticket] if ticket.settled else []
+        else:
+            settled = self.get(ticket, now)
+            if not ticket.settled:
+                del self._getters[ticket.key]
+        if not ticket.settled:
+            settled.append(self._fail(ticket, refusals.empty(self.spec, ticket.owner, ticket.key, self.stats(now))))
+        return settled
+
+    def advance(self, version: int, now: float) -> list[Ticket]:
+        """The policy is at `version`; a smaller one than before changes nothing."""
+        self._now = now
+        self._tally.version = max(version, self._tally.version)
+        return self._settle()
 
     # ── giving up ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def refuse(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """The ticket does not want to wait: ChannelFull or ChannelEmpty unless it is settled already."""
-        return self._give_up(ticket, now, in_time=True)
-
     def expire(self, ticket: Ticket, now: float) -> list[Ticket]:
         """The ticket's deadline passed: ChannelTimeout unless it is settled already."""
-        return self._give_up(ticket, now, in_time=False)
+        self._now = now
+        if ticket.settled:
+            return []
+        self._remove(ticket)
+        waited_s, stats = now - ticket.since, self.stats(now)
+        if not isinstance(ticket, Put):
+            self._tally.consumer_wait_s += waited_s
+            error = refusals.get_timeout(self.spec, ticket.owner, ticket.key, waited_s, stats)
+        else:
+            self._tally.producer_wait_s += waited_s
+            refusal = refusals.put_timeout if self._tally.wants(ticket) == "credit" else refusals.admission_timeout
+            error = refusal(self.spec, ticket.owner, ticket.key, waited_s, stats)
+        return [self._fail(ticket, error), *self._settle(ticket.key)]
 
     def withdraw(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Nobody listens for the outcome any more.
@@ -99,11 +128,12 @@ class ChannelQueue:
             ticket.settled = True
         elif isinstance(ticket, Reserve) and ticket in self._reserved:
             self._reserved.remove(ticket)
-            self._free(ticket)
+            self._tally.free(ticket)
+            self._tally.admitted -= ticket.weight
         elif isinstance(ticket, Get):
             taken, ticket.taken = ticket.taken, []
             return self.restore(taken, now)
-        return self._advance(ticket.key)
+        return self._settle(ticket.key)
 
     def restore(self, entries: Iterable[Put], now: float) -> list[Ticket]:
         """Gives taken items back to the front of their line, in their order, even above the capacity."""
@@ -113,19 +143,26 @@ class ChannelQueue:
         returned = list(entries)
         for entry in reversed(returned):
             self._lines.setdefault(entry.key, deque()).appendleft(entry)
-            self._hold(entry)
-            self._gets -= 1
-        return self._advance(*{entry.key for entry in returned})
+            self._tally.restore(entry)
+        return self._settle(*{entry.key for entry in returned})
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def leave(self, producer: str, now: float) -> list[Ticket]:
-        self._now = now
-        self._left[producer] = None
-        if self.spec.producers is None or len(self._left) < self.spec.producers or self._closed is not None:
+        self._now, left = now, self._tally.left
+        left[producer] = None
+        if self.spec.producers is None or len(left) < self.spec.producers or self._closed is not None:
             return []
         self._closed = f"all {self.spec.producers} producers have left"
-        return self._advance(*self._getters)
+        return self._settle(*self._getters)
+
+    def died(self, owner: str, now: float) -> list[Ticket]:
+        """The process of `owner` has ended; its tickets have been withdrawn. Breaks the channel if it was counted."""
+        self._tally.dead[owner] = None
+        counted = self.spec.producers is not None and owner in self._tally.producers
+        if not counted or owner in self._tally.left or self._closed is not None:
+            return []
+        return self.break_(f"{owner} died before it had left", now)
 
     def close(self, now: float) -> list[Ticket]:
         """Waiting puts fail; what has credit can still be taken."""
@@ -137,7 +174,7 @@ class ChannelQueue:
             self._fail(p, refusals.closed(self.spec, p.owner, p.key, self._closed)) for p in self._putters
         ]
         self._putters.clear()
-        return settled + self._advance(*self._getters)
+        return settled + self._settle(*self._getters)
 
     def break_(self, why: str, now: float) -> list[Ticket]:
         self._now = now
@@ -147,29 +184,22 @@ class ChannelQueue:
         waiting: list[Ticket] = [*self._putters, *(g for line in self._getters.values() for g in line)]
         for container in (self._putters, self._getters, self._lines, self._reserved):
             container.clear()
-        self._items = self._bytes = 0
+        self._tally.items = self._tally.size_bytes = 0
         return [self._fail(t, refusals.broken(self.spec, t.owner, why)) for t in waiting]
 
     def stats(self, now: float) -> ChannelStats:
-        getters = [g for line in self._getters.values() for g in line]
-        depths = {key: len(line) for key, line in self._lines.items()}
-        for ticket in self._reserved:
-            depths[ticket.key] = depths.get(ticket.key, 0) + 1
-        return ChannelStats(
-            depth_items=self._items,
-            depth_bytes=self._bytes,
-            high_water_items=self._high_items,
-            high_water_bytes=self._high_bytes,
-            puts=self._puts,
-            gets=self._gets,
-            producer_wait_s=self._producer_wait_s + sum(now - p.since for p in self._putters),
-            consumer_wait_s=self._consumer_wait_s + sum(now - g.since for g in getters),
-            waiting_producers=tuple(p.owner for p in self._putters),
-            waiting_consumers=tuple(g.owner for g in getters),
-            depth_by_key=depths,
-        )
+        getters = [getter for line in self._getters.values() for getter in line]
+        return self._tally.stats(now, self._putters, getters, self._lines, self._reserved)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _receive(self, ticket: Get, now: float) -> None:
+        self._now = ticket.since = now
+        self._tally.loads.setdefault(ticket.owner, 0.0)
+        self._tally.dead.pop(ticket.owner, None)
+        refusal = self._refuse_get(ticket)
+        if refusal is not None:
+            self._fail(ticket, refusal)
 
     def _refuse_put(self, ticket: Put) -> ChannelError | None:
         if self._broken is not None:
@@ -182,7 +212,7 @@ class ChannelQueue:
             return refusals.item_too_large(self.spec, ticket.owner, ticket.key, ticket.size_bytes)
         if self._closed is not None:
             return refusals.closed(self.spec, ticket.owner, ticket.key, self._closed)
-        if ticket.owner in self._left:
+        if ticket.owner in self._tally.left:
             return refusals.closed(self.spec, ticket.owner, ticket.key, f"{ticket.owner} has left")
         return None
 
@@ -195,40 +225,44 @@ class ChannelQueue:
             return refusals.bad_weight(self.spec, ticket.owner, ticket.key, ticket.weight)
         return None
 
-    def _advance(self, *keys: str) -> list[Ticket]:
+    def _settle(self, *keys: str) -> list[Ticket]:
         """Serves the getters of `keys`, admits putters on the credit this frees, and so on until nothing moves."""
         settled: list[Ticket] = []
-        changed = set(keys) | self._admit(settled)
+        changed = [*keys, *self._admit(settled)]
         while changed:
+            before = len(settled)
             for key in changed:
                 self._serve(key, settled)
             changed = self._admit(settled)
+            if self.spec.serving == "least_loaded" and len(settled) > before:
+                changed = list(self._getters)  # who has taken at one key may have lost its turn at another
         return settled
 
-    def _admit(self, settled: list[Ticket]) -> set[str]:
+    def _admit(self, settled: list[Ticket]) -> list[str]:
         """Grants credit to the putters at the head; the keys whose getters may now be served."""
-        keys: set[str] = set()
-        while self._putters and self._fits(self._putters[0]):
+        keys: dict[str, None] = {}
+        while self._putters and self._tally.lacks(self._putters[0]) is None:
             putter = self._putters.popleft()
-            self._hold(putter)
-            self._producer_wait_s += self._now - putter.since
+            self._tally.hold(putter)
+            self._tally.admitted += putter.weight
+            self._tally.producer_wait_s += self._now - putter.since
             putter.settled = True
             settled.append(putter)
             if isinstance(putter, Reserve):
                 self._reserved.add(putter)
             else:
                 self._enter(putter)
-                keys.add(putter.key)
-        return keys
+                keys[putter.key] = None
+        return list(keys)
 
     def _enter(self, entry: Put) -> None:
         self._lines.setdefault(entry.key, deque()).append(entry)
-        self._puts += 1
+        self._tally.puts += 1
 
     def _serve(self, key: str, settled: list[Ticket]) -> None:
         getters = self._getters.get(key)
         while getters:
-            getter, line = getters[0], self._lines.get(key)
+            getter, line = self._next(getters), self._lines.get(key)
             if line:
                 try:
                     count = getter.count(line, self._ended(key))
@@ -238,26 +272,30 @@ class ChannelQueue:
                 else:
                     if count == 0:
                         return
-                    self._take(getters.popleft(), line, count)
+                    getters.remove(getter)
+                    self._take(getter, line, count)
                     settled.append(getter)
                     continue
             elif self._ended(key):
                 error = refusals.end_of_stream(self.spec, getter.owner, key, self._closed or "")
             else:
                 return
-            getters.popleft()
-            self._consumer_wait_s += self._now - getter.since
+            getters.remove(getter)
+            self._tally.consumer_wait_s += self._now - getter.since
             settled.append(self._fail(getter, error))
         self._getters.pop(key, None)
+
+    def _next(self, getters: deque[Get]) -> Get:
+        """Whose turn it is of those that wait at a key."""
+        if self.spec.serving == "first_come":
+            return getters[0]
+        return min(getters, key=lambda getter: self._tally.loads[getter.owner])  # of equals the first
 
     def _take(self, getter: Get, line: deque[Put], count: int) -> None:
         getter.taken = [line.popleft() for _ in range(count)]
         if not line:
             del self._lines[getter.key]
-        for entry in getter.taken:
-            self._free(entry)
-        self._gets += count
-        self._consumer_wait_s += self._now - getter.since
+        self._tally.take(getter, self._now)
         getter.settled = True
 
     def _ended(self, key: str) -> bool:
@@ -265,43 +303,6 @@ class ChannelQueue:
         if self._closed is None:
             return False
         return not any(p.key == key for p in self._putters) and not any(r.key == key for r in self._reserved)
-
-    def _fits(self, entry: Put) -> bool:
-        if self._items >= self.spec.capacity_items:
-            return False
-        return self.spec.capacity_bytes is None or self._bytes + entry.size_bytes <= self.spec.capacity_bytes
-
-    def _hold(self, entry: Put) -> None:
-        self._items += 1
-        self._bytes += entry.size_bytes
-        self._high_items = max(self._high_items, self._items)
-        self._high_bytes = max(self._high_bytes, self._bytes)
-
-    def _free(self, entry: Put) -> None:
-        self._items -= 1
-        self._bytes -= entry.size_bytes
-
-    def _give_up(self, ticket: Ticket, now: float, *, in_time: bool) -> list[Ticket]:
-        self._now = now
-        if ticket.settled:
-            return []
-        self._remove(ticket)
-        waited_s, stats = now - ticket.since, self.stats(now)
-        is_put = isinstance(ticket, Put)
-        if in_time:
-            refusal = refusals.full if is_put else refusals.empty
-            self._fail(ticket, refusal(self.spec, ticket.owner, ticket.key, stats))
-        elif is_put:
-            self._producer_wait_s += waited_s
-            self._fail(
-                ticket, refusals.put_timeout(self.spec, ticket.owner, ticket.key, waited_s, stats, self._consumers)
-            )
-        else:
-            self._consumer_wait_s += waited_s
-            self._fail(
-                ticket, refusals.get_timeout(self.spec, ticket.owner, ticket.key, waited_s, stats, self._producers)
-            )
-        return [ticket, *self._advance(ticket.key)]
 
     def _remove(self, ticket: Ticket) -> None:
         if isinstance(ticket, Put):

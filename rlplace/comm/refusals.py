@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats
 from rlplace.errors import (
@@ -20,46 +20,72 @@ from rlplace.errors import (
 _SHOWN = 8  # names of waiters or keys listed before "and N more"
 
 
-def put_timeout(
-    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, seen: Iterable[str]
-) -> ChannelTimeout:
+def put_timeout(spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats) -> ChannelTimeout:
     return ChannelTimeout(
         Problem(
             code="channel-timeout",
             key=place(spec, key),
             what=f"{owner} waited {waited_s:.1f} s for credit",
-            why=f"{_holding(spec, stats)}\nit waited for {_peers('consumers', seen)}\n{_waiters(stats)}",
-            fix="find out why the consumers stopped, or raise the deadline if they are really this slow",
+            why=f"the channel holds {holding(spec, stats)}\n"
+            f"it waited for {_peers('consumers', stats.consumers, stats.dead)}\n{_waiters(stats)}",
+            fix=_find_out("consumers", stats.consumers, stats.dead),
         )
     )
 
 
-def get_timeout(
-    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, seen: Iterable[str]
-) -> ChannelTimeout:
+def admission_timeout(spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats) -> ChannelTimeout:
+    return ChannelTimeout(
+        Problem(
+            code="channel-timeout",
+            key=place(spec, key),
+            what=f"{owner} waited {waited_s:.1f} s for admission",
+            why=f"{_admitting(spec, stats)}; nobody advanced the channel to version {stats.version + 1}\n"
+            f"the channel holds {holding(spec, stats)}\n{_waiters(stats)}",
+            fix="find out why the policy was not updated, allow a larger max_staleness, or raise the deadline",
+        )
+    )
+
+
+def get_timeout(spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats) -> ChannelTimeout:
     here = stats.depth_by_key.get(key, 0)
     return ChannelTimeout(
         Problem(
             code="channel-timeout",
             key=place(spec, key),
             what=f"{owner} waited {waited_s:.1f} s for an item",
-            why=f"this key holds {here} items; {_holding(spec, stats)}\n"
-            f"it waited for {_peers('producers', seen)}\n{_waiters(stats)}",
-            fix="find out why the producers stopped, or raise the deadline if they are really this slow",
+            why=f"this key holds {here} items; the channel holds {holding(spec, stats)}\n"
+            f"it waited for {_peers('producers', stats.producers, stats.dead)}\n{_waiters(stats)}",
+            fix=_find_out("producers", stats.producers, stats.dead),
         )
     )
 
 
 def full(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelFull:
     return ChannelFull(
-        Problem(code="channel-full", key=place(spec, key), what=f"no credit for {owner}", why=_holding(spec, stats))
+        Problem(
+            code="channel-full",
+            key=place(spec, key),
+            what=f"no credit for {owner}",
+            why=f"the channel holds {holding(spec, stats)}",
+        )
+    )
+
+
+def not_admitted(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelFull:
+    return ChannelFull(
+        Problem(
+            code="channel-full", key=place(spec, key), what=f"no admission for {owner}", why=_admitting(spec, stats)
+        )
     )
 
 
 def empty(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelEmpty:
     return ChannelEmpty(
         Problem(
-            code="channel-empty", key=place(spec, key), what=f"nothing to take for {owner}", why=_holding(spec, stats)
+            code="channel-empty",
+            key=place(spec, key),
+            what=f"nothing to take for {owner}",
+            why=f"the channel holds {holding(spec, stats)}",
         )
     )
 
@@ -103,7 +129,7 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
             key=f"channel {spec.name}",
             what=f"{owner} used an undeclared key" + (f", did you mean {near!r}?" if near else ""),
             got=repr(key),
-            why=f"declared keys: {_listed(repr(k) for k in declared)}",
+            why=f"declared keys: {listed(repr(k) for k in declared)}",
             fix=f"key={near!r}" if near else None,
         )
     )
@@ -140,7 +166,7 @@ def inexact(spec: ChannelSpec, owner: str, key: str, weight: float, reachable: I
             code="inexact-batch",
             key=place(spec, key),
             what=f"{owner} asked for a batch of weight {weight:g} exactly",
-            why=f"in order, the items sum to {_listed(f'{w:g}' for w in reachable)}; nothing was taken",
+            why=f"in order, the items sum to {listed(f'{w:g}' for w in reachable)}; nothing was taken",
             fix='policy="at_least", or items whose weights divide the batch',
         )
     )
@@ -150,28 +176,42 @@ def place(spec: ChannelSpec, key: str) -> str:
     return f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
 
 
-def _holding(spec: ChannelSpec, stats: ChannelStats) -> str:
-    held = f"the channel holds {stats.depth_items} of {spec.capacity_items} items"
+def holding(spec: ChannelSpec, stats: ChannelStats) -> str:
+    """What is in a channel: "3 of 4 items ('0': 3)"."""
+    held = f"{stats.depth_items} of {spec.capacity_items} items"
     if spec.capacity_bytes is not None:
         held += f", {stats.depth_bytes} of {spec.capacity_bytes} bytes"
     if stats.depth_by_key and set(stats.depth_by_key) != {""}:
-        held += f" ({_listed(f'{k!r}: {n}' for k, n in stats.depth_by_key.items())})"
+        held += f" ({listed(f'{k!r}: {n}' for k, n in stats.depth_by_key.items())})"
     return held
+
+
+def listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def _admitting(spec: ChannelSpec, stats: ChannelStats) -> str:
+    assert spec.admission is not None
+    limit, stale = spec.admission.limit(stats.version), spec.admission.max_staleness
+    return f"policy version {stats.version} admits a summed weight of {limit:g} (max_staleness {stale}); this is more"
 
 
 def _waiters(stats: ChannelStats) -> str:
     return (
-        f"waiting to put: {_listed(stats.waiting_producers) or 'nobody'}; "
-        f"waiting to get: {_listed(stats.waiting_consumers) or 'nobody'}"
+        f"waiting to put: {listed(stats.waiting_producers) or 'nobody'}; "
+        f"waiting to get: {listed(stats.waiting_consumers) or 'nobody'}"
     )
 
 
-def _peers(role: str, seen: Iterable[str]) -> str:
-    names = _listed(seen)
+def _peers(role: str, seen: Sequence[str], dead: Collection[str]) -> str:
+    names = listed(f"{name} (dead)" if name in dead else name for name in seen)
     return f"the {role}, so far {names}" if names else f"{role}, and none has used this channel yet"
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+def _find_out(role: str, seen: Sequence[str], dead: Collection[str]) -> str:
+    gone = [name for name in seen if name in dead]
+    if gone:
+        return f"find out why {listed(gone)} died"
+    return f"find out why the {role} stopped, or raise the deadline if they are really this slow"

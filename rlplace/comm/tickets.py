@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from rlplace.comm.channel import BatchPolicy
 from rlplace.errors import ChannelError
@@ -29,12 +29,29 @@ class Put(Ticket):
 
     size_bytes: int
     weight: float = 1.0
+    version: int | None = None  # of the policy that made the item
     item: Any = None
+    taker: str | None = None  # who has taken it out
 
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Reserve(Put):
     """Credit for an item that is not here yet; `ChannelQueue.fill` puts it in its line."""
+
+
+class Weighed(Protocol):
+    """All that a batch policy sees of an item."""
+
+    @property
+    def weight(self) -> float: ...
+
+
+class Line(Protocol):
+    """The items of a key, oldest first."""
+
+    def __iter__(self) -> Iterator[Weighed]: ...
+
+    def __len__(self) -> int: ...
 
 
 class NeverExact(Exception):
@@ -51,7 +68,7 @@ class Get(Ticket):
 
     taken: list[Put] = dataclasses.field(default_factory=list)
 
-    def count(self, line: Sequence[Put], ended: bool) -> int:
+    def count(self, line: Line, ended: bool) -> int:
         """How many of the head of `line` (never empty) to take now; 0 waits for more. `ended`: nothing will follow."""
         return 1
 
@@ -63,35 +80,35 @@ class GetBatch(Get):
     weight: float
     policy: BatchPolicy = "at_most"
 
-    def count(self, line: Sequence[Put], ended: bool) -> int:
+    def count(self, line: Line, ended: bool) -> int:
         return _COUNTS[self.policy](self.weight, line, ended)
 
 
-def _at_most(weight: float, line: Sequence[Put], ended: bool) -> int:
+def _at_most(weight: float, line: Line, ended: bool) -> int:
     total, count = 0.0, 0
     for entry in line:
         total += entry.weight
-        if count and not _reaches(weight, total):
+        if count and not reaches(weight, total):
             break
         count += 1
     return count
 
 
-def _at_least(weight: float, line: Sequence[Put], ended: bool) -> int:
+def _at_least(weight: float, line: Line, ended: bool) -> int:
     total = 0.0
     for count, entry in enumerate(line, start=1):
         total += entry.weight
-        if _reaches(total, weight):
+        if reaches(total, weight):
             return count
     return len(line) if ended else 0
 
 
-def _exact(weight: float, line: Sequence[Put], ended: bool) -> int:
+def _exact(weight: float, line: Line, ended: bool) -> int:
     sums: list[float] = []
     for count, entry in enumerate(line, start=1):
         sums.append((sums[-1] if sums else 0.0) + entry.weight)
-        if _reaches(sums[-1], weight):
-            if _reaches(weight, sums[-1]):
+        if reaches(sums[-1], weight):
+            if reaches(weight, sums[-1]):
                 return count
             raise NeverExact(sums)
     if ended:
@@ -99,11 +116,12 @@ def _exact(weight: float, line: Sequence[Put], ended: bool) -> int:
     return 0
 
 
-def _reaches(total: float, weight: float) -> bool:
-    return total >= weight or math.isclose(total, weight, rel_tol=1e-9)  # sums of 0.1 must reach 1.0
+def reaches(total: float, weight: float) -> bool:
+    """Whether a summed weight is at least `weight`, up to rounding: ten times 0.1 reaches 1.0."""
+    return total >= weight or math.isclose(total, weight, rel_tol=1e-9)
 
 
-_COUNTS: dict[BatchPolicy, Callable[[float, Sequence[Put], bool], int]] = {
+_COUNTS: dict[BatchPolicy, Callable[[float, Line, bool], int]] = {
     "at_most": _at_most,
     "at_least": _at_least,
     "exact": _exact,

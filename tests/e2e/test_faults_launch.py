@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,26 +78,32 @@ DRIVER = """
     with Cluster(1, 2, accelerator=AcceleratorConfig(kind="emulated")) as cluster:
         strategy = FlexiblePlacementStrategy([[0], [1]])
         group = Probe.create_group().launch(cluster, name="probe", placement_strategy=strategy)
-        stuck = group.execute_on(0).stuck()
-        print("ready", flush=True)
+        (folder, _), stuck = group.folder().wait(), group.execute_on(0).stuck()
+        print(folder, flush=True)
         stuck.wait()
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_driver_that_ends_leaves_no_process(number: signal.Signals) -> None:
+def test_a_driver_that_ends_leaves_no_process_and_no_memory(number: signal.Signals) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert driver.stdout is not None
     try:
-        assert driver.stdout.readline() == b"ready\n"
+        folder = Path(driver.stdout.readline().decode().strip())
+        assert folder.is_dir()
+        spill = (folder / "spill").readlink()
+        spill.mkdir()  # as the first item would that finds no room
         children = psutil.Process(driver.pid).children(recursive=True)
         assert sum("ray::" in p.name() for p in children) >= 2
     finally:
         driver.send_signal(number)
     driver.communicate(timeout=60)
     assert alive(children) == []
+    deadline = time.monotonic() + GONE_S
+    while folder.exists() or spill.exists():
+        assert time.monotonic() < deadline, f"{folder} or {spill} is left"
     assert driver.returncode == (-signal.SIGKILL if number == signal.SIGKILL else -signal.SIGINT)
 
 

@@ -131,6 +131,8 @@ def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFix
     assert run(capsys, "explain", "rollout", "--config-name", "hybrid_ppo")[1].startswith("rollout: 4 ranks, 4-7")
     assert "number 3 of node 0" in run(capsys, "explain", "3", "--config-name", "hybrid_ppo")[1]
     assert run(capsys, "explain", "rank-gap")[1].startswith("rank-gap\n    means:")
+    out = run(capsys, "explain", "env", "1", "rollout", "1", "--config-name", "collocated_ppo_one_process")[1]
+    assert out.startswith("env rank 1 and rollout rank 1: same_process")
     out = run(capsys, "explain", "9", "--config-name", "llm_spread_70b")[1]
     assert out.startswith("accelerator 9: number 1 of node 1 (A100, 80 GiB)")
 
@@ -154,6 +156,8 @@ def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFix
         (["explain", "rank-gp"], ["unknown-topic"]),
         (["explain", "rolout", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
         (["explain", "8", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
+        (["explain", "env", "4", "rollout", "0", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
+        (["explain", "env", "0", "rolout", "0", "--config-name", "hybrid_ppo"], ["unknown-topic"]),
         (["solve"], ["bad-option"]),
         (["solve", "microbatch", "--config-name", "llm_colocate_8b"], ["bad-option"]),
         (["solve", "micro_batch", "--config-name", "hybrid_ppo"], ["nothing-to-solve"]),

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlplace import compose
-from rlplace.envs import describe
 from rlplace.placement.schedule import Residency
+from rlplace.ppo_run import ppo_run
 from rlplace.run import launch
 from rlplace.train import read_plan
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import wait_all
-from rlplace.workers.job import Job
 from tests.e2e.training import SMALL, placed
 
 README = Path(__file__).parents[2] / "README.md"
@@ -38,9 +37,8 @@ def test_the_readme_example_prints_what_the_readme_says(monkeypatch: pytest.Monk
 def test_after_a_sync_every_rollout_rank_has_the_actor_s_bits(where: tuple[str, str, str]) -> None:
     (composed,) = compose.with_hydra(["--config-name", "hybrid_ppo", *SMALL, *placed(*where)])
     config, plan = read_plan(composed)
-    job = Job(config=config, spaces=describe(config.env), routes=plan.routes)
     with Cluster.from_config(config.cluster, plan.topology) as cluster:
-        groups = launch(cluster, plan, job)
+        groups = launch(cluster, ppo_run(config, plan))
         actor, rollout = groups["actor"], groups["rollout"]
         seen = []
         for version in range(2):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,11 @@ class Finished:
         return summary
 
 
-def start(config: str, output: Path, *overrides: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "rlplace.train", "--config-name", config]
+def start(
+    config: str, output: Path, *overrides: str, inside: Sequence[str] = (), **options: Any
+) -> subprocess.Popen[str]:
+    """`inside`: a command that runs the rest of its line somewhere else, such as in a network namespace."""
+    command = [*inside, sys.executable, "-u", "-m", "rlplace.train", "--config-name", config]
     command += [f"runner.output_dir={output}", *overrides]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 from hypothesis import given
@@ -15,6 +17,7 @@ from rlplace.placement.fold import fold_nodes
 from rlplace.placement.picture import render_svg
 from rlplace.placement.ranges import Ranges, parse_ranges
 from rlplace.placement.render import render_text
+from rlplace.placement.weight_routes import DeviceDelivery, deliver
 
 COMPONENTS = ("actor", "env", "rollout")
 number_sets = st.frozensets(st.integers(0, 40), max_size=20).map(lambda ns: Ranges.of(range(n, n + 1) for n in ns))
@@ -43,7 +46,7 @@ def placements(draw: st.DrawFn, topology: Topology) -> str:
     return ",".join(pieces)
 
 
-def config(placement: Mapping[str, str], envs: int, groups: int, offload: bool = True) -> RunConfig:
+def config(placement: Mapping[str, object], envs: int, groups: int, offload: bool = True) -> RunConfig:
     return read_config(
         {
             "cluster": {"component_placement": placement},
@@ -108,7 +111,7 @@ def test_each_rank_has_one_slot_on_one_node(data: st.DataObject) -> None:
 
 @given(plans())
 def test_routes_carry_each_row_once(plan: Plan) -> None:
-    for route in (plan.routes.observations, plan.routes.trajectories, plan.routes.weights):
+    for route in (plan.routes.observations, plan.routes.trajectories):
         sources, targets = (plan.placement.slots(c) for c in (route.source, route.target))
         assert [row for s in route.shares for row in range(s.start, s.stop)] == list(range(route.rows))
         assert {s.target for s in route.shares} == {t.rank for t in targets}
@@ -130,14 +133,20 @@ def _rows(route: Route, end: str) -> list[int]:
 
 
 @given(plans())
-def test_weights_never_travel_further_than_needed(plan: Plan) -> None:
-    actors = plan.placement.slots("actor")
-    for share in plan.routes.weights.shares:
-        target = plan.placement.slots("rollout")[share.target]
-        if any(set(a.accelerators) & set(target.accelerators) for a in actors):
-            assert share.way is Way.SAME_ACCELERATOR
-        elif any(a.node == target.node for a in actors):
-            assert share.way is Way.SAME_NODE
+def test_each_rollout_rank_gets_its_weights_once_and_from_its_own_accelerator_where_it_can(plan: Plan) -> None:
+    actors, rollouts = (plan.placement.slots(c) for c in ("actor", "rollout"))
+    gpus = dataclasses.replace(plan.topology, nodes=[dataclasses.replace(n, kind="cuda") for n in plan.topology.nodes])
+    on_gpus = HybridComponentPlacement({"component_placement": plan.placement.canonical()}, gpus)
+    for deliveries in (plan.deliveries, deliver(on_gpus)):
+        assert sorted(r for d in deliveries for r in d.readers) == list(range(len(rollouts)))
+        for device in (d for d in deliveries if isinstance(d, DeviceDelivery)):
+            held = [a.accelerators for a in actors]
+            for reader, host in zip(device.readers, device.hosts, strict=True):
+                assert len(own := rollouts[reader].accelerators) == 1
+                assert (held[host] == own) if host is not None else own not in held
+            members = [{"actor": actors, "rollout": rollouts}[c][rank].accelerators for c, rank in device.group]
+            assert len(set(members)) == len(members)
+    assert not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)  # of emulated accelerators
 
 
 @given(plans())
@@ -178,6 +187,40 @@ def test_channels_hold_what_is_under_way(plan: Plan) -> None:
     assert set(channels["trajectories"].keys) == {str(s.target) for s in plan.routes.trajectories.shares}
 
 
+@given(plans(), st.booleans())
+def test_every_key_has_one_home_which_holds_what_comes_there(plan: Plan, shared: bool) -> None:
+    if shared:
+        plan = with_shared_processes(plan)
+    consumers = {c.name: plan.placement.slots(c.target) for c in plan.channels}
+    routes = {"observations": plan.routes.observations, "trajectories": plan.routes.trajectories}
+    for channel in plan.channels:
+        homes = channel.homes()
+        assert sorted(key for home in homes for key in home.keys) == sorted(channel.keys)
+        assert len({(home.node, home.process) for home in homes}) == len(homes)
+        assert sum(home.capacity_items for home in homes) == channel.capacity_items
+        for home in homes:
+            ranks = {int(key.partition("/")[0]) for key in home.keys}
+            assert home.capacity_items >= home.under_way >= len(ranks)
+            assert {consumers[channel.name][rank].node for rank in ranks} == {home.node}
+            assert not home.process or {consumers[channel.name][rank].process for rank in ranks} == {home.process}
+        if channel.name in routes:
+            times = plan.stage_groups if channel.name == "observations" else 1
+            taken = Counter(share.target for share in routes[channel.name].shares)
+            assert list(channel.waiting) == [taken[rank] * times for rank in range(len(consumers[channel.name]))]
+    if shared:
+        assert {share.way for share in plan.routes.observations.shares} == {Way.SAME_PROCESS}
+        assert all(home.process for c in plan.channels[:2] for home in c.homes())
+
+
+def with_shared_processes(plan: Plan) -> Plan:
+    """The same with rollout in the processes of env."""
+    block = plan.placement.canonical()
+    block["env"] = {"placement": block["env"], "process": "shared"}
+    block["rollout"] = {"same_as": "env", "process": "shared"}
+    envs = plan.placement.world_size("env") * plan.stage_groups * plan.placement.world_size("actor")
+    return make_plan(config(block, envs, plan.stage_groups), plan.topology)
+
+
 @given(plans())
 def test_folds_cover_all_nodes_and_every_plan_renders(plan: Plan) -> None:
     folds = fold_nodes(plan.placement)
@@ -205,6 +248,7 @@ lines = st.fixed_dictionaries(
         "tensor_parallel_size": st.one_of(st.integers(0, 4), scalars),
         "data_parallel_size": st.one_of(st.integers(0, 4), scalars),
         "tensor_parallel_across_nodes": st.one_of(st.booleans(), scalars),
+        "process": st.one_of(st.sampled_from(["shared", "own"]), scalars),
         "typo": scalars,
     },
 )

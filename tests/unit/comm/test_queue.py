@@ -1,18 +1,21 @@
-"""The queue machine: who is served when, what a settled ticket holds, and a random walk that checks its invariants."""
+"""The queue machine: who is served when, and what a settled ticket holds."""
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Admission, ChannelSpec
 from rlplace.comm.queue import ChannelQueue
-from rlplace.comm.tickets import Get, GetBatch, NeverExact, Put, Reserve, Ticket
-from rlplace.errors import ChannelBroken, ChannelClosed, ChannelMisuse, ChannelTimeout, EndOfStream
+from rlplace.comm.tickets import Get, GetBatch, NeverExact, Put, Reserve
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelClosed,
+    ChannelEmpty,
+    ChannelFull,
+    ChannelMisuse,
+    ChannelTimeout,
+    EndOfStream,
+)
 
 
 def queue_of(**fields: object) -> ChannelQueue:
@@ -240,121 +243,165 @@ def test_many_keys_leave_nothing_behind() -> None:
     for i in range(100):
         queue.put(put(i, key=str(i)), 0.0)
         queue.get(get(str(i)), 0.0)
-        waiting = get(str(-i))
-        queue.get(waiting, 0.0)
-        queue.refuse(waiting, 0.0)
+        queue.attempt(get(str(-i)), 0.0)
+        late = get(str(-i))
+        queue.get(late, 0.0)
+        queue.expire(late, 1.0)
     assert (queue._lines, queue._getters) == ({}, {})
     assert queue.stats(0.0).depth_by_key == {}
 
 
-KEYS = ("a", "b")
+# ── admission ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ONE_STALE = Admission(weight_per_version=2, max_staleness=1)
 
 
-class RandomWalk(RuleBasedStateMachine):
-    """Random events; a ledger of what was granted and taken, and the promises of the machine after each event."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spec = ChannelSpec(name="q", capacity_items=3, capacity_bytes=10, keys=KEYS)
-        self.queue = ChannelQueue(self.spec)
-        self.clock, self.names = 0.0, itertools.count()
-        self.waiting: list[Ticket] = []
-        self.reservations: list[Reserve] = []
-        self.granted: dict[str, list[int]] = {k: [] for k in KEYS}
-        self.taken: dict[str, list[int]] = {k: [] for k in KEYS}
-
-    def record(self, settled: list[Ticket]) -> None:
-        for ticket in settled:
-            assert ticket.settled
-            if ticket in self.waiting:
-                self.waiting.remove(ticket)
-            if ticket.error is not None:
-                continue
-            if isinstance(ticket, Get):
-                self.taken[ticket.key] += [e.item for e in ticket.taken]
-            elif isinstance(ticket, Reserve):
-                self.reservations.append(ticket)
-            elif isinstance(ticket, Put):
-                self.granted[ticket.key].append(ticket.item)
-
-    def ask(self, ticket: Ticket) -> None:
-        self.clock += 1
-        self.waiting.append(ticket)
-        self.record(
-            self.queue.put(ticket, self.clock) if isinstance(ticket, Put) else self.queue.get(ticket, self.clock)  # type: ignore[arg-type]
-        )
-
-    @rule(key=st.sampled_from(KEYS), size_bytes=st.integers(0, 10), weight=st.integers(0, 3))
-    def put(self, key: str, size_bytes: int, weight: int) -> None:
-        self.ask(Put(owner="p", key=key, size_bytes=size_bytes, weight=weight, item=next(self.names)))
-
-    @rule(key=st.sampled_from(KEYS), size_bytes=st.integers(0, 10))
-    def reserve(self, key: str, size_bytes: int) -> None:
-        self.ask(Reserve(owner="p", key=key, size_bytes=size_bytes))
-
-    @rule(key=st.sampled_from(KEYS))
-    def get(self, key: str) -> None:
-        self.ask(Get(owner="c", key=key))
-
-    @rule(key=st.sampled_from(KEYS), weight=st.integers(1, 5), policy=st.sampled_from(["at_most", "at_least", "exact"]))
-    def get_batch(self, key: str, weight: int, policy: str) -> None:
-        self.ask(GetBatch(owner="c", key=key, weight=weight, policy=policy))  # type: ignore[arg-type]
-
-    @precondition(lambda self: self.reservations)
-    @rule(data=st.data())
-    def fill(self, data: st.DataObject) -> None:
-        reservation = self.reservations.pop(data.draw(st.integers(0, len(self.reservations) - 1)))
-        item = next(self.names)
-        self.granted[reservation.key].append(item)
-        self.record(self.queue.fill(reservation, item, self.clock))
-
-    @precondition(lambda self: self.reservations)
-    @rule()
-    def producer_dies(self) -> None:
-        self.record(self.queue.withdraw(self.reservations.pop(), self.clock))
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), how=st.sampled_from(["expire", "refuse", "withdraw"]))
-    def give_up(self, data: st.DataObject, how: str) -> None:
-        ticket = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(ticket)
-        self.record(getattr(self.queue, how)(ticket, self.clock))
-        assert ticket.settled
-
-    @rule()
-    def close(self) -> None:
-        if self.clock > 30:  # late, so that most of a walk is open
-            self.record(self.queue.close(self.clock))
-
-    @invariant()
-    def items_are_taken_once_in_the_order_they_came(self) -> None:
-        for key in KEYS:
-            inside = [e.item for e in self.queue._lines.get(key, ())]
-            assert self.taken[key] + inside == self.granted[key]
-
-    @invariant()
-    def credit_is_what_is_inside_and_within_capacity(self) -> None:
-        inside = [e for line in self.queue._lines.values() for e in line] + list(self.reservations)
-        stats = self.queue.stats(self.clock)
-        assert stats.depth_items == len(inside) <= self.spec.capacity_items
-        assert stats.depth_bytes == sum(e.size_bytes for e in inside) <= 10
-        assert sum(stats.depth_by_key.values()) == len(inside)
-        assert stats.puts - stats.gets == len(inside) - len(self.reservations)
-
-    @invariant()
-    def nobody_waits_for_what_is_there(self) -> None:
-        putters = [t for t in self.waiting if isinstance(t, Put)]
-        assert list(self.queue._putters) == putters
-        assert not (putters and self.queue._fits(putters[0]))
-        for key in KEYS:
-            getters = [t for t in self.waiting if isinstance(t, Get) and t.key == key]
-            assert list(self.queue._getters.get(key, ())) == getters
-            line = self.queue._lines.get(key)
-            if getters and line:
-                assert getters[0].count(line, self.queue._ended(key)) == 0
-            elif getters:
-                assert not self.queue._ended(key)
+def test_what_would_come_too_early_waits_until_the_policy_advances() -> None:
+    queue = queue_of(capacity_items=10, admission=ONE_STALE)
+    puts = [put(i, weight=2) for i in range(4)]
+    for ticket in puts:
+        queue.put(ticket, 0.0)
+    assert [p.settled for p in puts] == [True, True, False, False]
+    assert [w.wants for w in queue.stats(1.0).waits] == ["admission", "admission"]
+    taken = get()
+    assert queue.get(taken, 1.0) == [taken], "taking gives credit, not admission"
+    assert queue.advance(1, 2.0) == [puts[2]]
+    assert queue.advance(0, 3.0) == [], "the version never goes back"
+    assert queue.stats(3.0).version == 1
+    assert queue.advance(5, 4.0) == [puts[3]]
 
 
-TestRandomWalk = RandomWalk.TestCase
-TestRandomWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_admission_is_first_come_first_served_over_all_keys() -> None:
+    queue = queue_of(capacity_items=10, admission=Admission(weight_per_version=1, max_staleness=0))
+    large, small = put("a", key="a", weight=2), put("b", key="b", weight=1)
+    queue.put(large, 0.0)
+    queue.put(small, 0.0)
+    assert (large.settled, small.settled) == (False, False)
+    assert [w.wants for w in queue.stats(0.0).waits] == ["admission", "credit"], "the second only waits for its turn"
+    queue.expire(large, 1.0)
+    assert isinstance(large.error, ChannelTimeout)
+    text = str(large.error)
+    assert "env rank 0 waited 1.0 s for admission" in text
+    assert "policy version 0 admits a summed weight of 1 (max_staleness 0)" in text
+    assert "nobody advanced the channel to version 1" in text
+    assert (small.settled, small.error) == (True, None)
+
+
+def test_a_put_that_does_not_wait_says_that_it_is_too_early() -> None:
+    queue, early = queue_of(admission=ONE_STALE), put("a", weight=5)
+    queue.attempt(early, 0.0)
+    assert isinstance(early.error, ChannelFull)
+    assert "no admission for env rank 0" in str(early.error)
+    assert "max_staleness 1" in str(early.error)
+
+
+def test_a_withdrawn_reservation_returns_its_admission() -> None:
+    queue = queue_of(admission=ONE_STALE)
+    reservation, waiting = Reserve(owner="p", key="", size_bytes=1, weight=4), put("a", weight=4)
+    queue.put(reservation, 0.0)
+    queue.put(waiting, 0.0)
+    assert (reservation.settled, waiting.settled) == (True, False)
+    assert queue.withdraw(reservation, 1.0) == [waiting]
+
+
+def test_ages_are_recorded_when_items_are_taken() -> None:
+    queue = queue_of(capacity_items=4)
+    for version in (3, 5, None, 4):
+        queue.put(Put(owner="p", key="", size_bytes=1, version=version), 0.0)
+    assert queue.stats(0.0).oldest_version == 3
+    queue.advance(7, 0.0)
+    assert queue.stats(0.0).staleness_max == 0
+    queue.get(get(), 0.0)
+    assert (queue.stats(0.0).oldest_version, queue.stats(0.0).staleness_max) == (4, 4)
+    for _ in range(3):
+        queue.get(get(), 0.0)
+    assert (queue.stats(0.0).oldest_version, queue.stats(0.0).staleness_max) == (None, 4)
+
+
+@pytest.mark.parametrize(("weight_per_version", "max_staleness"), [(0, 1), (float("nan"), 0), (1, -1)])
+def test_an_admission_must_make_sense(weight_per_version: float, max_staleness: int) -> None:
+    with pytest.raises(ValueError, match="weight_per_version"):
+        Admission(weight_per_version=weight_per_version, max_staleness=max_staleness)
+
+
+# ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_least_loaded_of_those_that_wait_is_served_first() -> None:
+    queue = queue_of(capacity_items=10, serving="least_loaded")
+    queue.put(put("long", weight=10), 0.0)
+    queue.get(get(owner="a"), 0.0)
+    waiting = [get(owner=owner) for owner in "abca"]
+    for ticket in waiting:
+        queue.get(ticket, 0.0)
+    for i in range(4):
+        queue.put(put(i), 0.0)
+    assert [items(t) for t in waiting] == [[2], [0], [1], [3]], "ties by arrival"
+
+
+def test_serving_at_one_key_may_change_whose_turn_it_is_at_another() -> None:
+    queue = queue_of(capacity_items=10, serving="least_loaded")
+    batch, single = GetBatch(owner="a", key="x", weight=2, policy="at_least"), get("x", owner="b")
+    queue.put(put("for b", key="y", weight=1), 0.0)
+    queue.get(get("y", owner="b"), 0.0)
+    queue.get(batch, 0.0)
+    queue.get(single, 0.0)
+    queue.put(put("early", key="x"), 0.0)
+    assert (batch.settled, single.settled) == (False, False), "it is the turn of a, which wants two"
+    queue.put(put("heavy", key="z", weight=5), 0.0)
+    queue.get(get("z", owner="a"), 1.0)
+    assert items(single) == ["early"]
+
+
+def test_what_returns_no_longer_weighs_on_who_took_it() -> None:
+    queue = queue_of(capacity_items=10, serving="least_loaded")
+    taken = get(owner="a")
+    queue.put(put("x", weight=10), 0.0)
+    queue.get(taken, 0.0)
+    queue.withdraw(taken, 0.0)
+    queue.get(get(owner="b"), 0.0)
+    waiting = [get(owner="b"), get(owner="a")]
+    for ticket in waiting:
+        queue.get(ticket, 0.0)
+    queue.put(put("y"), 1.0)
+    assert [items(t) for t in waiting] == [[], ["y"]]
+
+
+@pytest.mark.parametrize("serving", ["first_come", "least_loaded"])
+def test_who_does_not_wait_never_overtakes_who_does(serving: str) -> None:
+    queue = queue_of(serving=serving)
+    queue.get(GetBatch(owner="a", key="", weight=2, policy="at_least"), 0.0)
+    queue.put(put("x"), 0.0)
+    hasty = get(owner="b")
+    queue.attempt(hasty, 0.0)
+    assert isinstance(hasty.error, ChannelEmpty)
+    assert queue.stats(0.0).waiting_consumers == ("a",)
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_timeout_names_the_dead() -> None:
+    queue, waiting = queue_of(), get()
+    for rank in range(2):
+        queue.attempt(put(rank, key="other", owner=f"env rank {rank}"), 0.0)
+    assert queue.died("env rank 1", 1.0) == []
+    queue.get(waiting, 1.0)
+    queue.expire(waiting, 2.0)
+    assert "the producers, so far env rank 0, env rank 1 (dead)" in str(waiting.error)
+    assert "find out why env rank 1 died" in str(waiting.error)
+    assert queue.stats(2.0).dead == ("env rank 1",)
+    queue.attempt(get(owner="env rank 1"), 3.0)
+    assert queue.stats(3.0).dead == (), "it is back"
+
+
+def test_a_counted_producer_that_dies_before_it_left_breaks_the_channel() -> None:
+    queue, waiting = queue_of(producers=2), get("b")
+    for owner in ("p0", "p1"):
+        queue.put(put("x", owner=owner), 0.0)
+    queue.get(waiting, 0.0)
+    queue.leave("p0", 1.0)
+    assert queue.died("p0", 2.0) == [] == queue.died("a consumer", 2.0)
+    assert queue.died("p1", 3.0) == [waiting]
+    assert isinstance(waiting.error, ChannelBroken)
+    assert "p1 died before it had left" in str(waiting.error)

@@ -1,0 +1,296 @@
+"""One process' connection to one gate, shared by all of its ends: requests out, answers matched by serial.
+
+::
+
+    caller ── send, under the lock ──▶ DEALER ══▶ gate
+    caller ◀── wakes ── reader thread ◀── DEALER
+
+Whoever asks sends by itself; one thread reads. A connection that is lost is made again by ZeroMQ, and what is still
+unanswered is asked again; the gate performs nothing twice. After `LOST_S` without a connection, or when the gate
+has forgotten this process or was closed, the connection is broken for good and everybody who waits hears why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from rlplace.comm.network import wire
+from rlplace.comm.network.keys import Keys
+from rlplace.comm.network.sockets import LOST_S, endure, fd_of, has_message, receive
+from rlplace.comm.network.wire import Frame, Reply, Request
+
+CONNECT_S = 10.0  # how long the first connection may take
+GRACE_S = 3.0  # how much later than its deadline an answer may come before the gate counts as silent
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class ConnectionBroken(Exception):
+    """No answer will come any more; the text says why."""
+
+
+class Silent(Exception):
+    """No answer came in time, though the gate can be reached."""
+
+
+class Waiter:
+    """A request until its caller has the answer. `wake` is called once, with the connection's lock held."""
+
+    __slots__ = ("certain", "frames", "outgoing", "reply", "request", "wake")
+
+    def __init__(self, request: Request, outgoing: Sequence[Frame]) -> None:
+        self.request = request
+        self.outgoing = outgoing  # kept until the answer: it may have to be sent again
+        self.reply: Reply | None = None
+        self.frames: Sequence[zmq.Frame] = ()  # of the answer
+        self.wake: Callable[[], None] | None = None
+        self.certain = False  # who is woken will take the answer; a task may be cancelled before it runs again
+
+
+class Connection:
+    """Owns the socket and its reader thread until `close`. All methods may be called from any thread or loop.
+
+    `patience_s`: how long the first connection may take. A forked child must make its own.
+    """
+
+    def __init__(self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S) -> None:
+        self.endpoint = endpoint
+        self._serials = itertools.count(1)
+        self._waiters: dict[int, Waiter] = {}  # everything that is unanswered, or answered and not yet done
+        self._done: list[int] = []  # told to the gate with the next message
+        self._tell = False  # whether that cannot wait
+        self._welcomed = False
+        self._broken: str | None = None
+        self._lost_at: float | None = time.monotonic() + patience_s - LOST_S  # None while connected
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        endure(self._socket)
+        self._socket.routing_id = b"c" + os.urandom(15)
+        self._socket.ipv6 = "[" in endpoint
+        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 50, 500  # ms
+        keys.show(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._stop, self._stopped = os.pipe()
+        self._socket.connect(endpoint)
+        self._reader = threading.Thread(target=self._read, name=f"rlplace {endpoint}", daemon=True)
+        self._reader.start()
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(
+        self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
+    ) -> Waiter:
+        """Blocks until the answer is there. Raises ConnectionBroken or Silent."""
+        arrived = threading.Lock()
+        arrived.acquire()
+        waiter = self._begin(arrived.release, True, method, channel, owner, arguments, outgoing)
+        try:
+            arrived.acquire(timeout=limit_s)
+        except BaseException:  # interrupted
+            self.withdraw(waiter)
+            raise
+        return self._outcome(waiter)
+
+    async def ask_async(
+        self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
+    ) -> Waiter:
+        """As `ask`. Cancelled, it takes nothing; data that is already moving is waited for first."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.set)
+
+        waiter = self._begin(wake, False, method, channel, owner, arguments, outgoing)
+        try:
+            await _within(arrived, limit_s)
+        except asyncio.CancelledError:
+            try:
+                if outgoing:
+                    await _within(arrived, limit_s)
+            finally:
+                self.withdraw(waiter)
+            raise
+        return self._outcome(waiter)
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """Nobody waits for the answer any more; what was taken or reserved for it is given back."""
+        with self._lock:
+            self._withdraw(waiter.request.serial)
+
+    def close(self) -> None:
+        """Says goodbye and ends the thread. Idempotent; who still waits gets ConnectionBroken."""
+        with self._lock:
+            self._send(Request(0, "bye", "", "", (), ()))
+            self._break("this process closed its connection")
+        self._reader.join()
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(
+        self,
+        wake: Callable[[], None],
+        certain: bool,
+        method: str,
+        channel: str,
+        owner: str,
+        arguments: tuple[Any, ...],
+        outgoing: Sequence[Frame],
+    ) -> Waiter:
+        with self._lock:
+            if self._broken is not None:
+                raise ConnectionBroken(self._broken)
+            waiter = Waiter(
+                Request(next(self._serials), method, channel, owner, self._take_done(), arguments), outgoing
+            )
+            waiter.wake, waiter.certain = wake, certain
+            self._waiters[waiter.request.serial] = waiter
+            self._send(waiter.request, outgoing)
+            return waiter
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Its answer has arrived where it was wanted; the gate hears of it, at once if it holds items for it."""
+        del self._waiters[waiter.request.serial]
+        self._done.append(waiter.request.serial)
+        if waiter.reply is not None and waiter.reply.marks:
+            self._tell = True
+
+    def _withdraw(self, serial: int) -> None:
+        gone = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
+        self._waiters[serial] = gone  # until the gate has heard of it
+        self._send(gone.request)
+
+    def _outcome(self, waiter: Waiter) -> Waiter:
+        """After the wait, however it ended."""
+        with self._lock:
+            if waiter.reply is not None:
+                if not waiter.certain and self._broken is None:
+                    self._forget(waiter)
+                    self._pump()
+                return waiter
+            if self._broken is not None:
+                raise ConnectionBroken(self._broken)
+            self._withdraw(waiter.request.serial)
+            raise Silent
+
+    def _take_done(self) -> tuple[int, ...]:
+        done, self._done = tuple(self._done), []
+        return done
+
+    def _send(self, request: Request, frames: Sequence[Frame] = ()) -> None:
+        """With the lock held. Without a connection nothing is sent: `_greet` sends what is unanswered by then."""
+        if self._broken is not None or self._lost_at is not None:
+            return
+        self._socket.send_multipart((wire.pack(request), *frames), zmq.NOBLOCK, copy=False)
+        if has_message(self._socket):  # sending may have taken in the signal of a message
+            self._pump()
+
+    def _read(self) -> None:
+        """The thread: wakes on messages, on changes of the connection, and when a lost one stays lost."""
+        poller = select.poll()
+        for fd in (fd_of(self._socket), fd_of(self._monitor), self._stop):
+            poller.register(fd, select.POLLIN)
+        while self._broken is None:
+            lost_at = self._lost_at
+            left_s = None if lost_at is None else max(0.0, lost_at + LOST_S - time.monotonic())
+            poller.poll(None if left_s is None else left_s * 1000 + 1)
+            with self._lock:
+                self._pump()
+                self._notice()
+                if self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S:
+                    self._break(self._why_lost())
+        with self._lock:
+            linger_ms = 500 if self._welcomed and self._lost_at is None else 0  # for the goodbye
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(linger_ms)
+        self._context.term()
+        os.close(self._stop)
+        os.close(self._stopped)
+
+    def _pump(self) -> None:
+        """Takes all messages that are there and says what is done, with the lock held."""
+        while self._broken is None:
+            try:
+                envelope, frames = receive(self._socket)
+            except zmq.Again:
+                if not self._tell:
+                    return
+                self._tell = False
+                self._socket.send(wire.pack(Request(0, "done", "", "", self._take_done(), ())), zmq.NOBLOCK)
+            else:
+                self._take_in(wire.reply_of(envelope), frames)
+
+    def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
+        if reply.serial == wire.WELCOME:
+            self._welcomed = True
+        elif reply.serial == wire.HERE:
+            self._tell = bool(self._done)
+        elif reply.serial == wire.FORGOTTEN:
+            self._break(f"the gate {self.endpoint} could not reach this process for {LOST_S:.0f} s and gave it up")
+        elif reply.serial == wire.CLOSED:
+            self._break(f"the gate {self.endpoint} was closed")
+        elif (waiter := self._waiters.get(reply.serial)) is not None:
+            if waiter.request.method == "withdraw":
+                if reply.value == "withdrawn":
+                    del self._waiters[reply.serial]
+            elif waiter.reply is None and waiter.wake is not None:
+                waiter.reply, waiter.frames, waiter.outgoing = reply, frames, ()
+                waiter.wake()
+                if waiter.certain:
+                    self._forget(waiter)
+
+    def _notice(self) -> None:
+        """Follows the connection: made, lost, made again, refused."""
+        while self._broken is None:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._lost_at = None
+                self._greet()
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._break(f"the gate {self.endpoint} does not know this process' keys: it belongs to another job")
+            elif self._lost_at is None:
+                self._lost_at = time.monotonic()
+
+    def _greet(self) -> None:
+        """On every new connection: who this is, what it still wants, and all of that again."""
+        wanted = [w for w in self._waiters.values() if w.reply is None]
+        self._send(Request(0, "hello", "", "", (), (self._welcomed, tuple(self._waiters))))
+        for waiter in wanted:
+            if waiter.reply is None:  # an answer may have come meanwhile
+                self._send(waiter.request, waiter.outgoing)
+
+    def _why_lost(self) -> str:
+        if self._welcomed:
+            return f"the gate {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
+        return f"no gate of this job at {self.endpoint}: nothing answers there, or it has other keys"
+
+    def _break(self, why: str) -> None:
+        if self._broken is not None:
+            return
+        self._broken = why
+        os.write(self._stopped, b"x")  # wakes the reader, which ends
+        for waiter in self._waiters.values():
+            if waiter.reply is None and waiter.wake is not None:
+                waiter.wake()
+        self._waiters.clear()
+
+
+async def _within(arrived: asyncio.Event, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await arrived.wait()

@@ -1,0 +1,213 @@
+"""The actor's end of a weight sync: writes this rank's pieces where it can reach the copy, streams them where not.
+
+::
+
+                      ┌─ on accelerators: DeviceSender ──▶ readers there, all together
+    push ─▶ per copy ─┼─ near: straight into the board ──▶ last writer: Complete to every reader
+                      └─ else: header, buckets ──────────▶ the lead reader, who writes them for this rank
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.weights import refusals
+from rlplace.comm.weights.board import Board
+from rlplace.comm.weights.changes import Changes, changes
+from rlplace.comm.weights.device_sender import DeviceSender
+from rlplace.comm.weights.memory import Bytes, checksum, parts_of, spec_of, write_piece
+from rlplace.comm.weights.messages import Bucket, Complete, PushHeader
+from rlplace.comm.weights.plan import Assembly, Layout, Piece, assemble
+from rlplace.comm.weights.sync import PendingPush, Shard, WeightSyncReport
+from rlplace.placement.routes import Way
+from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PushRules:
+    """How pushes travel."""
+
+    bucket_bytes: int = 16 << 20
+    verify_every: int = 0  # every n-th push is summed by writers and readers; buckets between nodes always are
+    delta_share: float = 0.0  # between nodes: send what changed where that is at most this share of all; 0: send all
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < 1 or self.verify_every < 0 or not 0 <= self.delta_share <= 1:
+            raise ValueError(
+                f"bucket_bytes must be at least 1, verify_every at least 0 and delta_share from 0 to 1, got {self}"
+            )
+
+
+class ShardSender:
+    """Pushes what actor rank `rank` holds into every delivery; without pieces a push is nothing.
+
+    Works in a thread of its own; a push waits there for the one before. `folder`: the job's on this node, where the
+    boards are; None where ranks share no memory. `device`: for deliveries that stay on accelerators.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        rank: int = 0,
+        deliveries: Sequence[Delivery],
+        folder: Path | None = None,
+        rules: PushRules | None = None,
+        device: DeviceSender | None = None,
+    ) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._device = device
+        self._deliveries = tuple(deliveries)
+        self._folder = folder
+        self._rules = rules or PushRules()
+        self._held: object = None  # what `_planned` was planned for
+        self._planned: tuple[Assembly, ...] = ()
+        self._board: Board | None = None
+        self._streamed: dict[int, tuple[int | None, Sequence[Bytes]]] = {}  # by lead: version and buckets, for delta
+        self._pushes = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"actor-{rank}-push")
+
+    def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> PendingPush:
+        return _Push(version, self._thread.submit(self.send, version, tuple(shards), partial))
+
+    def send(self, version: int, shards: Sequence[Shard], partial: bool = False) -> WeightSyncReport:
+        """Sends in the calling thread."""
+        start = time.perf_counter()
+        every = self._rules.verify_every
+        push = _Pushed(version, tuple(shards), partial, checked=bool(every) and self._pushes % every == 0)
+        self._pushes += 1
+        ways: Counter[str] = Counter()
+        for assembly in self._assemblies(shards):
+            if isinstance(assembly.delivery, DeviceDelivery):
+                assert self._device is not None, "a delivery on accelerators needs a DeviceSender"
+                ways += self._device.send(assembly, version, shards, partial=partial, checked=push.checked)
+                continue
+            if self._rank not in assembly.writers:
+                continue
+            if self._folder is None:
+                ways[Way.SAME_PROCESS] += self._stream(assembly, push)
+            elif self._rank in assembly.delivery.near:
+                ways[Way.SAME_NODE] += self._write(self._folder, assembly, push)
+            else:
+                ways[Way.NETWORK] += self._stream(assembly, push)
+        return WeightSyncReport(
+            version=version, tensors=len(shards), ways=dict(ways), seconds=time.perf_counter() - start
+        )
+
+    def close(self) -> None:
+        """Lets go of the board after the push under way, without waiting for it."""
+        self._thread.submit(self._end)
+        self._thread.shutdown(wait=False)
+
+    def _let_go(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def _end(self) -> None:
+        self._let_go()
+        if self._device is not None:
+            self._device.close()
+
+    def _assemblies(self, shards: Sequence[Shard]) -> tuple[Assembly, ...]:
+        """Planned once for the same shards."""
+        held = tuple((shard.names, shard.dtype, shard.shape, shard.blocks) for shard in shards)
+        if self._held != held:
+            layout, blocks = Layout.of(map(spec_of, shards)), [shard.blocks for shard in shards]
+            self._planned = tuple(assemble(layout, blocks, delivery) for delivery in self._deliveries)
+            self._held = held
+            self._let_go()
+        return self._planned
+
+    # ── into a board ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, folder: Path, assembly: Assembly, push: _Pushed) -> int:
+        deadline_s = time.monotonic() + self._channel.spec.timeout_s
+        if self._board is None:
+            self._board = Board.open(folder, assembly, deadline_s=deadline_s)
+        board, layout, pieces = self._board, assembly.layout, assembly.pieces[self._rank]
+        copy = board.begin(self._rank, push.version, deadline_s=deadline_s)
+        for piece in pieces:
+            write_piece(copy[layout.bytes_of(piece)], push.shards[piece.tensor], self._rank, piece)
+        written = checksum(parts_of(copy, layout, pieces)) if push.checked else 0
+        if board.finish(self._rank, push.version, written):
+            message = Complete(board=board.path, version=push.version, partial=push.partial, checked=push.checked)
+            for reader in assembly.delivery.readers:
+                self._channel.put(message, key=str(reader))
+        return layout.count_bytes(pieces)
+
+    # ── as a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stream(self, assembly: Assembly, push: _Pushed) -> int:
+        """Returns the bytes that travelled."""
+        lead, layout, source = assembly.delivery.lead, assembly.layout, self._rank
+        buckets = layout.buckets(assembly.pieces[source], self._rules.bucket_bytes)
+        base, before = self._streamed.pop(lead, (None, ()))
+        if len(before) != len(buckets):
+            base, before = None, ()
+        header = PushHeader(
+            source=source,
+            version=push.version,
+            assembly=assembly,
+            buckets=len(buckets),
+            bucket_bytes=self._rules.bucket_bytes,
+            partial=push.partial,
+            checked=push.checked,
+            base=base,
+        )
+        self._channel.put(header, key=str(lead))
+        sent, kept = 0, []
+        for index, pieces in enumerate(buckets):
+            whole = self._filled(layout, pieces, push.shards)
+            data = self._least(whole, before[index] if before else None)
+            bucket = Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
+            self._channel.put(bucket, key=str(lead))
+            sent += data.nbytes
+            kept.append(whole)
+        if self._rules.delta_share:
+            self._streamed[lead] = push.version, kept
+        return sent
+
+    def _filled(self, layout: Layout, pieces: Sequence[Piece], shards: Sequence[Shard]) -> Bytes:
+        bucket, end = np.empty(layout.count_bytes(pieces), np.uint8), 0
+        for piece in pieces:
+            size = layout.count_bytes([piece])
+            write_piece(bucket[end : end + size], shards[piece.tensor], self._rank, piece)
+            end += size
+        return bucket
+
+    def _least(self, after: Bytes, before: Bytes | None) -> Bytes | Changes:
+        found = None if before is None else changes(before, after, largest_share=self._rules.delta_share)
+        return after if found is None else found
+
+
+class _Pushed(NamedTuple):
+    version: int
+    shards: tuple[Shard, ...]
+    partial: bool
+    checked: bool
+
+
+class _Push:
+    """A push in the sender's thread."""
+
+    def __init__(self, version: int, sending: Future[WeightSyncReport]) -> None:
+        self._version = version
+        self._sending = sending
+
+    def wait(self, timeout_s: float | None = None) -> WeightSyncReport:
+        done, _ = concurrent.futures.wait([self._sending], timeout_s)
+        if not done:
+            raise refusals.push_unfinished(self._version, timeout_s)
+        return self._sending.result()

@@ -1,0 +1,75 @@
+"""A run that trains a language model on a text task: its workers, what they are told, and when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.llm_config import LlmConfig
+from rlplace.loop import Loop
+from rlplace.placement.layout import Layout
+from rlplace.placement.llm import llm_memory_case
+from rlplace.run import Launchable
+from rlplace.sinks import TEXT_CONSOLE, Sink
+from rlplace.text_summary import TextProgress, text_summary, text_summary_text
+from rlplace.workers.llm_job import LlmJob
+
+
+def llm_run(config: LlmConfig, layout: Layout) -> Launchable:
+    from rlplace.workers.lm_actor import LmActor
+    from rlplace.workers.text_env import TextEnvWorker
+    from rlplace.workers.text_rollout import TextRolloutWorker
+
+    if config.cluster.launcher == "inline":
+        import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
+
+    placement = layout.placement
+    return Launchable(
+        cluster=config.cluster,
+        runner=config.runner,
+        plan=layout,
+        workers={"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker},
+        told=LlmJob(
+            config=config,
+            env_ranks=placement.world_size("env"),
+            rollout_ranks=placement.world_size("rollout"),
+            deliveries=layout.deliveries,
+        ),
+        ledger=llm_memory_case(layout, config).ledger(),
+        course=TextCourse(config),
+        console=TEXT_CONSOLE,
+        policy="policy",
+    )
+
+
+class TextCourse:
+    """Until the last iteration or the reward goal; between iterations, held-out prompts. Begins when it is made."""
+
+    def __init__(self, config: LlmConfig) -> None:
+        self._runner = config.runner
+        self._progress = TextProgress(began=time.perf_counter())
+
+    def started(self, start_s: float) -> None:
+        self._progress.start_s = start_s
+
+    def train(self, loop: Loop, sinks: Sequence[Sink]) -> None:
+        runner, progress, answers = self._runner, self._progress, 0
+        while progress.iterations < runner.total_iterations:
+            at = progress.iterations
+            numbers = loop.iteration(at, evaluate=bool(runner.eval_every) and at % runner.eval_every == 0)
+            progress.add(numbers)
+            answers += int(numbers.get("rollout/answers", 0))
+            for sink in sinks:
+                sink.write(progress.iterations, answers, numbers)
+            if progress.reached(runner.stop_at_reward):
+                break
+        if runner.eval_every:
+            progress.add_evaluation(loop.evaluate(progress.iterations), iteration=progress.iterations)
+
+    def summary(self, folder: Path) -> dict[str, Any]:
+        return text_summary(self._progress, folder)
+
+    def text(self, summary: Mapping[str, Any]) -> str:
+        return text_summary_text(summary)

@@ -1,0 +1,26 @@
+"""Runs that train a tiny language model with random weights: small enough to start in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.training import placed
+
+# 32 answers of 8 tokens an iteration, to a task that is learned in a few of them.
+LEARNABLE = (
+    "env.task=tests.e2e.text_tasks:SmallLetters",
+    "~env.kwargs",
+    "algorithm.prompts=4",
+    "algorithm.samples_per_prompt=8",
+    "algorithm.max_prompt_length=64",
+    "algorithm.max_new_tokens=8",
+    "actor.adam.lr=5.0e-3",
+    "runner.eval_every=0",
+    "rollout.kv_cache_memory=4MiB",
+)
+INLINE = ("cluster.launcher=inline", *placed("0", "0", "1"))
+
+
+def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
+    """Overrides for the model in `folder`, made by `tests.tiny_lm`."""
+    return ("model=tiny", f"model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)

@@ -1,0 +1,55 @@
+"""The commands and settings of docs/llm.md: what it tells people to type is planned without a problem."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlplace import train
+from rlplace.envs.text.registry import TASKS
+from rlplace.llm_config import RUN, read_llm_config
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for language, block in BLOCKS
+    if language == "bash"
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("scripts/train")
+]
+
+
+@pytest.mark.parametrize("words", [c for c in COMMANDS if not any("/models/" in word for word in c)], ids=" ".join)
+def test_every_command_is_planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([*words, "dry_run=true"]) == 0, capsys.readouterr().err
+    assert "nothing was started" in capsys.readouterr().out
+
+
+def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    modes = []
+    for words in COMMANDS[:2]:
+        train.main([*words, "dry_run=true"])
+        modes.append(capsys.readouterr().out.partition(",")[0])
+    assert modes == ["plan: hybrid", "plan: collocated"]
+
+
+def test_the_settings_are_read() -> None:
+    (text,) = (block for language, block in BLOCKS if language == "yaml")
+    rest: dict[str, Any] = {
+        "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
+        "algorithm": {"name": "grpo", "prompts": 1},
+        "model": {"path": "somewhere"},
+    }
+    config = read_llm_config(yaml.safe_load(text) | rest)
+    assert [reward.name for reward in config.env.rewards] == ["math_answer", "my_rewards:brief"]
+
+
+def test_every_shipped_task_and_algorithm_is_in_the_guide() -> None:
+    told = set(re.findall(r"^\| `([\w.:]+)`", GUIDE, re.MULTILINE))
+    assert {*TASKS, *RUN} <= told

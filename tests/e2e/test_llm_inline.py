@@ -1,0 +1,111 @@
+"""Whole runs that train a language model, in threads of one process: what they learn, leave and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlplace import train as command
+from tests.e2e.language import INLINE, tiny
+from tests.e2e.training import train
+from tests.tiny_lm import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    asked = ("runner.total_iterations=16", "runner.eval_every=8", "runner.eval_prompts=4")
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), *asked)
+    assert run.code == 0, run.err
+    lines, summary = run.metrics(), run.summary()
+    assert lines[-1]["actor/reward"] > lines[0]["actor/reward"] + 0.3
+    assert [i for i, line in enumerate(lines) if "eval/reward" in line] == [0, 8]
+    assert list(summary["evaluations"]) == ["0", "8", "16"]
+    assert summary["eval_last"] > summary["eval_first"]
+    assert "held out" in run.out
+    for line in lines:  # the tokens trained are the tokens sampled, by the weights that are about to learn
+        assert line["actor/tokens_learned"] == line["rollout/tokens"]
+        assert line["actor/age_max"] == 0
+        assert line["actor/mismatch_max"] < 1e-3
+    assert run.folder is not None
+    files = {path.name for path in run.folder.iterdir()}
+    assert {"policy", "summary.json", "memory.json", "metrics.jsonl", "plan.json", "config.yaml"} <= files
+    trained = AutoModelForCausalLM.from_pretrained(run.folder / "policy").state_dict()
+    first = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert trained.keys() == first.keys()
+    assert any(not np.array_equal(trained[name], first[name]) for name in first)
+    assert AutoTokenizer.from_pretrained(run.folder / "policy").chat_template
+
+
+def test_memory_is_what_the_plan_said(model: Path, tmp_path: Path) -> None:
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.total_iterations=1")
+    memory = run.summary()["memory"]
+    assert set(memory) == {"actor", "env", "rollout"}
+    for component, rows in memory.items():
+        for residency, size in rows.items():
+            assert size["measured"] == pytest.approx(size["predicted"], rel=0.05), (component, residency)
+
+
+def test_a_goal_ends_the_run(model: Path, tmp_path: Path) -> None:
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.stop_at_reward=0.0")
+    assert run.summary()["iterations"] == 1
+
+
+def test_a_conversation_learns_only_what_the_model_said(model: Path, tmp_path: Path) -> None:
+    asked = ("runner.total_iterations=2", "env.task=tests.e2e.text_tasks:Twice", "algorithm.sequence_length=200")
+    # An answer that is cut ends the conversation; of so many long ones, some end by themselves.
+    many = ("algorithm.samples_per_prompt=16", "algorithm.max_new_tokens=48", "rollout.seed=0")
+    run = train("hybrid_llm_multiturn", tmp_path, *INLINE, *tiny(model), *asked, *many)
+    assert run.code == 0, run.err
+    for line in run.metrics():
+        assert line["actor/tokens_learned"] == line["rollout/tokens"] < line["actor/tokens"]
+        assert 1 < line["actor/turns"] < 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codes"),
+    [
+        (("model.path=nowhere",), ["no-model-folder"]),
+        (("algorithm.max_new_tokens=400",), ["context-too-long"]),
+        (("algorithm.max_prompt_length=4",), ["long-prompts"]),
+        (("env.task=arithmetics",), ["unknown-task"]),
+        (("env.rewards=[{name: math_anwser}]",), ["unknown-reward"]),
+        (("~env.task",), ["missing-key"]),
+        (("+actor.learning_rate=1",), ["unknown-key"]),
+        (("cluster.component_placement.rollout=0-2:0",), ["tensor-parallel-heads"]),
+        (("+cluster.component_placement.critic=0",), ["unknown-component"]),
+        (("algorithm.prompts=1", "algorithm.samples_per_prompt=1"), ["rank-without-rows"]),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    model: Path, overrides: tuple[str, ...], codes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--config-name", "hybrid_grpo_llm", *tiny(model), *overrides]) == 2
+    error = capsys.readouterr().err
+    assert [code for code in codes if f"[{code}]" in error] == codes, error
+    assert "nothing was started" in error
+
+
+def test_a_cache_that_does_not_fit_beside_the_others_is_refused(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--config-name", "hybrid_grpo_llm", *tiny(model), "rollout.kv_cache_memory=9GiB"]) == 3
+    assert "[does-not-fit]" in capsys.readouterr().err
+
+
+def test_a_reward_that_is_no_number_ends_the_run_and_is_named(model: Path, tmp_path: Path) -> None:
+    asked = "env.rewards=[{name: tests.e2e.text_tasks:not_a_number}]"
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), asked)
+    assert run.code == 1
+    assert "[reward-not-finite]" in run.err
+    assert "stage rollout, policy version 0" in run.err
+    assert run.folder is not None
+    assert json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))["iterations"] == 0

@@ -1,0 +1,74 @@
+"""Whole runs that train a language model as Ray processes: every placement, the same update in each, real vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.language import tiny
+from tests.e2e.training import Finished, placed, train
+from tests.tiny_lm import tiny_model
+
+pytestmark = pytest.mark.ray
+
+PLACEMENTS = {
+    "hybrid_grpo_llm": ("0-1", "0", "1-2"),
+    "collocated_grpo_llm": ("0-1", "0-1", "0-1"),
+    "disaggregated_grpo_llm": ("0", "2", "3"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """The same job, same seeds, in all three placements, with one and two ranks of everything."""
+    same = (*tiny(model), "rollout.seed=1", "runner.total_iterations=8")
+    return {
+        config: train(config, tmp_path_factory.mktemp(config), *same, *placed(*where))
+        for config, where in PLACEMENTS.items()
+    }
+
+
+def test_every_placement_learns(runs: dict[str, Finished]) -> None:
+    for config, run in runs.items():
+        assert run.code == 0, f"{config}:\n{run.err}"
+        rewards = [line["actor/reward"] for line in run.metrics()]
+        assert max(rewards[-2:]) > rewards[0] + 0.1, config
+        assert f"plan: {config.removesuffix('_grpo_llm')}" in run.out
+
+
+@pytest.mark.parametrize("metric", ["actor/reward", "actor/tokens_learned", "actor/entropy", "actor/grad_norm"])
+def test_placement_does_not_change_the_numbers(runs: dict[str, Finished], metric: str) -> None:
+    """Answers belong to prompts and seeds, advantages to groups: where ranks sit changes rounding, and nothing else.
+
+    Only the first updates are compared: once rounding makes a single token another one, all that follows differs.
+    """
+    curves = [[line[metric] for line in run.metrics()][:2] for run in runs.values()]
+    assert curves[1] == pytest.approx(curves[0], rel=5e-3, abs=5e-4)
+    assert curves[2] == pytest.approx(curves[0], rel=5e-3, abs=5e-4)
+
+
+def test_engines_answer_by_the_weights_that_were_pushed(runs: dict[str, Finished]) -> None:
+    """Engine and trainer give the same log-probabilities to every token, after every sync."""
+    for run in runs.values():
+        assert all(line["actor/mismatch_max"] < 1e-3 for line in run.metrics())
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_run_learns_from_what_vllm_generates(model: Path, tmp_path: Path) -> None:
+    asked = ("runner.total_iterations=10", "runner.eval_every=5", "runner.eval_prompts=4")
+    where = placed(*PLACEMENTS["hybrid_grpo_llm"])
+    run = train("hybrid_grpo_llm", tmp_path, *tiny(model, "vllm"), *asked, *where)
+    assert run.code == 0, run.err
+    lines, summary = run.metrics(), run.summary()
+    assert lines[-1]["actor/reward"] > lines[0]["actor/reward"] + 0.2
+    assert summary["eval_last"] > summary["eval_first"]
+    for line in lines:
+        assert line["actor/tokens_learned"] == line["rollout/tokens"]
+        assert line["actor/mismatch_max"] < 1e-3

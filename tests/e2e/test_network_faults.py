@@ -1,0 +1,162 @@
+"""Real processes on both sides of a gate, killed at the worst moments."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel
+from rlplace.errors import ChannelBroken
+from tests.network_cable import Cable
+
+PATIENCE_S = 60.0
+SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
+LARGE = 32 << 20
+
+
+# ── what other processes do ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve(keys: JobKeys, told: Pipe) -> None:
+    gate = Gate(host="127.0.0.1", keys=keys)
+    gate.add("test", LocalChannel(SPEC))
+    told.send(gate.start())
+    threading.Event().wait()
+
+
+def use(endpoint: str, keys: JobKeys, told: Pipe, owner: str, method: str, *arguments: Any) -> None:
+    end = RemoteChannel.connect(endpoint, keys, SPEC, "test").named(owner)
+    end.stats()
+    told.send("connected")
+    getattr(end, method)(*arguments)
+    told.send("done")
+    threading.Event().wait()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., tuple[BaseProcess, Pipe]]]:
+    """Starts a function in a process of its own and waits for its first word."""
+    started: list[BaseProcess] = []
+    context = multiprocessing.get_context("spawn")
+
+    def process(target: Callable[..., None], *before: Any, after: tuple[Any, ...] = ()) -> tuple[BaseProcess, Pipe]:
+        ours, theirs = context.Pipe()
+        one = context.Process(target=target, args=(*before, theirs, *after), daemon=True)
+        one.start()
+        started.append(one)
+        theirs.close()
+        return one, ours
+
+    yield process
+    for one in started:
+        one.kill()
+        one.join()
+
+
+def heard(pipe: Pipe) -> Any:
+    assert pipe.poll(PATIENCE_S), "the process said nothing"
+    return pipe.recv()
+
+
+def until(channel: Any, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
+    while not holds(stats := channel.stats()):
+        threading.Event().wait(0.01)  # the test's own deadline ends this
+    return stats
+
+
+@pytest.fixture
+def keys() -> JobKeys:
+    return JobKeys.create()
+
+
+@pytest.fixture
+def gate(keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, LocalChannel]]:
+    """In this process; soon gives up who is lost."""
+    monkeypatch.setattr("rlplace.comm.network.gate.LOST_S", 0.2)
+    monkeypatch.setattr("rlplace.comm.network.gate.PROBE_S", 0.05)
+    channel = LocalChannel(SPEC)
+    one = Gate(host="127.0.0.1", keys=keys)
+    one.add("test", channel)
+    yield one.start(), channel
+    one.close()
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_consumer_leaves_the_line_and_takes_nothing(
+    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+) -> None:
+    endpoint, channel = gate
+    process, told = spawn(use, endpoint, keys, after=("rollout rank 0", "get"))
+    assert heard(told) == "connected"
+    until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
+    process.kill()
+    process.join()
+    channel.put("for another")  # may be granted to the dead before its death is known; then it comes back
+    stats = until(channel, lambda s: s.dead == ("rollout rank 0",))
+    assert stats.waits == ()
+    assert channel.get(timeout_s=PATIENCE_S) == "for another"
+
+
+def test_a_producer_killed_in_the_middle_of_an_item_gives_its_credit_back(
+    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+) -> None:
+    endpoint, channel = gate
+    cable = Cable(endpoint, stall_after=1 << 20)
+    process, told = spawn(use, cable.endpoint, keys, after=("env rank 1", "put", np.ones(LARGE, np.uint8)))
+    assert heard(told) == "connected"
+    cable.wait_passed(1 << 20)
+    assert channel.stats().depth_bytes == LARGE, "credit comes before data"
+    process.kill()
+    process.join()
+    cable.close()
+    stats = until(channel, lambda s: s.dead == ("env rank 1",))
+    assert (stats.depth_items, stats.depth_bytes, stats.puts) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
+def test_a_dead_or_stopped_gate_breaks_every_end(
+    how: signal.Signals, keys: JobKeys, spawn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, told = spawn(serve, keys)
+    endpoint = heard(told)
+    connection = Connection(endpoint, keys)
+    end = RemoteChannel.over(connection, keys, SPEC, "test").named("rollout rank 0")
+    end.put("lost")
+    with ThreadPoolExecutor() as threads:
+        blocked = threads.submit(end.get, key="never", timeout_s=1.0)
+        until(end, lambda s: s.waiting_consumers == ("rollout rank 0",))
+        os.kill(process.pid, how)
+        with pytest.raises((ChannelBroken, TimeoutError)) as caught:
+            blocked.result(PATIENCE_S)
+    if how is signal.SIGKILL:
+        assert isinstance(caught.value, ChannelBroken)
+        assert f"the gate {endpoint} is gone" in str(caught.value)
+    else:
+        assert "for the channel itself to answer get" in str(caught.value)
+    connection.close()
+
+
+def test_what_a_killed_producer_had_put_stays(
+    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+) -> None:
+    endpoint, channel = gate
+    process, told = spawn(use, endpoint, keys, after=("env rank 0", "put", np.arange(100_000)))
+    assert (heard(told), heard(told)) == ("connected", "done")
+    process.kill()
+    process.join()
+    until(channel, lambda s: s.dead == ("env rank 0",))
+    np.testing.assert_array_equal(channel.get_nowait(), np.arange(100_000))

@@ -1,0 +1,171 @@
+"""Jobs whose components sit on different nodes: what travels goes through gates, and a lost gate ends the job."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.errors import ClusterError
+from rlplace.workers.reservation import Machine
+from tests.e2e import namespaces
+from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
+
+if TYPE_CHECKING:
+    from rlplace.workers.ray_launch.node_channels import RemoteNode
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+GONE_S = 60.0  # for everything to be gone on a busy machine
+# Node 0 has accelerators 0-3, node 1 has 4-7.
+APART = (*SMALL, *placed("0", "0", "4"), "cluster.num_nodes=2")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A Ray of two nodes on this machine."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    from rlplace.workers.ray_launch.environment import ray_environment
+
+    with ray_environment("auto"):
+        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes.add_node(num_cpus=1)
+        yield nodes
+        nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(nodes: Any) -> str:
+    return str(nodes.address)
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder of shared memory for this test alone."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def joining(address: str, shm: Path) -> tuple[str, ...]:
+    return f"cluster.ray.address={address}", f"cluster.comm.shm_folder={shm}"
+
+
+def listening(pid: int) -> set[int]:
+    """Ports on which the Ray processes of a job's nodes' channels listen."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {c.laddr.port for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return set()
+
+
+def gates() -> list[psutil.Process]:
+    return [
+        p for p in psutil.process_iter(["cmdline"]) if any("NodeChannels" in part for part in p.info["cmdline"] or ())
+    ]
+
+
+def use(node: RemoteNode) -> None:
+    """Until it fails: the processes of a node end a little later than Ray's server there."""
+    deadline, count = time.monotonic() + GONE_S, itertools.count()
+    while time.monotonic() < deadline:
+        node.create(ChannelSpec(name=f"mail {next(count)}", capacity_items=1))
+
+
+def numbers(run: Finished, metric: str) -> list[float]:
+    return [line[metric] for line in run.metrics() if metric in line]
+
+
+def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path: Path, shm: Path) -> None:
+    budget = "runner.total_env_steps=1024"
+    apart = train("hybrid_ppo", tmp_path / "apart", *APART, budget, *joining(address, shm))
+    assert apart.code == 0, apart.err
+    assert "network" in apart.out, "the plan says so"
+    together = train("hybrid_ppo", tmp_path / "inline", *INLINE, *placed("0", "0", "1"), budget)
+    assert together.code == 0, together.err
+    for metric in ("env/return", "actor/policy_loss", "actor/grad_norm"):
+        assert numbers(apart, metric) == pytest.approx(numbers(together, metric), rel=2e-3, abs=2e-4)
+    assert list(shm.iterdir()) == [], "nothing stays in shared memory"
+    assert gates() == []
+
+
+def test_a_lost_gate_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
+    budget = "runner.total_env_steps=100000000"
+    process = start("hybrid_ppo", tmp_path, *APART, budget, *joining(address, shm))
+    try:
+        seen = read_until(process, "    2 ")
+        (gate,) = gates()
+        ports = listening(gate.pid)
+        gate.kill()
+    except BaseException:
+        process.terminate()
+        finish(process, tmp_path)
+        raise
+    run = finish(process, tmp_path, seen)
+    assert run.code == 1
+    assert "channel-broken" in run.err
+    named = {int(port) for port in re.findall(r"tcp://[0-9.]+:([0-9]+)", run.err)}
+    assert named & ports, f"it listened on {ports}:\n{run.err}"
+    assert list(shm.iterdir()) == [], "the folder of the lost node is removed, too"
+
+
+def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path, shm: Path) -> None:
+    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_env_steps=100000000", *joining(address, shm))
+    try:
+        read_until(process, "    1 ")
+        assert len(list(shm.iterdir())) == 2, "one folder for each node"
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + GONE_S
+    while list(shm.iterdir()) or gates():
+        assert time.monotonic() < deadline, f"left: {list(shm.iterdir())}, {gates()}"
+        time.sleep(0.1)
+
+
+def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: Any, shm: Path) -> None:
+    import ray
+
+    from rlplace.workers.ray_launch.node_channels import RemoteNode
+
+    third = nodes.add_node(num_cpus=1)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        machine = Machine(id=third.node_id, address="10.0.0.3", total={})
+        node = RemoteNode(machine, shm, GONE_S)
+        assert node.folder().parent == shm
+        with pytest.raises(ClusterError, match="docker run --shm-size=") as small:
+            node.check(1 << 60)
+        assert (small.value.code, small.value.problem.key) == ("shm-too-small", "cluster.comm.shm_folder")
+        nodes.remove_node(third, allow_graceful=False)
+        with pytest.raises(ClusterError, match=r"did not make channel mail") as lost:
+            use(node)
+        assert (lost.value.code, lost.value.problem.key) == ("node-lost", "node 10.0.0.3")
+        node.close()
+    finally:
+        ray.shutdown()
+    deadline = time.monotonic() + GONE_S
+    while list(shm.iterdir()):
+        assert time.monotonic() < deadline, "the folder of the lost node is removed, too"
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(namespaces.refusal() is not None, reason=str(namespaces.refusal()))
+def test_two_machines_on_a_cable(tmp_path: Path, shm: Path) -> None:
+    with namespaces.machines(rate="200mbit") as two, namespaces.ray_nodes(two) as ray_address:
+        overrides = (*APART, "runner.total_env_steps=1024", *joining(ray_address, shm))
+        run = train("hybrid_ppo", tmp_path, *overrides, inside=two.inside(0))
+        assert run.code == 0, run.err
+        assert run.summary()["iterations"] == 4
+        carried = two.received_bytes(1)
+        observations = 1024 * 4 * 4  # float32 [4] for each step
+        assert carried > observations, "observations went over the cable"
+    assert list(shm.iterdir()) == []

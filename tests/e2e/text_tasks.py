@@ -1,0 +1,57 @@
+"""A task that a model without any training learns in seconds: to write small letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rlplace.envs.text.contract import OneTurn, Split, Transcript
+
+
+class SmallLetters:
+    """The same prompt every time; what counts is the share of small letters in the answer."""
+
+    rewards: ClassVar[Sequence[str]] = ("tests.e2e.text_tasks:share_of_small_letters",)
+
+    def __init__(self, *, seed: int, split: Split) -> None:
+        self._prompt = "write"
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> OneTurn:
+        return OneTurn(prompt=self._prompt)
+
+
+class Twice(SmallLetters):
+    """It is asked twice."""
+
+    def episode(self, number: int) -> Repeated:  # type: ignore[override]
+        return Repeated()
+
+
+class Repeated:
+    """One conversation of two answers."""
+
+    prompt = "write"
+
+    def __init__(self) -> None:
+        self._answers = 0
+
+    def reply(self, answer: str) -> str | None:
+        self._answers += 1
+        return "again" if self._answers == 1 else None
+
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
+
+def share_of_small_letters(transcript: Transcript) -> float:
+    """Bytes that are no text count as one character each."""
+    answer = transcript.answer
+    return sum("a" <= letter <= "z" for letter in answer) / max(1, len(answer))
+
+
+def not_a_number(transcript: Transcript) -> float:
+    return float("nan")

@@ -1,0 +1,297 @@
+"""A connection and its gate: what survives a cut cable, what breaks, and what everybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel, connection, gate, wire
+from rlplace.errors import ChannelBroken, ChannelTimeout
+from tests.network_cable import Cable
+
+PATIENCE_S = 60.0
+SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
+
+
+class Line:
+    """A gate with one channel, and ends that reach it over cables."""
+
+    def __init__(self) -> None:
+        self.keys = JobKeys.create()
+        self.channel = LocalChannel(SPEC)
+        self.gate = Gate(host="127.0.0.1", keys=self.keys)
+        self.gate.add("test", self.channel)
+        self.endpoint = self.gate.start()
+        self.cables: list[Cable] = []
+        self.connections: list[Connection] = []
+
+    def end(self, owner: str) -> tuple[RemoteChannel, Cable]:
+        self.cables.append(Cable(self.endpoint))
+        self.connections.append(Connection(self.cables[-1].endpoint, self.keys))
+        return RemoteChannel.over(self.connections[-1], self.keys, SPEC, "test").named(owner), self.cables[-1]
+
+    def close(self) -> None:
+        for cable in self.cables:
+            cable.flow()
+        for one in self.connections:
+            one.close()
+        self.gate.close()
+        for cable in self.cables:
+            cable.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        yield threads.submit
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are final at once."""
+    for module in (connection, gate):
+        monkeypatch.setattr(module, "LOST_S", 0.0)
+    monkeypatch.setattr(gate, "PROBE_S", 0.01)
+
+
+def until(channel: LocalChannel, holds: Callable[[ChannelStats], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds(stats := channel.stats()):
+        assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
+
+
+def waiting(channel: LocalChannel, *, puts: int = 0, gets: int = 0) -> None:
+    until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
+
+
+# ── a cut that both sides outlast ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_waits_when_the_cable_is_cut_is_asked_again_and_done_once(
+    line: Line, start: Callable[..., Future]
+) -> None:
+    end, cable = line.end("env rank 0")
+    end.stats()
+    blocked = start(end.get, key="a")
+    waiting(line.channel, gets=1)
+    cable.cut()
+    line.channel.put("x", key="a")
+    line.channel.put("y", key="a")
+    assert blocked.result(PATIENCE_S) == "x"
+    assert end.get(key="a") == "y"
+    assert line.channel.stats().depth_items == 0
+
+
+def test_nothing_is_lost_or_doubled_however_often_the_cable_is_cut(line: Line, start: Callable[..., Future]) -> None:
+    (producer, first), (consumer, second) = line.end("env rank 0"), line.end("rollout rank 0")
+    count, large = 60, np.arange(20_000.0)
+
+    def produce() -> None:
+        for i in range(count):
+            producer.put((i, large if i % 20 == 0 else None))
+
+    producing, taken = start(produce), []
+    for i in range(count):
+        taken.append(consumer.get())
+        if i % 15 == 0:
+            first.cut()
+        if i % 15 == 5:
+            second.cut()
+    producing.result(PATIENCE_S)
+    assert [i for i, _ in taken] == list(range(count))
+    for i, rows in taken:
+        assert (rows is None) if i % 20 else np.array_equal(rows, large)
+    assert line.channel.stats().depth_items == 0
+
+
+def test_a_large_item_that_was_cut_in_the_middle_arrives_whole(line: Line, start: Callable[..., Future]) -> None:
+    end, cable = line.end("env rank 0")
+    end.stats()
+    large = np.random.default_rng(0).integers(0, 255, 8 << 20, np.uint8)
+    before = cable.passed_bytes
+    blocked = start(end.put, large)
+    cable.wait_passed(before + (1 << 20))
+    cable.cut()
+    blocked.result(PATIENCE_S)
+    np.testing.assert_array_equal(line.channel.get_nowait(), large)
+    assert line.channel.stats().depth_items == 0
+
+
+def test_an_answer_on_a_stalled_cable_waits_for_its_client(line: Line, start: Callable[..., Future]) -> None:
+    end, cable = line.end("rollout rank 0")
+    end.stats()
+    blocked = start(end.get)
+    waiting(line.channel, gets=1)
+    cable.stall()
+    line.channel.put("x")
+    cable.flow()
+    assert blocked.result(PATIENCE_S) == "x"
+
+
+# ── a loss that is final ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_gate_gives_back_what_a_lost_client_waited_for_or_had_not_received(
+    line: Line, start: Callable[..., Future]
+) -> None:
+    (waiter, first), (reserver, second), (taker, third) = (line.end(f"env rank {i}") for i in range(3))
+    for end in (waiter, reserver, taker):
+        end.stats()
+    blocked = start(waiter.get, key="never")
+    reserver._connection.ask("reserve", "test", "env rank 1", 1 << 20, "", 1.0, None, 9.0, limit_s=PATIENCE_S)
+    on_its_way = start(taker.get, key="a")
+    waiting(line.channel, gets=2)
+    third.stall()
+    line.channel.put("kept", key="a")
+    waiting(line.channel, gets=1)
+    assert line.channel.stats().depth_items == 1  # the reservation
+    for cable in (first, second, third):
+        cable.close()
+    for lost in (blocked, on_its_way):
+        with pytest.raises(ChannelBroken, match="is gone"):
+            lost.result(PATIENCE_S)
+    waiting(line.channel)
+    until(line.channel, lambda s: len(s.dead) == 3)
+    assert line.channel.get(key="a", timeout_s=PATIENCE_S) == "kept"
+    assert line.channel.stats().depth_items == 0
+    assert set(line.channel.stats().dead) == {"env rank 0", "env rank 1", "env rank 2"}
+
+
+def test_who_was_given_up_is_told_so_when_it_comes_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LOST_S", 0.0)
+    monkeypatch.setattr(gate, "PROBE_S", 0.01)
+    end, cable = line.end("env rank 0")
+    end.stats()
+    end.put("kept")
+    cable.stall()
+    cable.cut()
+    until(line.channel, lambda s: s.dead == ("env rank 0",))
+    cable.flow()
+    with pytest.raises(ChannelBroken, match="and gave it up"):
+        end.get()
+    assert line.channel.get_nowait() == "kept"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_counted_producer_that_is_lost_breaks_the_channel(line: Line) -> None:
+    counted = LocalChannel(dataclasses.replace(SPEC, producers=2))
+    line.gate.add("counted", counted)
+    _, cable = line.end("env rank 0")
+    end = RemoteChannel.over(line.connections[-1], line.keys, SPEC, "counted").named("env rank 0")
+    end.put("x")
+    cable.close()
+    until(counted, lambda s: s.dead == ("env rank 0",))
+    with pytest.raises(ChannelBroken, match="env rank 0 died before it had left"):
+        counted.get_nowait()
+
+
+def test_a_closed_gate_tells_every_end_at_once(line: Line, start: Callable[..., Future]) -> None:
+    end, cable = line.end("rollout rank 0")
+    blocked = start(end.get)
+    waiting(line.channel, gets=1)
+    line.gate.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: blocked.result(PATIENCE_S),
+        lambda: end.put(1),
+        lambda: asyncio.run(end.get_async()),
+        end.stats,
+    ]
+    for call in calls:
+        with pytest.raises(ChannelBroken, match=f"the gate {cable.endpoint} was closed"):
+            call()
+    waiting(line.channel)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_end_that_nobody_answers_says_where_it_tried() -> None:
+    lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
+    end = RemoteChannel.over(lone, JobKeys.create(), SPEC, "test").named("env rank 3")
+    with pytest.raises(ChannelBroken, match=r"broken for env rank 3[^$]*no gate of this job at tcp://127.0.0.1:9"):
+        end.get()
+    lone.close()
+
+
+def test_a_gate_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.comm.network.remote.GRACE_S", 0.01)
+    end, cable = line.end("env rank 0")
+    monkeypatch.undo()
+    end.stats()
+    monkeypatch.setattr("rlplace.comm.network.remote.GRACE_S", 0.01)
+    cable.stall()
+    with pytest.raises(ChannelTimeout, match=r"env rank 0 waited 0\.0 s for the channel itself to answer get"):
+        end.get(timeout_s=0.01)
+    with pytest.raises(ChannelTimeout, match="to answer put"):
+        asyncio.run(end.put_async("late", timeout_s=0.01))
+    monkeypatch.undo()
+    cable.flow()
+    line.channel.put("x")
+    assert end.get() == "x"
+
+
+def test_an_unknown_channel_is_refused(line: Line) -> None:
+    end, _ = line.end("env rank 0")
+    other = RemoteChannel.over(line.connections[0], line.keys, SPEC, "nothing").named("env rank 0")
+    with pytest.raises(ChannelBroken, match="no channel 'nothing'"):
+        other.get()
+    end.put(1)
+
+
+# ── shapes of use ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_end_is_sent_to_other_processes_as_its_address(line: Line) -> None:
+    end, _ = line.end("env rank 0")
+    copy = pickle.loads(pickle.dumps(end))
+    copy.put("x", key="a")
+    assert end.get(key="a") == "x"
+    assert line.channel.stats().producers == ("env rank 0",)
+    copy.disconnect()
+    copy.disconnect()
+    with pytest.raises(ChannelBroken, match="this process closed its connection"):
+        copy.get()
+
+
+def test_large_arrays_arrive_writable_and_aligned(line: Line) -> None:
+    end, _ = line.end("env rank 0")
+    for size in (1, wire.INLINE_BYTES // 8, wire.INLINE_BYTES // 8 + 1, 1 << 18):
+        end.put({"rows": np.arange(float(size)), "mark": np.arange(3)})
+        rows = end.get()["rows"]
+        np.testing.assert_array_equal(rows, np.arange(float(size)))
+        assert rows.flags.writeable
+        assert rows.flags.aligned
+
+
+def test_a_cancelled_large_put_leaves_no_credit_behind(line: Line) -> None:
+    end, _ = line.end("env rank 0")
+
+    async def run() -> None:
+        for _ in range(SPEC.capacity_items):
+            await end.put_async(np.zeros(100_000))
+        task = asyncio.create_task(end.put_async(np.ones(100_000)))
+        while not (await asyncio.to_thread(end.stats)).waiting_producers:
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert line.channel.stats().depth_items == end.stats().depth_items == SPEC.capacity_items
+    assert end.stats().waiting_producers == ()

@@ -1,0 +1,132 @@
+"""A channel in several branches: what goes by key, what reaches all of them, and what a lost branch costs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
+from rlplace.comm.spread import Branch, SpreadChannel
+from rlplace.errors import ChannelBroken, ChannelClosed, ChannelFull, ChannelMisuse, EndOfStream, Problem
+
+SPEC = ChannelSpec(name="actions", capacity_items=3, keys=("0", "1", "2"), producers=1)
+
+
+class Branches:
+    """Keys 0 and 1 in one branch with room for two, key 2 in another with room for one."""
+
+    def __init__(self) -> None:
+        self.connected: list[str] = []
+        self.near = LocalChannel(ChannelSpec(name="actions", capacity_items=2, keys=("0", "1"), producers=1))
+        self.far = LocalChannel(ChannelSpec(name="actions", capacity_items=1, keys=("2",), producers=1))
+        self.whole = SpreadChannel(SPEC, [Branch(("0", "1"), self._near), Branch(("2",), self._far)])
+
+    def _near(self) -> LocalChannel:
+        self.connected.append("near")
+        return self.near
+
+    def _far(self) -> LocalChannel:
+        self.connected.append("far")
+        return self.far
+
+
+def test_each_key_goes_to_its_part_and_only_that_is_connected() -> None:
+    branches = Branches()
+    end = branches.whole.named("rollout rank 0")
+    end.put("a", key="0")
+    end.put("b", key="1")
+    assert branches.connected == ["near"]
+    assert branches.whole.named("env rank 1").get(key="1") == "b"
+    end.put("c", key="2")
+    assert (branches.near.stats().depth_by_key, branches.far.stats().depth_by_key) == ({"0": 1}, {"2": 1})
+    assert branches.connected == ["near", "far"], "ends of one process share the connections"
+    assert branches.near.stats().producers == ("rollout rank 0",), "the branches know who puts"
+
+
+def test_each_part_has_its_own_credit() -> None:
+    branches = Branches()
+    branches.whole.put_nowait("a", key="2")
+    with pytest.raises(ChannelFull):
+        branches.whole.put_nowait("b", key="2")
+    branches.whole.put_nowait("b", key="0")
+
+
+def test_a_key_of_no_part_is_refused_in_the_name_of_the_whole() -> None:
+    with pytest.raises(ChannelMisuse, match="declared keys: '0', '1', '2'") as refused:
+        Branches().whole.get(key="3")
+    assert refused.value.code == "unknown-key"
+
+
+def test_one_part_may_have_all_other_keys() -> None:
+    rest, one = (LocalChannel(ChannelSpec(name="mail", capacity_items=4)) for _ in range(2))
+    whole = SpreadChannel(rest.spec, [Branch(("1",), lambda: one), Branch(None, lambda: rest)])
+    whole.put("a", key="1")
+    whole.put("b", key="anything")
+    assert (one.stats().depth_items, rest.get(key="anything")) == (1, "b")
+
+
+def test_endings_and_versions_reach_every_part() -> None:
+    left = Branches()
+    left.whole.leave("rollout rank 0")
+    for branch in (left.near, left.far):
+        with pytest.raises(EndOfStream):
+            branch.get_nowait(key=(branch.spec.keys or ())[0])
+    closed = Branches()
+    closed.whole.advance(7)
+    closed.whole.close()
+    assert {closed.near.stats().version, closed.far.stats().version} == {7}
+    with pytest.raises(ChannelClosed):
+        closed.whole.put("late", key="2")
+
+
+def test_a_lost_part_does_not_keep_the_others_from_being_broken() -> None:
+    near = LocalChannel(ChannelSpec(name="actions", capacity_items=1, keys=("0",)))
+
+    def lost() -> LocalChannel:
+        raise ChannelBroken(Problem(code="channel-broken", key="channel actions", what="its node is gone"))
+
+    spec = ChannelSpec(name="actions", capacity_items=2, keys=("0", "1"))
+    whole = SpreadChannel(spec, [Branch(("1",), lost), Branch(("0",), lambda: near)])
+    with pytest.raises(ChannelBroken, match="its node is gone"):
+        whole.break_("env rank 3 died")
+    with pytest.raises(ChannelBroken, match="env rank 3 died"):
+        near.get(key="0")
+
+
+def test_statistics_are_those_of_one_channel() -> None:
+    branches = Branches()
+    env = branches.whole.named("env rank 0")
+    env.put(b"four", key="0", version=3)
+    env.put(b"two", key="2", version=2)
+
+    async def wait_and_look() -> None:
+        waits = [
+            asyncio.create_task(env.put_async("late", key="2")),
+            asyncio.create_task(branches.whole.named("rollout rank 1").get_async(key="1")),
+        ]
+        await asyncio.sleep(0)
+        stats = branches.whole.stats()
+        assert (stats.waiting_producers, stats.waiting_consumers) == (("env rank 0",), ("rollout rank 1",))
+        assert [wait.wants for wait in stats.waits] == ["credit", "item"], "puts come first"
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    asyncio.run(wait_and_look())
+    stats = branches.whole.stats()
+    assert (stats.depth_items, stats.puts, stats.gets, stats.high_water_items) == (2, 2, 0, 2)
+    assert stats.depth_bytes == branches.near.stats().depth_bytes + branches.far.stats().depth_bytes
+    assert stats.depth_by_key == {"0": 1, "2": 1}
+    assert (stats.producers, stats.consumers, stats.oldest_version) == (("env rank 0",), ("rollout rank 1",), 2)
+
+
+def test_batches_and_leases_go_by_key_too() -> None:
+    branches = Branches()
+    for item in "ab":
+        branches.whole.put(item, key="0")
+    assert branches.whole.get_batch(2, key="0", policy="exact") == ["a", "b"]
+    branches.whole.put("c", key="2")
+    with branches.whole.get_lease(key="2") as lease:
+        assert lease.item == "c"

@@ -1,0 +1,95 @@
+"""The config of language-model jobs: what is read as one, what a run must say, what the algorithm's name stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplace.errors import ConfigError, Source
+from rlplace.llm_config import RUN, LlmAlgorithmConfig, LlmConfig, is_llm_job, read_llm_config
+
+RUNS: dict[str, Any] = {
+    "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
+    "algorithm": {"name": "grpo", "prompts": 4},
+    "env": {"task": "arithmetic"},
+    "model": {"path": "somewhere"},
+}
+
+
+def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
+    config = read_llm_config(RUNS)
+    assert (config.env.task, config.algorithm.prompts, config.model_path) == ("arithmetic", 4, "somewhere")
+    mapping = {"cluster": RUNS["cluster"], "algorithm": {"name": "grpo"}}
+    with pytest.raises(ConfigError) as caught:
+        read_llm_config(mapping, {"algorithm.name": Source(file="a.yaml", line=3), "algorithm": Source(file="a.yaml")})
+    assert {p.key: p.code for p in caught.value.problems} == dict.fromkeys(
+        ("algorithm.prompts", "env.task", "model"), "missing-key"
+    )
+    assert str(caught.value.problems[0].source) == "a.yaml"
+
+
+def test_a_plan_says_less() -> None:
+    config = read_llm_config({"cluster": RUNS["cluster"], "algorithm": {"name": "rlhf"}})
+    assert (config.algorithm.longest, config.env.task, config.dry_run) == (2048, None, False)
+
+
+@pytest.mark.parametrize("name", ["rlhf", *RUN])
+def test_the_algorithm_decides_what_kind_of_job_it_is(name: str) -> None:
+    assert is_llm_job({"algorithm": {"name": name}})
+    assert not is_llm_job({"algorithm": {"name": "ppo"}})
+    assert not is_llm_job({})
+
+
+@pytest.mark.parametrize(
+    ("written", "mean", "high", "mixed"),
+    [
+        ({"name": "grpo"}, "sequence", 0.2, False),
+        ({"name": "dr_grpo"}, "constant", 0.2, False),
+        ({"name": "rloo", "clip_ratio_low": 0.1}, "sequence", 0.1, False),
+        ({"name": "reinforce_pp"}, "token", 0.2, False),
+        ({"name": "dapo"}, "token", 0.28, True),
+        (
+            {"name": "dapo", "loss": "sequence", "clip_ratio_high": 0.3, "dynamic_sampling": False},
+            "sequence",
+            0.3,
+            False,
+        ),
+    ],
+)
+def test_the_name_stands_for_settings_that_can_be_written_out(
+    written: dict[str, Any], mean: str, high: float, mixed: bool
+) -> None:
+    algorithm = LlmAlgorithmConfig(**written)
+    assert (algorithm.mean, algorithm.clip_high, algorithm.mixed_only) == (mean, high, mixed)
+
+
+def test_the_longest_episode_is_both_limits_unless_written() -> None:
+    limits = {"name": "grpo", "max_prompt_length": 10, "max_new_tokens": 5}
+    assert LlmAlgorithmConfig(**limits).longest == 15  # type: ignore[arg-type]
+    assert LlmAlgorithmConfig(**limits, sequence_length=40).longest == 40  # type: ignore[arg-type]
+
+
+def test_unknown_keys_are_refused_in_every_block() -> None:
+    for block, key in (("actor", "lora_rnak"), ("rollout", "temprature"), ("env", "taks"), ("runner", "eval_evry")):
+        with pytest.raises(ConfigError) as caught:
+            read_llm_config({**RUNS, block: {**RUNS.get(block, {}), key: 1}})
+        assert [(p.code, p.key) for p in caught.value.problems][-1] == ("unknown-key", f"{block}.{key}")
+        assert "did you mean" in caught.value.problems[0].what
+
+
+def test_every_knob_says_what_it_means() -> None:
+    import dataclasses
+    import typing
+
+    todo, seen = [LlmConfig], set()
+    while todo:
+        kind = todo.pop()
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            blocks = [
+                k for k in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(k)
+            ]
+            assert blocks or field.metadata.get("doc"), f"{kind.__name__}.{field.name}"
+            todo += [k for k in blocks if k not in seen]  # type: ignore[misc]
+            seen.update(blocks)

@@ -16,11 +16,20 @@ REWARDS = ("reward.math", "reward.code", "reward.style", "reward.safety")
 
 def plan_ppo(count: int) -> None:
     """Three components with all routes and channels."""
+    half = count // 2
+    make_ppo(count, {"actor": "all", "env": f"0-{half - 1}", "rollout": f"{half}-{count - 1}"})
+
+
+def plan_shared(count: int) -> None:
+    """The same with each env rank in one process with its rollout rank: two homes of channels for each."""
+    shared = {"placement": f"0-{count // 2 - 1}", "process": "shared"}
+    make_ppo(count, {"actor": "all", "env": shared, "rollout": shared})
+
+
+def make_ppo(count: int, placement: dict[str, object]) -> None:
     from rlplace.config import read_config
     from rlplace.placement import Topology, make_plan
 
-    half = count // 2
-    placement = {"actor": "all", "env": f"0-{half - 1}", "rollout": f"{half}-{count - 1}"}
     config = read_config(
         {
             "cluster": {"component_placement": placement},
@@ -56,7 +65,7 @@ def plan_rlhf(count: int) -> None:
     assert len(made.placement.components) == 10
 
 
-JOBS = {"ppo": plan_ppo, "rlhf": plan_rlhf}
+JOBS = {"ppo": plan_ppo, "shared": plan_shared, "rlhf": plan_rlhf}
 
 
 def measure(job: str, count: int) -> None:

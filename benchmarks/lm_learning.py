@@ -1,0 +1,167 @@
+"""How fast the actor learns from an iteration's samples, against a plain loop of transformers over padded batches.
+
+    python benchmarks/lm_learning.py [--layers 3] [--samples 16] [--repeat 3]
+
+Both make the same update: one step on the same samples, in float32 on one thread, within the same tokens per
+micro-batch. Seconds are the processor's own, so that a busy machine disturbs less. The model has the shape of
+SmolLM2-135M with fewer layers and random weights. A token counts once, padding does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from rlplace.llm_config import LlmConfig, read_llm_config
+from rlplace.models.causal_lm import LmSpec
+from rlplace.tokens import Sample
+from rlplace.workers.adam import Adam
+from rlplace.workers.lm_learner import LmLearner
+from rlplace.workers.lm_samples import share_out
+from rlplace.workers.ranks import Ranks, join_ranks
+from rlplace.workers.sharded_lm import ShardedLm
+from rlplace.workers.worker import Rendezvous
+
+BUDGET = 1024  # tokens of a micro-batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--checkpointing", action="store_true", help="in both")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    groups = made_up(options.samples)
+    samples = [sample for group in groups for sample in group]
+    tokens = sum(sample.weight for sample in samples)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder), options.layers)
+        if options.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+        ranks, learner = make_learner(Path(folder), len(groups), options.checkpointing)
+        plain, ours = [], []
+        for _ in range(options.repeat + 1):  # the first warms up
+            began = time.process_time()
+            plain_step(model.train(), optimizer, samples)
+            between = time.process_time()
+            learner.learn(share_out(learner.shares(groups, 0), ranks), 0)
+            plain.append(between - began)
+            ours.append(time.process_time() - between)
+        ranks.close()
+    best, reference = min(ours[1:]), min(plain[1:])
+    print(f"{len(samples)} samples, {tokens} tokens, {sum(s.learned for s in samples)} of them learned")
+    print(f"plain loop  {tokens / reference:8.1f} tokens/s")
+    print(f"actor       {tokens / best:8.1f} tokens/s    {reference / best:.2f} x")
+
+
+def made_up(samples: int) -> list[tuple[Sample, ...]]:
+    """Groups of four answers of 8 to 200 tokens to prompts of 30 to 80."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for group in range(samples // 4):
+        prompt = rng.integers(0, 49152, rng.integers(30, 80))
+        groups.append(tuple(answer(rng, group, number, prompt) for number in range(4)))
+    return groups
+
+
+def answer(rng: np.random.Generator, group: int, number: int, prompt: np.ndarray) -> Sample:
+    length = int(rng.integers(8, 200))
+    mask = np.arange(len(prompt) + length) >= len(prompt)
+    reward = float(rng.integers(0, 2))
+    return Sample(
+        group=group,
+        sample=number,
+        tokens=np.concatenate([prompt, rng.integers(0, 49152, length)]).astype(np.int32),
+        mask=mask,
+        logprobs=np.where(mask, -10.8, 0.0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        reward=reward,
+        rewards={"made up": reward},
+        turns=1,
+        truncated=False,
+    )
+
+
+def write_model(folder: Path, layers: int) -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks, LmLearner]:
+    config = config_of(folder, prompts)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    rendezvous = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach())
+    ranks = join_ranks(0, 1, rendezvous, torch.device("cpu"))
+    lm = ShardedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
+    return ranks, LmLearner(config, lm, Adam(lm.trained_shards(), config.actor.adam), ranks, "actor rank 0")
+
+
+def config_of(folder: Path, prompts: int) -> LlmConfig:
+    return read_llm_config(
+        {
+            "cluster": {"component_placement": {}},
+            "model": {"path": str(folder)},
+            "algorithm": {
+                "name": "grpo",
+                "loss": "token",
+                "tis_cap": None,
+                "prompts": prompts,
+                "samples_per_prompt": 4,
+            },
+            "actor": {"compute": "fp32", "token_budget": BUDGET},
+            "env": {"task": "arithmetic"},
+        }
+    )
+
+
+def plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: list[Sample]) -> None:
+    """Padded micro-batches of neighbours in length, the whole vocabulary's log-probabilities of all tokens."""
+    by_length = sorted(samples, key=lambda s: s.weight)
+    learned = sum(s.learned for s in samples)
+    advantages = {id(s): s.reward - 0.5 for s in samples}
+    size = max(1, BUDGET // by_length[-1].weight)
+    for start in range(0, len(by_length), size):
+        chosen = by_length[start : start + size]
+        ids = padded([torch.tensor(s.tokens, dtype=torch.int64) for s in chosen])
+        attended = padded([torch.ones(s.weight, dtype=torch.int64) for s in chosen])
+        mask = padded([torch.tensor(s.mask) for s in chosen])[:, 1:]
+        old = padded([torch.tensor(s.logprobs) for s in chosen])[:, 1:]
+        logits = model(input_ids=ids, attention_mask=attended).logits[:, :-1]
+        logprobs = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
+        advantage = torch.tensor([advantages[id(s)] for s in chosen])[:, None]
+        ratio = torch.exp((logprobs - old) * mask)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        (-(surrogate * mask).sum() / learned).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""How fast items travel to another node: the network way beside a bare socket, Ray's object transfer and Ray's RDT.
+
+    python benchmarks/network.py                 all of it over the loopback interface; medians
+    python benchmarks/network.py --without-ray   the network way and the socket only
+
+A time is from the moment the producer has the item to the moment the consumer has it, on one clock. The two Ray nodes
+are two node processes of this machine; what they and the gate exchange passes through TCP as between machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+MIB = 1 << 20
+SIZES = (0, MIB, 16 * MIB, 64 * MIB)  # bytes; 0: a small dict
+SMALL = {"env_rank": 3, "step": 1_234, "rewards": [0.5] * 8, "note": "x" * 150}
+WARM_UP = 3
+
+
+def item_of(size_bytes: int) -> Any:
+    return np.ones(size_bytes, np.uint8) if size_bytes else SMALL
+
+
+def repetitions(size_bytes: int) -> int:
+    return 11 if size_bytes else 200
+
+
+# ── a bare socket ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def send_bare(port: int, size_bytes: int, count: int, pipe: Any) -> None:
+    data = np.ones(size_bytes or 300, np.uint8).data
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            pipe.recv()
+            pipe.send(time.monotonic())
+            one.sendall(data)
+
+
+def bare(size_bytes: int) -> list[float]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, into = server.getsockname()[1], bytearray(size_bytes or 300)
+        count = WARM_UP + repetitions(size_bytes)
+        with process(send_bare, port, size_bytes, count) as pipe, server.accept()[0] as one:
+            return [timed(pipe, lambda: receive_into(one, into)) for _ in range(count)]
+
+
+def receive_into(one: socket.socket, into: bytearray) -> None:
+    left = memoryview(into)
+    while left.nbytes:
+        left = left[one.recv_into(left) :]
+
+
+def send_encrypted(endpoint: str, keys: Any, size_bytes: int, count: int, pipe: Any) -> None:
+    import zmq
+
+    data = np.ones(size_bytes or 300, np.uint8).data
+    frames = [data[at : at + keys.frame_bytes] for at in range(0, data.nbytes, keys.frame_bytes)]
+    with zmq.Context() as context, context.socket(zmq.PUSH) as one:
+        keys.show(one)
+        one.connect(endpoint)
+        for _ in range(count):
+            pipe.recv()
+            pipe.send(time.monotonic())
+            one.send_multipart(frames, copy=False)
+
+
+def encrypted(keys: Any) -> Callable[[int], list[float]]:
+    """ZeroMQ's CURVE alone, into the frames it receives."""
+    import zmq
+
+    def measure(size_bytes: int) -> list[float]:
+        count = WARM_UP + repetitions(size_bytes)
+        with zmq.Context() as context, context.socket(zmq.PULL) as server:
+            keys.guard(server)
+            server.bind("tcp://127.0.0.1:*")
+            endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
+            with process(send_encrypted, endpoint, keys, size_bytes, count) as pipe:
+                return [timed(pipe, lambda: server.recv_multipart(copy=False)) for _ in range(count)]
+
+    return measure
+
+
+# ── the network way ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def put_remote(endpoint: str, keys: Any, spec: Any, size_bytes: int, count: int, pipe: Any) -> None:
+    from rlplace.comm.network import RemoteChannel
+
+    end, item = RemoteChannel.connect(endpoint, keys, spec, spec.name), item_of(size_bytes)
+    for _ in range(count):
+        pipe.recv()
+        pipe.send(time.monotonic())
+        end.put(item)
+    end.disconnect()
+
+
+def serve(path: Any, keys: Any, pipe: Any) -> None:
+    from rlplace.comm.network import Gate
+    from rlplace.comm.shared.channel import SharedChannel
+
+    gate, channel = Gate(host="127.0.0.1", keys=keys), SharedChannel.attach(path)
+    gate.add(channel.spec.name, channel)
+    pipe.send(gate.start())
+    pipe.recv()
+    gate.close()
+
+
+def ours(keys: Any) -> Callable[[int], list[float]]:
+    """From a process of another node, through the gate, into the hands of a process of the gate's node."""
+    from rlplace.comm.channel import ChannelSpec
+    from rlplace.comm.shared.channel import SharedChannel
+    from rlplace.comm.shared.folder import JobFolder
+
+    spec = ChannelSpec(name="bench", capacity_items=4)
+
+    def measure(size_bytes: int) -> list[float]:
+        count = WARM_UP + repetitions(size_bytes)
+        with JobFolder.create() as folder:
+            channel = SharedChannel.create(folder.path, spec)
+            with process(serve, channel.path, keys) as gate:
+                with process(put_remote, gate.recv(), keys, spec, size_bytes, count) as pipe:
+                    times = [timed(pipe, channel.get) for _ in range(count)]
+                gate.send("end")
+            channel.destroy()
+        return times
+
+    return measure
+
+
+# ── Ray ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def ray_ways() -> Iterator[dict[str, Callable[[int], list[float]]]]:
+    """Ray's object transfer between two nodes, and its direct transport over gloo."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+    from ray.experimental.collective import create_collective_group
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "resources": {"first": 1}, "object_store_memory": 400 * MIB},
+    )
+    cluster.add_node(num_cpus=1, resources={"second": 1}, object_store_memory=400 * MIB)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+
+    @ray.remote(num_cpus=0, enable_tensor_transport=True)
+    class Peer:
+        def make(self, size_bytes: int) -> Any:
+            item = item_of(size_bytes)
+            return time.monotonic(), item
+
+        @ray.method(tensor_transport="gloo")
+        def make_direct(self, size_bytes: int) -> Any:
+            import torch
+
+            item = torch.ones(size_bytes or 300, dtype=torch.uint8)
+            return {"at": time.monotonic(), "item": item}
+
+        def take(self, made: Any) -> float:
+            now = time.monotonic()
+            return now - (made["at"] if isinstance(made, dict) else made[0])
+
+    producer = Peer.options(resources={"first": 1}).remote()
+    consumer = Peer.options(resources={"second": 1}).remote()
+    ray.get([peer.take.remote((0.0, None)) for peer in (producer, consumer)])
+    create_collective_group([producer, consumer], backend="gloo")
+
+    def through(make: Any) -> Callable[[int], list[float]]:
+        def measure(size_bytes: int) -> list[float]:
+            count = WARM_UP + min(50, repetitions(size_bytes))
+            return [ray.get(consumer.take.remote(make.remote(size_bytes))) for _ in range(count)]
+
+        return measure
+
+    try:
+        yield {"Ray objects": through(producer.make), "Ray RDT, gloo": through(producer.make_direct)}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def process(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    one = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+    one.start()
+    theirs.close()
+    try:
+        yield pipe
+        one.join(30)
+    finally:
+        one.kill()
+        one.join()
+
+
+def timed(pipe: Any, receive: Callable[[], Any]) -> float:
+    """Seconds from when the other process has the item to when `receive` returned it."""
+    pipe.send("go")
+    receive()
+    until = time.monotonic()
+    began: float = pipe.recv()
+    return until - began
+
+
+def figure(size_bytes: int, times: list[float]) -> str:
+    median = statistics.median(times[WARM_UP:])
+    return f"{size_bytes / MIB / median:8,.0f} MiB/s" if size_bytes else f"{median * 1e6:11,.0f} µs"
+
+
+def main() -> None:
+    from rlplace.comm.network import JobKeys, JobPassword
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without-ray", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    keys = JobKeys.create()
+    ways: dict[str, Callable[[int], list[float]]] = {
+        "bare socket": bare,
+        "bare, encrypted": encrypted(keys),
+        "ours, password": ours(JobPassword.create()),
+        "ours, encrypted": ours(keys),
+    }
+    with contextlib.ExitStack() as stack:
+        if not options.without_ray:
+            ways |= stack.enter_context(ray_ways())
+        print(f"{'':12}" + "".join(f"{name:>18}" for name in ways))
+        for size_bytes in SIZES:
+            name = f"{size_bytes // MIB} MiB" if size_bytes else "small dict"
+            for _ in range(options.rounds):
+                cells = [figure(size_bytes, measure(size_bytes)) for measure in ways.values()]
+                print(f"{name:12}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

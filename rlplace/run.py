@@ -23,6 +23,7 @@ from rlplace.errors import OutputError
 from rlplace.llm_config import LlmRunnerConfig
 from rlplace.loop import Loop
 from rlplace.placement import render_svg
+from rlplace.placement.channels import participants_of
 from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory import MemoryLedger, record_measurements
 from rlplace.placement.report import PlanReport
@@ -111,9 +112,16 @@ def _watched(channels: Mapping[str, Channel], stall_s: float) -> AbstractContext
 def launch(cluster: Cluster, job: Launchable) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan, runner = job.plan, job.runner
+    cluster.reserve([slot for c in plan.placement.components for slot in plan.placement.slots(c)])
     channels = {
         c.name: cluster.channel(
-            ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys, timeout_s=runner.channel_timeout_s),
+            ChannelSpec(
+                name=c.name,
+                capacity_items=c.capacity_items,
+                keys=c.keys,
+                participants=participants_of(c, plan.placement),
+                timeout_s=runner.channel_timeout_s,
+            ),
             c.homes(),
         )
         for c in plan.channels

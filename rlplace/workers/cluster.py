@@ -98,14 +98,14 @@ class Cluster:
             self._launcher.start(self.start_report)
             self._started = True
 
-    def reserve(self) -> None:
-        """Takes all accelerators of all nodes, unless a `launch_all` before it has taken what its groups use."""
-        self._reserve(whole(self.topology))
+    def reserve(self, slots: Sequence[Slot] | None = None) -> None:
+        """Takes what `slots` use, or all accelerators of all nodes; once: what a launch before it took stays.
 
-    def _reserve(self, slots: Sequence[Slot]) -> None:
+        Raises ClusterError, which says what is missing and where.
+        """
         self.start()
         if not self._reserved:
-            self._launcher.reserve(slots, self.start_report)
+            self._launcher.reserve(whole(self.topology) if slots is None else slots, self.start_report)
             self._reserved = True
 
     def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome] = ()) -> Channel:
@@ -129,7 +129,7 @@ class Cluster:
         limit_s = self._ray.start_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         orders = [self._order(name, *launch, seed) for name, launch in launches.items()]
-        self._reserve([slot for order in orders for slot in order.slots])
+        self.reserve([slot for order in orders for slot in order.slots])
         handles = self._launcher.launch(orders, self.start_report)
         groups = {
             order.name: WorkerGroup(

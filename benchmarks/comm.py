@@ -13,9 +13,11 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -123,12 +125,14 @@ def weight_sync(*, load: bool) -> Measure:
     def measure(side: Side, share: float) -> float:
         channel, versions = side.channel(100), 4 if share < 1 else 6
         assert isinstance(side, Shared)
-        pushes = [(jobs.push, channel, side.folder, rank, 2, 1 << 30, versions) for rank in (0, 1)]
-        pulls = [(jobs.pull, channel, side.folder, rank, 2, versions, load) for rank in (0, 1)]
+        folder = Path(tempfile.mkdtemp(dir=side.folder))  # versions of one board only go up
+        pushes = [(jobs.push, channel, folder, rank, 2, 1 << 30, versions) for rank in (0, 1)]
+        pulls = [(jobs.pull, channel, folder, rank, 2, versions, load) for rank in (0, 1)]
         try:
             *ended, begun, begun_too = side.run(*pulls, *pushes)
         finally:
             channel.destroy()
+            shutil.rmtree(folder)
         moments = zip(*ended, begun, begun_too, strict=True)  # of one version: two ends, two beginnings
         taken = [max(moment[:2]) - min(moment[2:]) for moment in moments]
         return 1024 / statistics.median(taken[2:])  # both buffers have been written once then

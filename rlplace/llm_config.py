@@ -82,7 +82,9 @@ class EngineConfig:
     top_k: int = knob("draw from so many likeliest tokens; 0: from all", 0, minimum=0)
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
-    gpu_memory_utilization: float = knob("share of each accelerator for everything", 0.6, above=0, maximum=1)
+    gpu_memory_utilization: float | Literal["auto"] = knob(
+        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1
+    )
     kv_cache_memory: int | None = knob(
         "bytes of the KV cache instead; null: what is left of the share", None, unit="bytes"
     )

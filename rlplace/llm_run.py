@@ -10,7 +10,7 @@ from typing import Any
 from rlplace.llm_config import LlmConfig
 from rlplace.loop import Loop
 from rlplace.placement.layout import Layout
-from rlplace.placement.llm import llm_memory_case
+from rlplace.placement.llm import llm_memory_case, with_share
 from rlplace.run import Launchable
 from rlplace.sinks import TEXT_CONSOLE, Sink
 from rlplace.text_summary import TextProgress, text_summary, text_summary_text
@@ -25,19 +25,19 @@ def llm_run(config: LlmConfig, layout: Layout) -> Launchable:
     if config.cluster.launcher == "inline":
         import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
 
-    placement = layout.placement
+    placement, case = layout.placement, llm_memory_case(layout, config)
     return Launchable(
         cluster=config.cluster,
         runner=config.runner,
         plan=layout,
         workers={"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker},
         told=LlmJob(
-            config=config,
+            config=with_share(config, case),
             env_ranks=placement.world_size("env"),
             rollout_ranks=placement.world_size("rollout"),
             deliveries=layout.deliveries,
         ),
-        ledger=llm_memory_case(layout, config).ledger(),
+        ledger=case.ledger(),
         course=TextCourse(config),
         console=TEXT_CONSOLE,
         policy="policy",

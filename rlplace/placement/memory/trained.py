@@ -25,6 +25,7 @@ class TrainedModel:
     model: ModelShape
     micro_batch: int  # sequences in one forward and backward pass of a rank
     sequence_length: int
+    token_budget: int | None = None  # passes are packed with so many tokens, instead of micro_batch sequences
     weights: Dtype = "fp32"  # as they are kept
     compute: Dtype = "bf16"
     optimizer: Optimizer = "adamw"
@@ -58,6 +59,13 @@ class TrainedModel:
         """Bytes of one number of the computation."""
         return DTYPE_BYTES[self.compute]
 
+    @property
+    def _tokens(self) -> int:
+        """Of one pass; the longest sequence is never cut."""
+        if self.token_budget is None:
+            return self.micro_batch * self.sequence_length
+        return max(self.token_budget, self.sequence_length)
+
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
         """What is trained, shared from a ZeRO stage on."""
         shards = placed.copies if self.zero_stage >= shared_from else 1
@@ -78,8 +86,7 @@ class TrainedModel:
         return 0
 
     def _forward(self, placed: Placed) -> Bytes:
-        tokens = self.micro_batch * self.sequence_length
-        number, parallel = self._number, placed.tensor_parallel
+        tokens, number, parallel = self._tokens, self._number, placed.tensor_parallel
         return {
             Part.GATHERED: self._gathered(placed),
             Part.ACTIVATIONS: formulas.one_layer(self.model, tokens, number, tensor_parallel=parallel),
@@ -88,8 +95,7 @@ class TrainedModel:
 
     def _backward(self, placed: Placed) -> Bytes:
         """At the worst moment of a pass: all is saved, and either the logits or one recomputed layer is there too."""
-        tokens = self.micro_batch * self.sequence_length
-        number, parallel = self._number, placed.tensor_parallel
+        tokens, number, parallel = self._tokens, self._number, placed.tensor_parallel
         saved, again = formulas.activations(self.model, tokens, number, tensor_parallel=parallel), 0
         if self.checkpointing:
             saved = formulas.checkpoints(self.model, tokens, number)

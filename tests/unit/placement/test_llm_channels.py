@@ -117,7 +117,7 @@ def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> No
     assert ledger.fits
     learner, engine = case.demands["actor"], case.demands["rollout"]
     assert isinstance(learner, TrainedModel)
-    assert (learner.micro_batch, learner.sequence_length) == (1, 4096)
+    assert (learner.token_budget, learner.sequence_length) == (4096, 40)
     assert isinstance(engine, EngineModel)
     assert (engine.cache, engine.sequence_length) == (KvBytes(size_bytes=4 << 20), 40)
     assert ledger.shared_bytes(0) > 2 * 4 * 139_648  # two buffers of all weights in fp32, and the channels

@@ -65,6 +65,17 @@ def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None
     assert not changed(smaller.case, "actor", micro_batch=demand.micro_batch + 1).ledger().fits
 
 
+def test_a_budget_too_large_is_lowered_to_the_most_that_fits() -> None:
+    case = changed(colocated_8b(), "actor", token_budget=1 << 16)
+    (smaller,) = (r for r in find_remedies(case) if r.fix.startswith("actor.token_budget: "))
+    demand = smaller.case.demands["actor"]
+    assert isinstance(demand, TrainedModel)
+    assert demand.token_budget is not None
+    assert smaller.fix == f"actor.token_budget: {demand.token_budget}"
+    assert 2048 < demand.token_budget < 1 << 16
+    assert not changed(smaller.case, "actor", token_budget=demand.token_budget + 1).ledger().fits
+
+
 def test_a_share_too_large_is_lowered() -> None:
     case = colocated_8b()
     case = changed(case, "rollout", cache=KvShare(gpu_memory_utilization=1.0))
@@ -74,11 +85,11 @@ def test_a_share_too_large_is_lowered() -> None:
 def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
     case = changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=100 * GIB))
     remedy = find_remedies(case)[0]
-    assert remedy.fix.startswith("rollout.kv_cache_bytes: 6")
+    assert remedy.fix.startswith("rollout.kv_cache_memory: 6")
     (account,) = remedy.case.ledger().accelerators
     assert account.margin_bytes == 0
     beyond = changed(colocated_8b(offload=False, micro_batch=64), "rollout", cache=KvBytes(size_bytes=GIB))
-    assert not any("kv_cache_bytes" in fix for fix in fixes(beyond))
+    assert not any("kv_cache_memory" in fix for fix in fixes(beyond))
 
 
 def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
@@ -169,15 +180,15 @@ def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
     assert problem.key == "rollout.gpu_memory_utilization"
     assert str(problem.fix).startswith("rollout.gpu_memory_utilization: 0.9")
     (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=1 << 20)))
-    assert problem.key == "rollout.kv_cache_bytes"
-    assert "shorter rollout.sequence_length" in str(problem.fix)
+    assert problem.key == "rollout.kv_cache_memory"
+    assert "shorter algorithm.sequence_length" in str(problem.fix)
 
 
 def test_a_cache_without_room_beside_a_batch_too_large_are_two_problems() -> None:
     case = changed(colocated_8b(micro_batch=16), "rollout", cache=KvShare(gpu_memory_utilization=0.2))
     batch, cache = find_shortages(case)
     assert (batch.code, cache.code) == ("does-not-fit", "kv-cache-too-small")
-    assert cache.fix == "a shorter rollout.sequence_length"  # no share fits while the batch does not
+    assert cache.fix == "a shorter algorithm.sequence_length"  # no share fits while the batch does not
     assert "still it does not fit" not in str(batch.fix)
 
 

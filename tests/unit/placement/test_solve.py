@@ -114,6 +114,43 @@ def test_what_cannot_be_solved_for_says_who_has_it() -> None:
         solve(memory_case(plan, config, None), Knob.MICRO_BATCH)
 
 
+def packed(case: MemoryCase, token_budget: int) -> MemoryCase:
+    """The actor alone, its passes packed."""
+    actor = case.demands["actor"]
+    assert isinstance(actor, TrainedModel)
+    actor = dataclasses.replace(actor, token_budget=token_budget)
+    return dataclasses.replace(case, demands={"actor": actor, "rollout": case.demands["rollout"]})
+
+
+def test_packed_passes_have_a_size_in_tokens() -> None:
+    case = packed(colocated_8b(), 8192)
+    same = colocated_8b(micro_batch=4, sequence_length=2048)
+    actors = [c.ledger().account(0).loads[-1].of("actor") for c in (case, same)]
+    assert actors[0] == actors[1]
+    solution = solve(case, Knob.TOKEN_BUDGET)
+    assert solution is not None
+    assert solution.value > 8192
+    assert solution.case.ledger().fits
+    assert not packed(case, int(solution.value) + 1).ledger().fits
+
+
+def test_a_sequence_longer_than_the_budget_is_a_pass_of_its_own() -> None:
+    case = colocated_8b(sequence_length=2048)
+    loads = [packed(case, tokens).ledger().account(0).loads[-1].of("actor") for tokens in (1, 2048, 4096)]
+    assert loads[0] == loads[1] < loads[2]
+
+
+@pytest.mark.parametrize(("knob", "other"), [(Knob.MICRO_BATCH, "token_budget"), (Knob.TOKEN_BUDGET, "micro_batch")])
+def test_a_pass_has_one_size_and_the_other_is_pointed_to(knob: Knob, other: str) -> None:
+    case = packed(colocated_8b(), 8192) if knob is Knob.MICRO_BATCH else colocated_8b()
+    with pytest.raises(PlacementError) as caught:
+        solve(case, knob)
+    (problem,) = caught.value.problems
+    assert problem.code == "nothing-to-solve"
+    assert f"has its size by {other}" in str(problem.why)
+    assert problem.fix == f"solve for actor.{other}"
+
+
 def test_without_known_memory_there_is_no_largest() -> None:
     from rlplace.placement import HybridComponentPlacement, Topology
 

@@ -16,7 +16,9 @@ def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(kind: str, e
     assert problem is not None
     assert problem.code == "vllm-missing"
     assert problem.fix is not None
-    assert problem.fix.startswith(f"pip install 'rlplace[{extra}]'")
+    assert problem.fix.startswith("scripts/setup vllm ")
+    assert f"pip install 'rlplace[{extra}]'" in problem.fix.splitlines()[0]
+    assert "rollout.engine: transformers" in problem.fix.splitlines()[1]
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.2rc1"])

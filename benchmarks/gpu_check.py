@@ -1,0 +1,169 @@
+"""What this machine's GPUs do: each check in a process of its own with a deadline, all of them in one table.
+
+    scripts/gpu_check [check ...]
+
+A check that fails, hangs or crashes does not keep the others from running. Exit codes: 0 nothing failed, 1 something
+did, 2 there is no GPU, or no such check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Literal
+
+from rlplace.errors import ClusterError, Problem
+from rlplace.placement.columns import clipped, indented, table
+from rlplace.workers.machines import detect_accelerators
+
+FINE, FAILED, WRONG = 0, 1, 2
+NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
+GRACE_S = 30.0  # for what is past its deadline, to end what it has started
+_LAST_LINES, _WIDEST = 15, 110
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The command's last line is its figure; of one that fails, the last line of its errors says why."""
+
+    name: str
+    what: str
+    command: Sequence[str]
+    deadline_s: float = 300.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    check: Check
+    result: Literal["ok", "failed", "not here"]
+    figure: str  # or why not
+    seconds: float
+    errors: str = ""  # the last lines of a failure
+
+
+def _tried(name: str, what: str, deadline_s: float = 300.0) -> Check:
+    command = (sys.executable, "-m", "benchmarks.gpu_tries", name)
+    return Check(name=name, what=what, command=command, deadline_s=deadline_s)
+
+
+CHECKS = (
+    _tried("sleep-1", "vLLM sleeps at level 1: weights on the host"),
+    _tried("sleep-2", "vLLM sleeps at level 2: weights dropped"),
+    _tried("ipc", "a tensor lent to another process of the GPU", 120.0),
+    _tried("weight-sync", "weights lent to a rank on the same GPU", 180.0),
+    _tried("nccl", "a broadcast between two GPUs", 180.0),
+    _tried("offload", "offload and onload against a pinned copy", 120.0),
+    _tried("attention", "packed attention against one sequence at a time", 120.0),
+    _tried("grpo", "a short GRPO run of a tiny model", 600.0),
+    Check(
+        name="tests",
+        what="tests that need a GPU",
+        command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
+        deadline_s=1800.0,
+    ),
+)
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    checks: Sequence[Check] = CHECKS,
+    count: Callable[[], int] = detect_accelerators,
+) -> int:
+    """Prints the table as it grows, then what went wrong; returns the exit code. `count`: of this machine's GPUs."""
+    parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
+    parser.add_argument("only", nargs="*", metavar="check", help=", ".join(c.name for c in checks))
+    only = parser.parse_args(argv).only
+    if unknown := [name for name in only if name not in {c.name for c in checks}]:
+        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(c.name for c in checks)}")
+    if not count():
+        print(no_gpu(), file=sys.stderr)
+        return WRONG
+    outcomes = []
+    for check in checks:
+        if not only or check.name in only:
+            print(f"{check.name}: {check.what} ...", flush=True)
+            outcomes.append(run(check))
+    print(render(outcomes))
+    return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
+
+
+def run(check: Check) -> Outcome:
+    """Blocks until its process has ended, at most the deadline and GRACE_S. Nothing it started stays in its group."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # Files, since whoever a check leaves behind would keep the end of a pipe open.
+        process = subprocess.Popen(check.command, stdout=out, stderr=err, start_new_session=True)
+        try:
+            code = process.wait(check.deadline_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+        told, errors = _text(out), _text(err)
+    seconds = time.perf_counter() - began
+    if code in (FINE, NOT_HERE):
+        return Outcome(check=check, result="ok" if code == FINE else "not here", figure=_last(told), seconds=seconds)
+    why = f"not done after {check.deadline_s:g} s" if code is None else _last(errors) or _last(told) or f"exit {code}"
+    lines = (errors or told).rstrip().splitlines()[-_LAST_LINES:]
+    return Outcome(check=check, result="failed", figure=why, seconds=seconds, errors="\n".join(lines))
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """The table, and below it the last words of each failure."""
+    rows = [("check", "result", "seconds", "figure, or why not")]
+    rows += [(o.check.name, o.result, f"{o.seconds:.1f}", clipped(o.figure, _WIDEST)) for o in outcomes]
+    failures = [
+        "\n".join([f"{o.check.name}:", *indented(o.errors.splitlines())]) for o in outcomes if o.result == "failed"
+    ]
+    return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
+
+
+def no_gpu() -> ClusterError:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ClusterError(
+        Problem(
+            code="no-gpu",
+            key="gpu_check",
+            what="there is no GPU to check",
+            got=None if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
+            why="every check runs on an NVIDIA GPU of this machine",
+            fix="run it where nvidia-smi lists one        (what needs none is tested by scripts/test)",
+        )
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """First asked, then forced; whatever is left of its group too."""
+    if process.poll() is None:
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of them have ended
+        os.killpg(process.pid, number)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

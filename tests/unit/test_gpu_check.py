@@ -1,0 +1,93 @@
+"""The check of GPUs, where there is none: its table, its exit codes, and that one failure does not end the others."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, Outcome, main, render, run
+from benchmarks.gpu_tries import TRIES, grpo_words
+from rlplace.compose import with_hydra
+from rlplace.planning import report_on_composed
+
+
+def check(name: str, program: str, deadline_s: float = 60.0) -> Check:
+    return Check(name=name, what=f"tries {name}", command=(sys.executable, "-c", program), deadline_s=deadline_s)
+
+
+FINE = check("fine", "print('noise'); print('7 GiB/s')")
+ABSENT = check("absent", f"print('two GPUs are needed'); raise SystemExit({NOT_HERE})")
+BROKEN = check("broken", "import sys; sys.exit('it differs by 3')")
+
+
+def test_without_a_gpu_one_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    never = check("never", "raise AssertionError")
+    assert main([], [never], count=lambda: 0) == 2
+    told = capsys.readouterr()
+    assert "[no-gpu]" in told.err
+    assert told.out == ""
+
+
+def test_every_check_runs_whatever_becomes_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    hanging = check("hanging", "import threading; threading.Event().wait()", deadline_s=0.01)
+    missing = Check(name="missing", what="is not there", command=(sys.executable, "no-such-file"))
+    assert main([], [BROKEN, hanging, missing, ABSENT, FINE], count=lambda: 1) == 1
+    lines = capsys.readouterr().out.splitlines()
+    cells = {line.split()[0]: line for line in lines[7:12]}
+    assert cells["broken"].endswith("it differs by 3")
+    assert "failed" in cells["broken"]
+    assert cells["hanging"].endswith("not done after 0.01 s")
+    assert "no-such-file" in cells["missing"]
+    assert "not here" in cells["absent"]
+    assert cells["absent"].endswith("two GPUs are needed")
+    assert cells["fine"].endswith("7 GiB/s")
+
+
+def test_what_this_machine_cannot_run_is_no_failure() -> None:
+    assert main([], [ABSENT], count=lambda: 1) == 0
+
+
+def test_some_can_be_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fine"], [BROKEN, FINE], count=lambda: 1) == 0
+    assert "broken" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["fien"], [BROKEN, FINE], count=lambda: 1)
+    assert caught.value.code == 2
+    assert "there are broken, fine" in capsys.readouterr().err
+
+
+def test_who_is_left_behind_is_ended() -> None:
+    """That no process stays is checked for every test; here a grandchild that would."""
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    assert run(check("parent", program)).result == "ok"
+
+
+def test_the_table_ends_with_the_last_words_of_failures() -> None:
+    outcomes = [
+        Outcome(check=FINE, result="ok", figure="7 GiB/s", seconds=1.25),
+        Outcome(check=BROKEN, result="failed", figure="x" * 200, seconds=12.0, errors="first\nlast"),
+    ]
+    assert render(outcomes).splitlines() == [
+        "",
+        "check    result   seconds   figure, or why not",
+        "fine     ok       1.2       7 GiB/s",
+        "broken   failed   12.0      " + "x" * 106 + " ...",
+        "",
+        "broken:",
+        "  first",
+        "  last",
+    ]
+
+
+def test_the_short_run_is_planned_on_one_accelerator() -> None:
+    words = ["cluster.accelerator.kind=emulated" if w == "cluster.accelerator.kind=cuda" else w for w in grpo_words()]
+    (composed,) = with_hydra(words)
+    report = report_on_composed(composed)
+    assert report.fits
+    assert report.plan.placement.mode == "collocated"
+    assert report.plan.placement.topology.num_accelerators == 1
+
+
+def test_every_try_is_checked() -> None:
+    assert [*TRIES, "tests"] == [c.name for c in CHECKS]

@@ -57,6 +57,15 @@ PEERS = {  # and from these rooms of its own floor
     "text_summary": {"summary"},
     "train": {"compose", "llm_checks", "llm_run", "model_folder", "ppo_run", "run"},
 }
+# Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
+# Every sub-package of a room that is listed here has a floor.
+FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
+    "comm": (
+        ("codec", "device", "lease"),
+        ("network", "shared"),
+        ("weights",),
+    ),
+}
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "datasets": {"envs.text"},
     "flash_attn": {"models.packed_attention"},
@@ -111,7 +120,7 @@ WITHOUT = {
     "vllm": DRIVER | {"workers.rollout", "workers.text_env", "workers.text_rollout"},
 }
 
-FILE_LINES, FUNCTION_LINES = 350, 60
+FILE_LINES, FUNCTION_LINES = 600, 60
 EMPTY_NAMES = {"manager", "handler", "util", "utils", "helper", "helpers", "common", "misc"}
 
 
@@ -172,6 +181,22 @@ def wrong_floors(module: Module) -> Iterator[str]:
             continue
         if below > floor or (below == floor and room not in PEERS.get(module.room, set())):
             yield f"{module.name}:{line}: {module.room} (floor {floor}) imports {room} (floor {below})"
+
+
+def wrong_floors_within(module: Module) -> Iterator[str]:
+    floors = FLOORS_WITHIN.get(module.room, ())
+    children = {child: floor for floor, listed in enumerate(floors) for child in listed}
+    floor = children.get(child_of(module.name))
+    for line, name in imports(module.tree):
+        own, _, inside = name.removeprefix(PACKAGE + ".").partition(".")
+        below = children.get(inside.partition(".")[0])
+        if own == module.room and floor is not None and below is not None and below > floor:
+            yield f"{module.name}:{line}: {child_of(module.name)} (floor {floor}) imports {inside} (floor {below})"
+
+
+def child_of(name: str) -> str:
+    """ "memory" of "placement.memory.ledger"."""
+    return name.partition(".")[2].partition(".")[0]
 
 
 def wrong_doors(module: Module) -> Iterator[str]:
@@ -239,7 +264,7 @@ def _is_state(node: ast.Assign | ast.AnnAssign) -> bool:
     return not constant or empty
 
 
-RULES = (wrong_floors, wrong_doors, missing_purpose, too_long, empty_names, work_at_import)
+RULES = (wrong_floors, wrong_floors_within, wrong_doors, missing_purpose, too_long, empty_names, work_at_import)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -256,6 +281,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (wrong_floors, "envs.adapter", "from rlplace.workers import worker"),
         (wrong_floors, "comm.codec", "import importlib\nimportlib.import_module('rlplace.loop')"),
         (wrong_floors, "cellar", "x = 1"),
+        (wrong_floors_within, "comm.codec", "from rlplace.comm.weights import sender"),
         (wrong_doors, "loop", "def f():\n    import ray.util"),
         (wrong_doors, "workers.group", "from ray import get"),
         (wrong_doors, "placement.spec", "import numpy"),
@@ -282,10 +308,16 @@ def test_what_the_rules_allow() -> None:
     assert [violation for rule in RULES for violation in rule(Module("comm.codec", source))] == []
 
 
+def test_every_sub_package_of_a_listed_room_has_a_floor() -> None:
+    packages = {(m.room, child_of(m.name)) for m in modules() if m.name.count(".") > 1 and m.room in FLOORS_WITHIN}
+    assert packages - {(room, child) for room, floors in FLOORS_WITHIN.items() for f in floors for child in f} == set()
+
+
 def test_every_room_and_door_exists() -> None:
     """A name in the tables above that no longer exists would guard nothing."""
     there = {module.name for module in modules()}
     rooms = {room for floor in FLOORS for room in floor}
+    rooms |= {f"{room}.{child}" for room, floors in FLOORS_WITHIN.items() for floor in floors for child in floor}
     places = {place for table in (DOORS, WITHOUT) for places in table.values() for place in places}
     assert (rooms | places) - there == set()
 

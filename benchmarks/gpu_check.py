@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Literal
 
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.columns import clipped, indented, table
+from rlplace.placement.show.columns import clipped, indented, table
 from rlplace.workers.machines import detect_accelerators
 
 FINE, FAILED, WRONG = 0, 1, 2

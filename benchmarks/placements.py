@@ -25,10 +25,10 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig
 from rlplace.overlap import make_loop
 from rlplace.placement.layout import Layout, make_layout
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Transition
-from rlplace.placement.topology import Topology
 from rlplace.residents import Residents
 from rlplace.timeline import render_timeline
 from rlplace.utilisation import StageUse

@@ -30,7 +30,7 @@ from rlplace import compose  # noqa: E402
 from rlplace.llm_run import llm_run  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement.llm import llm_memory_case  # noqa: E402
-from rlplace.placement.report import make_report  # noqa: E402
+from rlplace.placement.show.report import make_report  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.train import read_llm_plan  # noqa: E402
 from rlplace.workers.lm_actor import LmActor  # noqa: E402

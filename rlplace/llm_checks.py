@@ -12,9 +12,9 @@ from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import JudgeConfig, TrainedConfig
 from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.written import source_of
 from rlplace.placement.layout import Layout
-from rlplace.placement.spec import role_of
-from rlplace.placement.written import source_of
 from rlplace.workers import vllm_support
 from rlplace.workers.judge_checks import check_judges
 from rlplace.workers.lm_critic import critic_problems

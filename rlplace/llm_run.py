@@ -9,9 +9,9 @@ from typing import Any
 
 from rlplace.llm_config import LlmConfig
 from rlplace.loop import Loop
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, with_share
-from rlplace.placement.spec import role_of
 from rlplace.placement.turns import base_stage
 from rlplace.run import Launchable
 from rlplace.sinks import JUDGED_CONSOLE, TEXT_CONSOLE, Sink

@@ -21,8 +21,8 @@ from typing import Any
 
 from rlplace.errors import WorkerError
 from rlplace.metrics import Metrics, reduce_metrics
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule
-from rlplace.placement.spec import role_of
 from rlplace.placement.turns import base_stage
 from rlplace.residents import Residents
 from rlplace.utilisation import Usage

@@ -16,15 +16,15 @@ from rlplace import compose, planning
 from rlplace.codes import CODES
 from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
-from rlplace.placement.diff import diff_record, render_diff
-from rlplace.placement.explain import explain_accelerator, explain_component
-from rlplace.placement.explain_pair import explain_pair
 from rlplace.placement.memory import Knob, Measurements, solve
-from rlplace.placement.page import render_page
-from rlplace.placement.picture import render_svg
-from rlplace.placement.report import PlanReport
-from rlplace.placement.report_record import report_record
-from rlplace.placement.report_text import render_report
+from rlplace.placement.show.diff import diff_record, render_diff
+from rlplace.placement.show.explain import explain_accelerator, explain_component
+from rlplace.placement.show.explain_pair import explain_pair
+from rlplace.placement.show.page import render_page
+from rlplace.placement.show.picture import render_svg
+from rlplace.placement.show.report import PlanReport
+from rlplace.placement.show.report_record import report_record
+from rlplace.placement.show.report_text import render_report
 from rlplace.placement.solution import render_solution
 from rlplace.schema import config_schema
 

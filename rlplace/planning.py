@@ -13,18 +13,18 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.llm_config import is_llm_job, read_llm_config
 from rlplace.model_folder import with_folder
 from rlplace.placement.counts import Count, explain_counts
-from rlplace.placement.diff import render_diff
-from rlplace.placement.explain import explain_accelerator, explain_component
-from rlplace.placement.explain_pair import explain_pair
 from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import Measurements, PolicySpaces, memory_case, read_measurements
-from rlplace.placement.page import render_page
-from rlplace.placement.picture import render_svg
 from rlplace.placement.plan import make_plan
-from rlplace.placement.report import PlanReport, make_report
-from rlplace.placement.report_record import report_record
-from rlplace.placement.report_text import render_report
+from rlplace.placement.show.diff import render_diff
+from rlplace.placement.show.explain import explain_accelerator, explain_component
+from rlplace.placement.show.explain_pair import explain_pair
+from rlplace.placement.show.page import render_page
+from rlplace.placement.show.picture import render_svg
+from rlplace.placement.show.report import PlanReport, make_report
+from rlplace.placement.show.report_record import report_record
+from rlplace.placement.show.report_text import render_report
 from rlplace.workers.machines import declared_topology
 
 __all__ = [

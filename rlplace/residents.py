@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory import Measurements, MemoryCase, MemoryLedger, Moment, find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
 from rlplace.workers.devices import show_bytes

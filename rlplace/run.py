@@ -28,9 +28,9 @@ from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_business
 from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measurements
-from rlplace.placement.report import PlanReport
-from rlplace.placement.report_record import report_record
-from rlplace.placement.report_text import render_report
+from rlplace.placement.show.report import PlanReport
+from rlplace.placement.show.report_record import report_record
+from rlplace.placement.show.report_text import render_report
 from rlplace.residents import Residents
 from rlplace.sinks import Console, Sink, make_sinks
 from rlplace.summary import compare_memory, waits_of

@@ -22,8 +22,8 @@ from rlplace.model_folder import with_folder
 from rlplace.placement import Layout, Plan, make_plan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import memory_case
-from rlplace.placement.report import PlanReport, make_report
-from rlplace.placement.report_text import render_report
+from rlplace.placement.show.report import PlanReport, make_report
+from rlplace.placement.show.report_text import render_report
 
 if TYPE_CHECKING:  # what starts workers waits until the plan was shown
     from rlplace.run import Launchable

@@ -18,8 +18,8 @@ from rlplace.comm.shared.folder import JobFolder
 from rlplace.envs.text import Transcript
 from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metrics
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.frozen_judges import ReferenceWorker, RewardModelWorker

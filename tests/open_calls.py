@@ -9,8 +9,8 @@ from typing import cast
 
 from rlplace.comm.channel import Channel
 from rlplace.metrics import Metric
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.workers.group import Pending, WorkerGroup
 from rlplace.workers.launch import Call
 from rlplace.workers.worker import MoveReport

@@ -10,8 +10,8 @@ from rlplace.comm.local import LocalChannel
 from rlplace.llm_config import read_llm_config
 from rlplace.llm_run import worker_of
 from rlplace.metrics import Metrics, reduce_metrics
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.tokens import Sample
 from rlplace.workers.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.llm_job import (

@@ -13,9 +13,9 @@ from rlplace.config import read_config
 from rlplace.envs import describe
 from rlplace.metrics import Metrics
 from rlplace.models.mlp import build_policy
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
-from rlplace.placement.topology import Topology
 from rlplace.trajectory import Trajectory
 from rlplace.workers.env import EnvWorker
 from rlplace.workers.job import TRAJECTORIES, Job

@@ -16,8 +16,8 @@ from rlplace.errors import ChannelEmpty
 from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, LlmJob
 from rlplace.workers.text_env import TextEnvWorker

@@ -14,7 +14,7 @@ import torch
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous, WorkerContext
 

@@ -23,7 +23,7 @@ from rlplace.imports.pool import place
 from rlplace.imports.rules import Already, Into, No, Rulebook, To, Words
 from rlplace.imports.seating import Seating
 from rlplace.imports.settings import Setting
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _PLACE = "cluster.component_placement"
 _MODE = "allocation_mode"

@@ -24,8 +24,8 @@ from rlplace.imports.rules import (
 from rlplace.imports.settings import Setting
 from rlplace.imports.yaml_text import flow
 from rlplace.llm_config import LlmConfig
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.needs import OPTIONAL, REQUIRED
-from rlplace.placement.spec import role_of
 
 PLACEMENT = "cluster.component_placement"
 _ROLES = (*REQUIRED, *OPTIONAL)

@@ -13,8 +13,8 @@ from rlplace.imports.rules import Fate
 from rlplace.imports.yaml_text import flow
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Topology, make_layout
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.llm import make_llm_layout
-from rlplace.placement.spec import role_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

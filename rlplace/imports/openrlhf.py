@@ -18,7 +18,7 @@ from rlplace.imports.openrlhf_flags import FLAGS, RULES
 from rlplace.imports.openrlhf_learning import place_remote_reward, set_learning
 from rlplace.imports.pool import place
 from rlplace.imports.seating import Seating, first_of
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlplace.imports.draft import PLACEMENT, Draft
 from rlplace.imports.seating import line, nodes_for
 from rlplace.placement import Topology
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 
 def place(draft: Draft, spots: Mapping[str, Ranges], copies: Mapping[str, int], width: int, nodes: int = 1) -> Topology:

@@ -19,8 +19,8 @@ from rlplace.imports.rlinf_rules import LLM_RULES, RULES
 from rlplace.imports.settings import Setting
 from rlplace.llm_config import LlmConfig
 from rlplace.placement import Topology
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.needs import OPTIONAL, REQUIRED
-from rlplace.placement.spec import role_of
 
 _USUAL_WIDTH = 8  # accelerators of a machine, where nothing says another number
 _SINKS = ("console", "jsonl", "tensorboard")

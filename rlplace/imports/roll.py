@@ -15,7 +15,7 @@ from rlplace.imports.imported import Imported, finish
 from rlplace.imports.pool import check_engine_size, place
 from rlplace.imports.rules import Already, Into, No, Rule, Rulebook, To, Words
 from rlplace.imports.settings import Setting
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _ROLES = {
     "actor_train": "actor",

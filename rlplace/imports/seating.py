@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 
 class Seating:

@@ -15,7 +15,7 @@ from rlplace.imports.pool import place
 from rlplace.imports.rules import Into, No, Rulebook, To, Words
 from rlplace.imports.seating import Seating, first_of, nearest_engines
 from rlplace.imports.settings import Setting
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _PLACE = "cluster.component_placement"
 _ROLES = {"actor": "policy", "critic": "critic", "reference": "ref", "reward": "reward"}

@@ -13,7 +13,7 @@ from rlplace.imports.imported import Imported, finish
 from rlplace.imports.pool import check_engine_size, place
 from rlplace.imports.rules import Already, Into, No, Rule, Rulebook, To, Words
 from rlplace.imports.seating import Seating, first_of
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _PLACE = "cluster.component_placement"
 _MODEL = No("has no key yet")

@@ -18,9 +18,9 @@ from rlplace.imports.known_models import shipped
 from rlplace.imports.seating import line
 from rlplace.llm_config import LlmConfig, is_llm_job, read_llm_config
 from rlplace.placement import Topology
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.llm import make_llm_layout
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _MEMORY = "4GiB"
 _TRAINED = {"weights": "fp32", "compute": "fp32", "optimizer": "adamw", "checkpointing": False, "token_budget": 256}

@@ -15,7 +15,7 @@ from rlplace.imports.pool import check_engine_size, place
 from rlplace.imports.seating import first_of
 from rlplace.imports.settings import Setting
 from rlplace.imports.verl_rules import RULES
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges
 
 _ACTOR, _ROLLOUT, _REFERENCE = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
 _TENSOR = f"{_ROLLOUT}.tensor_model_parallel_size"

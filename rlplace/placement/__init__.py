@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlplace.placement.batches import BatchSizes
     from rlplace.placement.channels import ChannelHome, ChannelPlan
-    from rlplace.placement.declare import declare_topology
-    from rlplace.placement.discover import topology_of_ray
-    from rlplace.placement.groups import NodeGroups, read_node_groups
-    from rlplace.placement.hybrid import HybridComponentPlacement
-    from rlplace.placement.layout import Layout, make_layout
-    from rlplace.placement.needs import rlhf_needs
-    from rlplace.placement.picture import render_svg
-    from rlplace.placement.plan import Plan, make_plan
-    from rlplace.placement.pools import HardwareItem
-    from rlplace.placement.record import render_json
-    from rlplace.placement.render import render_text
-    from rlplace.placement.routes import Route, Routes, Share, Way, derive_routes
-    from rlplace.placement.schedule import PPO_NEEDS, Move, Needs, Residency, Schedule, Transition, derive_schedule
-    from rlplace.placement.sharing import Savings
-    from rlplace.placement.slots import Slot, Surroundings
-    from rlplace.placement.strategies import (
+    from rlplace.placement.language.groups import NodeGroups, read_node_groups
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.slots import Slot, Surroundings
+    from rlplace.placement.language.strategies import (
         ComponentPlacementStrategy,
         FlexiblePlacementStrategy,
         NodePlacementStrategy,
         PackedPlacementStrategy,
         PlacementStrategy,
     )
-    from rlplace.placement.topology import Links, Node, Topology
+    from rlplace.placement.layout import Layout, make_layout
+    from rlplace.placement.machines.declare import declare_topology
+    from rlplace.placement.machines.discover import topology_of_ray
+    from rlplace.placement.machines.pools import HardwareItem
+    from rlplace.placement.machines.topology import Links, Node, Topology
+    from rlplace.placement.needs import rlhf_needs
+    from rlplace.placement.plan import Plan, make_plan
+    from rlplace.placement.routes import Route, Routes, Share, Way, derive_routes
+    from rlplace.placement.schedule import PPO_NEEDS, Move, Needs, Residency, Schedule, Transition, derive_schedule
+    from rlplace.placement.sharing import Savings
+    from rlplace.placement.show.picture import render_svg
+    from rlplace.placement.show.record import render_json
+    from rlplace.placement.show.render import render_text
 
 __all__ = [
     "PPO_NEEDS",
@@ -80,24 +80,24 @@ __all__ = [
 _NAMES_OF = {
     "batches": "BatchSizes",
     "channels": "ChannelHome ChannelPlan",
-    "declare": "declare_topology",
-    "discover": "topology_of_ray",
-    "groups": "NodeGroups read_node_groups",
-    "hybrid": "HybridComponentPlacement",
+    "machines.declare": "declare_topology",
+    "machines.discover": "topology_of_ray",
+    "language.groups": "NodeGroups read_node_groups",
+    "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",
     "needs": "rlhf_needs",
-    "picture": "render_svg",
+    "show.picture": "render_svg",
     "plan": "Plan make_plan",
-    "pools": "HardwareItem",
-    "record": "render_json",
-    "render": "render_text",
+    "machines.pools": "HardwareItem",
+    "show.record": "render_json",
+    "show.render": "render_text",
     "routes": "Route Routes Share Way derive_routes",
     "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule",
     "sharing": "Savings",
-    "slots": "Slot Surroundings",
-    "strategies": "ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
+    "language.slots": "Slot Surroundings",
+    "language.strategies": "ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
     "PackedPlacementStrategy PlacementStrategy",
-    "topology": "Links Node Topology",
+    "machines.topology": "Links Node Topology",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.placement.deadlock import Flow
+from rlplace.placement.language.spec import Homes, process_name
 from rlplace.placement.routes import Routes
-from rlplace.placement.spec import Homes, process_name
 
 if TYPE_CHECKING:
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 # One bucket travels while the one before it is being taken.
 WEIGHT_BUCKETS_PER_TARGET = 2

@@ -8,11 +8,11 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from rlplace.llm_roles import JudgeConfig, TrainedConfig
-from rlplace.placement.spec import role_of
+from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
     from rlplace.llm_config import LlmConfig
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
 _PARTNERS = {"reference": "actor", "reward": "critic"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from rlplace.placement.hybrid import HybridComponentPlacement
-from rlplace.placement.pools import whole_cluster
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import ComponentSpec, Segment
+from rlplace.placement.machines.pools import whole_cluster
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Node, Topology
 from rlplace.placement.schedule import Needs, Residency
-from rlplace.placement.spec import ComponentSpec, Segment
-from rlplace.placement.topology import Node, Topology
 
 
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:

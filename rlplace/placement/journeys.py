@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.routes import Route, Way
 from rlplace.placement.schedule import Residency
-from rlplace.placement.spec import role_of
 from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 
 AnyPlan = Plan | Layout

@@ -14,7 +14,9 @@ from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.batches import BatchSizes, check_batches
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.checks import check_names, find_idle
-from rlplace.placement.hybrid import HybridComponentPlacement, read_component_placement
+from rlplace.placement.language.hybrid import HybridComponentPlacement, read_component_placement
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.routes import Route, copy_nearest, spread_rows
 from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes
@@ -25,8 +27,6 @@ from rlplace.placement.sharing import (
     find_engine_warnings,
     find_partner_warnings,
 )
-from rlplace.placement.spec import role_of
-from rlplace.placement.topology import Topology
 from rlplace.placement.turns import take_turns
 from rlplace.placement.weight_routes import Delivery
 

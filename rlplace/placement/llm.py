@@ -19,7 +19,9 @@ from rlplace.llm_roles import (
 from rlplace.placement.batches import BatchSizes
 from rlplace.placement.channels import ChannelPlan, flows_of
 from rlplace.placement.deadlock import check_flows
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.written import source_of
 from rlplace.placement.layout import Layout, make_layout, placed_names
 from rlplace.placement.llm_channels import (
     TextSizes,
@@ -30,6 +32,7 @@ from rlplace.placement.llm_channels import (
     text_ends,
 )
 from rlplace.placement.llm_sync import plan_deliveries, version_bytes, with_sync
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import Measurements, MemoryCase
 from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator
 from rlplace.placement.memory.footprint import Demand
@@ -43,9 +46,6 @@ from rlplace.placement.overlap import check_overlap
 from rlplace.placement.roles import check_roles
 from rlplace.placement.schedule import Needs
 from rlplace.placement.sharing import check_partners
-from rlplace.placement.spec import role_of
-from rlplace.placement.topology import Topology
-from rlplace.placement.written import source_of
 
 _ROLES = (*REQUIRED, *OPTIONAL)
 _SCORING = ("critic", "reward")  # roles whose models end in one number

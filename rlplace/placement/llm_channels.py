@@ -18,10 +18,10 @@ from array import array
 from collections.abc import Iterable
 
 from rlplace.placement.channels import ChannelPlan, Ends, plan_weights
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import Homes, role_of
 from rlplace.placement.routes import block_edges
 from rlplace.placement.schedule import Schedule
-from rlplace.placement.spec import Homes, role_of
 from rlplace.placement.turns import base_stage
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import LlmActorConfig
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.layout import Layout
 from rlplace.placement.memory.demands import EngineModel
 from rlplace.placement.memory.device_sync import DeviceSync

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Needs, Residency
-from rlplace.placement.spec import role_of
 
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")

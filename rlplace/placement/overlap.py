@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.errors import Problem, Source
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.written import source_of
 from rlplace.placement.schedule import Needs, Residency
-from rlplace.placement.written import source_of
 
 _KEY = "algorithm.max_staleness"
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 from rlplace.llm_roles import RewardModelConfig
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.written import source_of
 from rlplace.placement.layout import placed_names
 from rlplace.placement.memory.model_config import read_model
-from rlplace.placement.spec import role_of
-from rlplace.placement.written import source_of
 from rlplace.structure import show
 
 if TYPE_CHECKING:
     from rlplace.llm_config import LlmConfig
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _PLACEMENT = "cluster.component_placement"
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, overload
 
-from rlplace.placement.spec import Homes
+from rlplace.placement.language.spec import Homes
 
 if TYPE_CHECKING:
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 
 class Way(enum.StrEnum):

@@ -19,7 +19,7 @@ from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.turns import take_turns
 
 if TYPE_CHECKING:
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 
 class Residency(enum.IntEnum):

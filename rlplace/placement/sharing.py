@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from rlplace.errors import Problem, Source
-from rlplace.placement.hybrid import COLLOCATED, HybridComponentPlacement
-from rlplace.placement.ranges import Ranges
+from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.written import source_of
+from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.schedule import Needs, Residency
-from rlplace.placement.spec import role_of
-from rlplace.placement.written import source_of
 
 # (partner, leader): the partner answers about rows that the leader's ranks hold.
 _PARTNERS = (("reference", "actor"), ("reward", "critic"))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.placement.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
     from rlplace.placement.schedule import Needs, Residency
 
     Row = dict[str, Residency]  # component -> what a stage needs of it, in the order in which turns are given

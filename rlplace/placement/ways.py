@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlplace.placement.hybrid import HybridComponentPlacement
 from rlplace.placement.journeys import AnyPlan, journeys
-from rlplace.placement.ranges import show_range
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.machines.ranges import show_range
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.routes import Way
-from rlplace.placement.topology import Topology
 from rlplace.placement.weight_routes import DeviceDelivery
 
 

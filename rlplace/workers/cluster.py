@@ -11,9 +11,9 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.slots import Slot
-from rlplace.placement.strategies import PlacementStrategy
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.strategies import PlacementStrategy
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.group import GroupBuilder, WorkerGroup, close_all, wait_all
 from rlplace.workers.inline import InlineLauncher
 from rlplace.workers.launch import GroupOrder, Launcher, StartReport
@@ -76,7 +76,7 @@ class Cluster:
 
         Raises ClusterError when nobody answers, PlacementError when nodes have contradicting ranks.
         """
-        from rlplace.placement.discover import topology_of_ray
+        from rlplace.placement.machines.discover import topology_of_ray
         from rlplace.workers.ray_launch.session import RaySession
 
         ray = RayConfig(address=address)

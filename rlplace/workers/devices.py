@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 
 
 class Device(Protocol):

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplace.placement.topology import Run
+from rlplace.placement.machines.topology import Run
 
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
 LIST_S = 10.0  # a driver that nothing keeps loaded takes seconds to answer

@@ -13,8 +13,8 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.slots import Slot
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.devices import Account, CudaDevice, Device, EmulatedDevice, HostDevice
 from rlplace.workers.host import Birth, Outcome, WorkerHost
 from rlplace.workers.launch import (

@@ -14,7 +14,7 @@ from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import CriticConfig, ReferenceConfig, RewardModelConfig
 from rlplace.models.reward_head import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.placement.spec import role_of
+from rlplace.placement.language.spec import role_of
 from rlplace.workers.judged_text import same_tokens
 from rlplace.workers.reward_client import endpoint_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlplace.envs.text import Message, Transcript
 from rlplace.models.tokenizer import Tokenizer, Tokens
-from rlplace.placement.spec import role_of
+from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import LlmJob
 

@@ -16,8 +16,8 @@ from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import WorkerError
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.slots import Slot
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.devices import Device, MemoryAccount
 from rlplace.workers.host import Birth, Done, Outcome
 from rlplace.workers.worker import Worker

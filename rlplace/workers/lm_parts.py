@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rlplace.llm_config import LlmConfig
 from rlplace.metrics import Metric, Metrics
-from rlplace.placement.spec import role_of
+from rlplace.placement.language.spec import role_of
 from rlplace.workers.llm_job import JUDGES
 
 if TYPE_CHECKING:

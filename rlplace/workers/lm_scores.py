@@ -15,7 +15,7 @@ import numpy as np
 
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, Problem
-from rlplace.placement.spec import role_of
+from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.llm_job import scores_of
 from rlplace.workers.lm_samples import TokenArray

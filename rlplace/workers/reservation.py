@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from rlplace.errors import Problem
-from rlplace.placement.slots import Slot
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.machines.topology import Topology
 
 CPU_SHARE = 0.01  # of the emulated reservation: workers ask for no CPU, so that many fit on few cores
 

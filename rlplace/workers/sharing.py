@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlplace.errors import Problem
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch import GroupOrder
 from rlplace.workers.reservation import visible_to
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.peers import Peer, Peers
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.workers import refusals
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlplace.errors import AcceleratorOutOfMemory
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.offload import Offloadable, storages
 

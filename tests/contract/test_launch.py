@@ -23,9 +23,9 @@ from rlplace.errors import (
     WorkerTimeout,
 )
 from rlplace.placement.channels import ChannelHome
+from rlplace.placement.language.slots import Slot, Surroundings
+from rlplace.placement.language.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot, Surroundings
-from rlplace.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import WorkerGroup, wait_all
 from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe, Talker

@@ -10,10 +10,10 @@ import torch
 from rlplace.config import RunConfig
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory import Footprint, Placed, PolicyLearner, PolicySampler, policy_shape
 from rlplace.placement.memory.policy import PolicyShape
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.workers.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.torch_engine import TorchEngine
 from rlplace.workers.worker import Rendezvous

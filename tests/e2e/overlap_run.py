@@ -13,7 +13,7 @@ from rlplace import compose
 from rlplace.llm_run import llm_run
 from rlplace.metrics import Metrics
 from rlplace.placement.llm import llm_memory_case
-from rlplace.placement.report import make_report
+from rlplace.placement.show.report import make_report
 from rlplace.run import run
 from rlplace.tokens import Sample
 from rlplace.train import read_llm_plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplace import compose, plan, train
-from rlplace.placement.topology import DECLARED
+from rlplace.placement.machines.topology import DECLARED
 
 CONFIGS = sorted(compose.config_names())
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
-from rlplace.placement.strategies import FlexiblePlacementStrategy
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.strategies import FlexiblePlacementStrategy
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import wait_all
 from tests.contract.launch_workers import Probe
@@ -71,7 +71,7 @@ def test_a_killed_worker_frees_whoever_waits_for_it_and_leaves_nothing() -> None
 DRIVER = """
     import sys
     from rlplace.config import AcceleratorConfig
-    from rlplace.placement.strategies import FlexiblePlacementStrategy
+    from rlplace.placement.language.strategies import FlexiblePlacementStrategy
     from rlplace.workers.cluster import Cluster
     from tests.contract.launch_workers import Probe
 

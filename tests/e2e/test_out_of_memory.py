@@ -12,8 +12,8 @@ import pytest
 from rlplace import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
 from rlplace.metrics import Metrics
-from rlplace.placement.report import make_report
 from rlplace.placement.schedule import Residency
+from rlplace.placement.show.report import make_report
 from rlplace.ppo_run import ppo_run
 from rlplace.run import run
 from rlplace.train import read_plan

@@ -32,8 +32,8 @@ from rlplace.placement import (
     topology_of_ray,
 )
 from rlplace.placement.deadlock import Flow, check_flows
-from rlplace.placement.discover import RANK_LABEL
 from rlplace.placement.llm import make_llm_layout
+from rlplace.placement.machines.discover import RANK_LABEL
 
 HERE = Path(__file__).parent
 EIGHT = Topology.uniform(1, 8, memory_bytes=16 << 30)

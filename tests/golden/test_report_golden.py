@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.placement.picture import render_svg
+from rlplace.placement.show.picture import render_svg
 from rlplace.planning import explain_accelerator, explain_component, render_diff, render_report
 from tests.unit.placement.reports import APART, SIX, llm, ppo
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rlplace.config import RunConfig, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Plan, Residency, Route, Topology, Way, make_plan
-from rlplace.placement.fold import fold_nodes
-from rlplace.placement.picture import render_svg
-from rlplace.placement.ranges import Ranges, parse_ranges
-from rlplace.placement.render import render_text
+from rlplace.placement.machines.ranges import Ranges, parse_ranges
+from rlplace.placement.show.fold import fold_nodes
+from rlplace.placement.show.picture import render_svg
+from rlplace.placement.show.render import render_text
 from rlplace.placement.weight_routes import DeviceDelivery, deliver
 
 COMPONENTS = ("actor", "env", "rollout")

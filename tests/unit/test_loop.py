@@ -10,11 +10,11 @@ from rlplace.config import ClusterConfig
 from rlplace.loop import Loop
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.residents import Residents
 from rlplace.workers.group import Pending, WorkerGroup
 from rlplace.workers.launch import Call

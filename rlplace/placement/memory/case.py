@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from rlplace.placement.hybrid import HybridComponentPlacement
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory.footprint import Assumptions, Demand, Footprint, HostPart, Part, Placed
 from rlplace.placement.memory.ledger import Account, Hold, Load, MemoryLedger, Moment
 from rlplace.placement.memory.seats import Bench, House, Seat, Seating, seat_all

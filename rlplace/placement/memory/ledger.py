@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.footprint import Footprint, HostPart, Part
-from rlplace.placement.ranges import Ranges
 from rlplace.placement.schedule import Residency
 
 

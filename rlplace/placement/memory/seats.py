@@ -7,10 +7,10 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 
-from rlplace.placement.hybrid import HybridComponentPlacement
-from rlplace.placement.ranges import Ranges
-from rlplace.placement.spec import Segment
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import Segment
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from rlplace.comm.address import ProcessChannels
 from rlplace.comm.channel import ChannelSpec
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.host import Birth, Outcome, WorkerHost
 from rlplace.workers.launch import Call, OpenCalls, open_rendezvous
 from rlplace.workers.reservation import WorkerReport

@@ -23,8 +23,8 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.slots import Slot
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers import reservation, sharing
 from rlplace.workers.devices import CudaDevice, Device, EmulatedDevice, HostDevice
 from rlplace.workers.launch import GroupOrder, StartReport, WorkerHandle, failed, memory_account

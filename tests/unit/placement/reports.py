@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.placement.report import PlanReport
+from rlplace.placement.show.report import PlanReport
 from rlplace.planning import report_on
 
 ON = {"enable_offload": True}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlplace.config import read_config
 from rlplace.placement import ChannelHome, ChannelPlan, Topology, make_plan
 from rlplace.placement.channels import participants_of
-from rlplace.placement.render import lives_in
+from rlplace.placement.show.render import lives_in
 
 TWO = Topology.uniform(2, 4)
 SHARED = {"placement": "0-3", "process": "shared"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlplace.config import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Topology, declare_topology
 from rlplace.placement.dedicated import count_business, dedicate
-from rlplace.placement.hybrid import DISAGGREGATED
+from rlplace.placement.language.hybrid import DISAGGREGATED
 
 EIGHT = Topology.uniform(1, 8)
 

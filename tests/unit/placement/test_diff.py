@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlplace.placement.diff import Chapter, compare, diff_record, render_diff
+from rlplace.placement.show.diff import Chapter, compare, diff_record, render_diff
 from tests.unit.placement.reports import APART, llm, ppo
 
 LEFT, RIGHT = ppo(name="hybrid"), ppo(APART, name="apart", offload=False)

@@ -13,7 +13,7 @@ from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase
 from rlplace.placement.memory.share import RESERVE, fill_share
 from rlplace.placement.memory.shortages import find_shortages
 from rlplace.placement.memory.solve import share_left
-from rlplace.placement.report_text import render_report
+from rlplace.placement.show.report_text import render_report
 from tests.unit.placement.memory_cases import colocated_8b
 from tests.unit.placement.reports import llm
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.placement.explain import explain_accelerator, explain_component
-from rlplace.placement.explain_pair import explain_pair
+from rlplace.placement.show.explain import explain_accelerator, explain_component
+from rlplace.placement.show.explain_pair import explain_pair
 from tests.unit.placement.reports import APART, H100, ON, llm, ppo
 
 

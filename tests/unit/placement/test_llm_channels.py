@@ -9,12 +9,12 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Topology, render_json
-from rlplace.placement.explain_pair import explain_pair
 from rlplace.placement.journeys import journeys
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory.demands import EngineModel, KvBytes
 from rlplace.placement.memory.trained import TrainedModel
-from rlplace.placement.render import render_text
+from rlplace.placement.show.explain_pair import explain_pair
+from rlplace.placement.show.render import render_text
 
 MODEL = {
     "path": "somewhere",

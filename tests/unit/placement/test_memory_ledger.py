@@ -9,6 +9,7 @@ import pytest
 
 from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Residency, Topology
+from rlplace.placement.machines.topology import Run
 from rlplace.placement.memory import (
     EngineModel,
     FrozenModel,
@@ -32,7 +33,6 @@ from rlplace.placement.memory.ledger import Account
 from rlplace.placement.memory.policy import PolicySampler
 from rlplace.placement.memory.predict import memory_case
 from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.topology import Run
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,

@@ -35,6 +35,6 @@ def test_a_worker_imports_neither_the_memory_proof_nor_what_draws_plans() -> Non
     code = "import sys, rlplace.workers.ray_launch.actors, rlplace.workers.env, rlplace.comm.shared.channel;"
     code += "print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "rlplace.placement.slots" in found
-    unwanted = {"rlplace.placement.memory", "rlplace.placement.picture", "rlplace.comm.network", "zmq", "torch"}
+    assert "rlplace.placement.language.slots" in found
+    unwanted = {"rlplace.placement.memory", "rlplace.placement.show.picture", "rlplace.comm.network", "zmq", "torch"}
     assert not unwanted & set(found)

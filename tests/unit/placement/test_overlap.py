@@ -21,7 +21,7 @@ from rlplace.placement import (
 from rlplace.placement.llm import llm_memory_case
 from rlplace.placement.memory.footprint import Part
 from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.render import render_text
+from rlplace.placement.show.render import render_text
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 
 APART = {"actor": "0-1", "env": "2", "rollout": "2-3"}

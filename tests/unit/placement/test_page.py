@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rlplace.placement.page import render_page
+from rlplace.placement.show.page import render_page
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
 from tests.unit.placement.test_picture import REPORTS
 

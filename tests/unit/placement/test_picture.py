@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlplace.placement.picture import WIDTH, render_svg
-from rlplace.placement.picture_style import PALETTE, width_of
-from rlplace.placement.report import PlanReport
+from rlplace.placement.show.picture import WIDTH, render_svg
+from rlplace.placement.show.picture_style import PALETTE, width_of
+from rlplace.placement.show.report import PlanReport
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
 
 SVG = "{http://www.w3.org/2000/svg}"

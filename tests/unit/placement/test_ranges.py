@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.placement.ranges import Ranges, parse_ranges
+from rlplace.placement.machines.ranges import Ranges, parse_ranges
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from rlplace.placement import Needs, Residency, Topology, render_text
 from rlplace.placement.journeys import journeys
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
-from rlplace.placement.report import PlanReport
-from rlplace.placement.report_record import report_record
-from rlplace.placement.report_text import render_report
 from rlplace.placement.routes import Way
+from rlplace.placement.show.report import PlanReport
+from rlplace.placement.show.report_record import report_record
+from rlplace.placement.show.report_text import render_report
 from rlplace.placement.solution import render_solution
 from rlplace.planning import explain_component, render_diff, render_page, report_on
 from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo

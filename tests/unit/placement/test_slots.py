@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from rlplace.placement import HybridComponentPlacement, Topology, derive_routes
-from rlplace.placement.pools import accelerator_pool
+from rlplace.placement.machines.pools import accelerator_pool
 
 TWO = Topology.uniform(2, 4)
 

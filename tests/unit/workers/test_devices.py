@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.devices import EmulatedDevice, Holding, MemoryAccount, show_bytes
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
-from rlplace.placement.slots import Slot
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.group import WorkerGroup, wait_all
 from rlplace.workers.host import Done, Failure
 from rlplace.workers.launch import OpenCalls

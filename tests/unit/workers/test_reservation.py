@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlplace.placement.slots import Slot
-from rlplace.placement.strategies import FlexiblePlacementStrategy
-from rlplace.placement.topology import Topology
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.strategies import FlexiblePlacementStrategy
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.reservation import (
     CPU_SHARE,
     Expected,

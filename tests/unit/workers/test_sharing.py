@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from rlplace.placement.slots import Slot, Surroundings
+from rlplace.placement.language.slots import Slot, Surroundings
 from rlplace.workers.launch import GroupOrder
 from rlplace.workers.sharing import cannot_share, processes
 from rlplace.workers.worker import Worker

@@ -31,8 +31,8 @@ from rlplace.errors import (
     WeightSyncError,
 )
 from rlplace.llm_config import read_llm_config
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.slots import Slot
 from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Completion, Request
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob

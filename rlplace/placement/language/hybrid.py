@@ -1,0 +1,158 @@
+"""Specs x topology -> slots: who sits where, who shares with whom, and the words for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from rlplace.config import ClusterConfig, RunConfig
+from rlplace.errors import PlacementError, Problem, Source, did_you_mean
+from rlplace.placement.language.block import read_block
+from rlplace.placement.language.groups import NodeGroups, read_node_groups
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.spec import ComponentSpec, Homes
+from rlplace.placement.language.strategies import ComponentPlacementStrategy, HasTopology, topology_of
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Topology
+
+__all__ = ["COLLOCATED", "DISAGGREGATED", "HYBRID", "HybridComponentPlacement", "Slot", "read_component_placement"]
+
+COLLOCATED = "collocated"  # the same accelerators
+DISAGGREGATED = "disaggregated"  # none shared
+HYBRID = "hybrid"  # some shared
+
+
+class HybridComponentPlacement:
+    """All slots of a job. Never changes; slots are worked out when first asked for.
+
+    `cfg` is a RunConfig, its cluster block, or either as a plain mapping. `components` are the algorithm's; with them,
+    a name that is missing, or that the algorithm does not have, is a problem too. Raises PlacementError with all
+    problems at once.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig | ClusterConfig | Mapping[str, object],
+        cluster: Topology | HasTopology,
+        *,
+        components: Sequence[str] | None = None,
+        sources: Mapping[str, Source] | None = None,
+    ) -> None:
+        topology = topology_of(cluster)
+        found = read_component_placement(cfg, topology, components, sources or {})
+        if found.problems:
+            raise PlacementError(found.problems)
+        self._become(found.specs, found.groups)
+
+    @classmethod
+    def of(cls, specs: Mapping[str, ComponentSpec], cluster: Topology | NodeGroups) -> HybridComponentPlacement:
+        """From specs that are known to fit."""
+        placement = cls.__new__(cls)
+        placement._become(specs, cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster))
+        return placement
+
+    def _become(self, specs: Mapping[str, ComponentSpec], groups: NodeGroups) -> None:
+        self.topology = groups.topology
+        self.node_groups = groups
+        self._specs = dict(specs)
+        self._slots: dict[str, Sequence[Slot]] = {}
+        self._homes: dict[str, Homes] = {}
+        self._accelerators = {name: spec.accelerators for name, spec in self._specs.items()}
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """In the order they are written."""
+        return tuple(self._specs)
+
+    def spec(self, component: str) -> ComponentSpec:
+        try:
+            return self._specs[component]
+        except KeyError:
+            near = did_you_mean(component, self._specs)
+            hint = f", did you mean {near!r}?" if near else f"; placed are {', '.join(self._specs)}"
+            raise KeyError(f"no component {component!r} is placed{hint}") from None
+
+    def get_strategy(self, component: str) -> ComponentPlacementStrategy:
+        return ComponentPlacementStrategy(self.spec(component), self.node_groups)
+
+    def world_size(self, component: str) -> int:
+        return self.spec(component).world_size
+
+    def slots(self, component: str) -> Sequence[Slot]:
+        """By rank; each is worked out when asked for."""
+        if component not in self._slots:
+            self._slots[component] = self.get_strategy(component).get_placement(self.topology)
+        return self._slots[component]
+
+    def homes(self, component: str) -> Homes:
+        """Node and accelerators of every rank, for loops over all of them."""
+        if component not in self._homes:
+            self._homes[component] = Homes.of(self.spec(component))
+        return self._homes[component]
+
+    def accelerators(self, component: str) -> Ranges:
+        self.spec(component)
+        return self._accelerators[component]
+
+    @property
+    def used(self) -> Ranges:
+        """The accelerators that any component uses."""
+        return Ranges.of(piece for numbers in self._accelerators.values() for piece in numbers.pieces)
+
+    def canonical(self) -> dict[str, object]:
+        """A `component_placement` that reads as this very placement, in plain numbers."""
+        return {name: spec.canonical() for name, spec in self._specs.items()}
+
+    def shared(self, a: str, b: str) -> Ranges:
+        """The accelerators that both components use."""
+        return self.accelerators(a) & self.accelerators(b)
+
+    def relation(self, a: str, b: str) -> str:
+        """collocated, disaggregated or hybrid."""
+        shared = self.shared(a, b)
+        if not shared:
+            return DISAGGREGATED
+        return COLLOCATED if self.accelerators(a) == self.accelerators(b) else HYBRID
+
+    @property
+    def mode(self) -> str:
+        """The word all pairs with accelerators agree on, else hybrid. A component alone is disaggregated."""
+        seated = [c for c in self.components if self.accelerators(c)]
+        words = {self.relation(a, b) for a, b in itertools.combinations(seated, 2)} or {DISAGGREGATED}
+        return words.pop() if len(words) == 1 else HYBRID
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a config says about placement: the specs that are right, and the problems of the rest."""
+
+    specs: Mapping[str, ComponentSpec]
+    groups: NodeGroups
+    problems: tuple[Problem, ...]
+
+
+def read_component_placement(
+    cfg: RunConfig | ClusterConfig | Mapping[str, object],
+    topology: Topology,
+    components: Sequence[str] | None,
+    sources: Mapping[str, Source],
+) -> Reading:
+    """The components of a config on `topology`. Says everything that is wrong instead of raising."""
+    block, groups = _blocks(cfg)
+    node_groups, problems = read_node_groups(groups, topology, sources)
+    specs, more = read_block(block, node_groups, components, sources)
+    return Reading(specs=specs, groups=node_groups, problems=(*problems, *more))
+
+
+def _blocks(cfg: RunConfig | ClusterConfig | Mapping[str, object]) -> tuple[object, Sequence[object]]:
+    """The values of `component_placement` and `node_groups`, wherever they are."""
+    if isinstance(cfg, RunConfig):
+        cfg = cfg.cluster
+    if isinstance(cfg, ClusterConfig):
+        return cfg.component_placement, cfg.node_groups
+    cluster = cfg.get("cluster", cfg)
+    if not isinstance(cluster, Mapping):
+        return cluster, ()
+    groups = cluster.get("node_groups") or ()
+    return cluster.get("component_placement"), groups if isinstance(groups, list | tuple) else (groups,)

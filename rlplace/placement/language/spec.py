@@ -1,0 +1,224 @@
+"""Which ranks of a component sit on which numbers of its pool, and the canonical text for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
+
+from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool, Stretch
+from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.structure import show
+
+CPU = "cpu"  # the placement of one process of the first node, on no accelerator
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Ranks spread evenly over neighbouring accelerators: several ranks on each, or several for each.
+
+    In a pool of nodes or other hardware, its numbers stand where accelerators stand otherwise.
+    """
+
+    accelerators: range
+    ranks: range
+    span: tuple[int, int] = dataclasses.field(default=(0, 0), compare=False)  # columns in the written text
+
+    @property
+    def accelerators_per_rank(self) -> int:
+        """At least 1; 1 also where ranks share an accelerator."""
+        return max(1, len(self.accelerators) // len(self.ranks))
+
+    @property
+    def ranks_per_accelerator(self) -> int:
+        """At least 1; 1 also where a rank has several accelerators."""
+        return max(1, len(self.ranks) // len(self.accelerators))
+
+    def accelerators_of(self, rank: int) -> range:
+        """Numbers held by `rank`, which must be one of this segment's."""
+        each = self.accelerators_per_rank
+        first = self.accelerators.start + (rank - self.ranks.start) // self.ranks_per_accelerator * each
+        return range(first, first + each)
+
+    def cut_to(self, numbers: range) -> Segment:
+        """The part on `numbers`, which must lie inside and cut no rank."""
+        at = numbers.start - self.accelerators.start
+        start, count = (n // self.accelerators_per_rank * self.ranks_per_accelerator for n in (at, len(numbers)))
+        return Segment(accelerators=numbers, ranks=self.ranks[start : start + count], span=self.span)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How a component's accelerators work together; checked against its placement."""
+
+    tensor_parallel_size: int = 1  # accelerators that hold one copy of the model's layers in slices
+    data_parallel_size: int | None = None  # copies; None: as many as there is room for
+    across_nodes: bool = False  # whether one copy may lie on two nodes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSpec:
+    """One component's part of `component_placement`; its ranks are 0..world_size-1, each in exactly one segment."""
+
+    name: str
+    pool: Pool
+    written: tuple[Segment, ...]  # in the pool's numbers, by rank
+    key: str = ""  # key path in the config
+    text: str = ""  # verbatim
+    parallel: Parallel = Parallel()
+    process: str = ""  # who shares its processes, rank by rank: "env+rollout"; "": each rank has one of its own
+    segments: tuple[Segment, ...] = dataclasses.field(init=False, repr=False)  # in global accelerator numbers
+
+    def __post_init__(self) -> None:
+        """Cuts the segments where the pool's numbers jump over accelerators of the cluster; no rank lies across."""
+        object.__setattr__(self, "written", tuple(sorted(self.written, key=lambda s: s.ranks.start)))
+        found: list[Segment] = []
+        for segment in self.written:
+            for numbers, accelerators in self.pool.outside(segment.accelerators):
+                part = segment if numbers == segment.accelerators else segment.cut_to(numbers)
+                same = accelerators == part.accelerators
+                found.append(part if same else dataclasses.replace(part, accelerators=accelerators))
+        object.__setattr__(self, "segments", tuple(found))
+
+    @property
+    def node_group(self) -> str:
+        return self.pool.label
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(s.ranks) for s in self.written)
+
+    @property
+    def accelerators(self) -> Ranges:
+        """Global numbers; none for a component on nodes or other hardware."""
+        return Ranges.of(s.accelerators for s in self.segments)
+
+    @property
+    def num_copies(self) -> int:
+        """How many whole models its accelerators hold: engines, for a rollout component. At least 1."""
+        return max(1, len(self.accelerators) // self.accelerators_per_copy)
+
+    @property
+    def accelerators_per_copy(self) -> int:
+        """That hold one model in slices: as declared, else those of a rank; 1 without accelerators."""
+        declared = self.parallel.tensor_parallel_size
+        return declared if declared > 1 else max((s.accelerators_per_rank for s in self.segments), default=1)
+
+    def render(self) -> str:
+        """The canonical text: reading it gives the same ranks in the same places."""
+        return show(self.canonical())
+
+    def canonical(self) -> str | dict[str, object]:
+        """The value for the config: plain text where that says everything, else a block of keys."""
+        text = render_segments(self.written)
+        if self.node_group == WHOLE_CLUSTER and self.parallel == Parallel() and not self.process:
+            return text
+        if (self.node_group, text, self.process) == (ANY_NODE, "0", ""):
+            return CPU
+        block: dict[str, object] = {} if self.node_group == WHOLE_CLUSTER else {"node_group": self.node_group}
+        block["placement"] = text
+        if self.parallel.tensor_parallel_size > 1:
+            block["tensor_parallel_size"] = self.parallel.tensor_parallel_size
+        if self.parallel.data_parallel_size is not None:
+            block["data_parallel_size"] = self.parallel.data_parallel_size
+        if self.parallel.across_nodes:
+            block["tensor_parallel_across_nodes"] = True
+        if self.process:
+            block["process"] = "shared"
+        return block
+
+
+def role_of(component: str) -> str:
+    """`reward.math` is one more component of the role `reward`."""
+    return component.partition(".")[0]
+
+
+def process_name(sharers: str, rank: int) -> str:
+    """The process of rank `rank` of these components, unique in a job: "env+rollout 3"; "" where nobody shares."""
+    return f"{sharers} {rank}" if sharers else ""
+
+
+def render_segments(segments: Iterable[Segment]) -> str:
+    """Neighbours with one rank per accelerator joined, ranks named only where they do not follow by themselves."""
+    joined: list[Segment] = []
+    for segment in sorted(segments, key=lambda s: s.ranks.start):
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and len(last.ranks) == len(last.accelerators)
+            and len(segment.ranks) == len(segment.accelerators)
+            and last.accelerators.stop == segment.accelerators.start
+            and last.ranks.stop == segment.ranks.start
+        ):
+            joined[-1] = Segment(
+                accelerators=range(last.accelerators.start, segment.accelerators.stop),
+                ranks=range(last.ranks.start, segment.ranks.stop),
+            )
+        else:
+            joined.append(segment)
+    pieces: list[str] = []
+    following = 0
+    for segment in joined:
+        plain = len(segment.ranks) == len(segment.accelerators) and segment.ranks.start == following
+        piece = show_range(segment.accelerators)
+        pieces.append(piece if plain else f"{piece}:{show_range(segment.ranks)}")
+        following = max(following, segment.ranks.stop)
+    return ",".join(pieces)
+
+
+def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Segment, ...]:
+    """Consecutive ranks over `pieces`: `each` numbers for a rank, or `sharing` ranks on each number.
+
+    The length of every piece must be a multiple of `each`; one of the two must be 1.
+    """
+    segments: list[Segment] = []
+    rank = 0
+    for piece in pieces:
+        count = len(piece) // each * sharing
+        segments.append(Segment(accelerators=piece, ranks=range(rank, rank + count)))
+        rank += count
+    return tuple(segments)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """Where every rank of a component lives, as arrays by rank: 20 bytes for each."""
+
+    node: array[int]
+    first: array[int]  # global number of its first accelerator; -1 without
+    count: array[int]  # how many accelerators it has, neighbours from there on
+    process: str = ""  # who shares its processes, rank by rank
+
+    @classmethod
+    def of(cls, spec: ComponentSpec) -> Homes:
+        node, first, count = array("l"), array("l"), array("i")
+        for segment in spec.written:
+            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
+            for stretch, numbers in parts(segment, spec.pool):
+                ranks = len(numbers) // each * sharing
+                node.extend(repeat(stretch.node, ranks))
+                if not spec.pool.holds_accelerators:
+                    first.extend(repeat(-1, ranks))
+                    count.extend(repeat(0, ranks))
+                    continue
+                start = numbers.start - stretch.first + stretch.base
+                firsts: Iterable[int] = range(start, start + len(numbers), each)
+                first.extend(firsts if sharing == 1 else chain.from_iterable(repeat(f, sharing) for f in firsts))
+                count.extend(repeat(each, ranks))
+        return cls(node=node, first=first, count=count, process=spec.process)
+
+
+def parts(segment: Segment, pool: Pool) -> list[tuple[Stretch, range]]:
+    """The stretches a segment lies on, with its numbers there."""
+    numbers = segment.accelerators
+    return [
+        (s, range(max(s.first, numbers.start), min(s.numbers.stop, numbers.stop))) for s in pool.stretches_in(numbers)
+    ]
+
+
+def segment_of(segments: Sequence[Segment], rank: int) -> Segment:
+    """The segment, of `segments` by rank, that has `rank`."""
+    return segments[bisect_right(segments, rank, key=attrgetter("ranks.start")) - 1]

@@ -1,0 +1,184 @@
+"""What the numbers of a placement count: accelerators, nodes or other hardware of some nodes, in a fixed order.
+
+::
+
+    pool "cluster"      0 .. 15               accelerators of all nodes
+    pool "4090"         0 .. 7                accelerators of the nodes in that group: 8 .. 15 of the cluster
+    pool "4090,a800"    0 .. 7 | 8 .. 15      one group after the other, as written: 8 .. 15, then 0 .. 7
+    pool "node"         0 .. 17               nodes; who is placed on them holds no accelerator
+    pool "franka"       0 .. 1                robots
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Node, Topology, describe_counts
+
+WHOLE_CLUSTER = "cluster"  # the node group every node is in
+ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes
+ACCELERATOR, NODE = "accelerator", "node"  # nouns
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareItem:
+    """One piece of hardware that is no accelerator, such as a robot."""
+
+    number: int  # within its node group
+    node: int
+    type: str
+    config: Mapping[str, object]  # what its driver is told
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Neighbouring numbers of a pool that one rank may hold together: on one node, of one product."""
+
+    first: int  # in the pool
+    count: int
+    node: int
+    base: int  # global number of the first accelerator; meaningless where the pool counts something else
+    node_group: str = WHOLE_CLUSTER
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pool:
+    """Numbers 0..count-1, at least one, and where each of them is. Lookups cost the logarithm of the nodes."""
+
+    label: str  # the node group or groups as written
+    noun: str  # what one number stands for
+    stretches: tuple[Stretch, ...]  # ascending, without gaps
+    items: tuple[HardwareItem, ...] = ()  # by number, where the pool counts hardware
+    _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    _runs: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_firsts", tuple(s.first for s in self.stretches))
+        object.__setattr__(self, "_runs", tuple(_runs(self.stretches)) if self.holds_accelerators else ())
+
+    @property
+    def count(self) -> int:
+        return self.stretches[-1].numbers.stop
+
+    @property
+    def all(self) -> Ranges:
+        return Ranges.of([range(self.count)])
+
+    @property
+    def holds_accelerators(self) -> bool:
+        return self.noun == ACCELERATOR
+
+    def stretch_of(self, number: int) -> Stretch:
+        """Where `number`, which must exist, is."""
+        return self.stretches[bisect_right(self._firsts, number) - 1]
+
+    def stretches_in(self, window: range) -> tuple[Stretch, ...]:
+        """Those that hold any number of `window`, ascending."""
+        start = bisect_right(self._firsts, window.start) - 1
+        return self.stretches[start : bisect_right(self._firsts, window.stop - 1)]
+
+    def cut(self, numbers: range, each: int) -> Stretch | None:
+        """The first stretch that begins in the middle of a rank when every rank holds `each` of `numbers`."""
+        for stretch in self.stretches_in(numbers)[1:]:
+            if (stretch.first - numbers.start) % each:
+                return stretch
+        return None
+
+    def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
+        """(numbers, the global accelerators they stand for) in pieces that are ranges on both sides."""
+        pieces = []
+        at = max(0, bisect_right(self._runs, numbers.start, key=itemgetter(0)) - 1)
+        for first, base, count in itertools.islice(self._runs, at, None):
+            start, stop = max(numbers.start, first), min(numbers.stop, first + count)
+            if start >= stop:
+                break
+            pieces.append((range(start, stop), range(start - first + base, stop - first + base)))
+        return tuple(pieces)
+
+    def inside(self, accelerators: Ranges) -> Ranges:
+        """The numbers of this pool that stand for any of these global accelerators."""
+        return Ranges.of(
+            piece
+            for first, base, count in self._runs
+            for piece in accelerators.within(range(base, base + count)).shifted(first - base).pieces
+        )
+
+    def describe(self) -> str:
+        """`this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
+        owner = "this cluster" if self.label in (WHOLE_CLUSTER, ANY_NODE) else f"node group {self.label}"
+        if self.noun == NODE:
+            return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
+        counts = [sum(s.count for s in group) for _, group in itertools.groupby(self.stretches, key=lambda s: s.node)]
+        return f"{owner} has {describe_counts(self.noun, counts)}"
+
+
+def _runs(stretches: Iterable[Stretch]) -> list[tuple[int, int, int]]:
+    """(first, base, count) of stretches joined wherever both numberings go on."""
+    joined: list[tuple[int, int, int]] = []
+    for stretch in stretches:
+        if joined:
+            first, base, count = joined[-1]
+            if base + count == stretch.base:
+                joined[-1] = (first, base, count + stretch.count)
+                continue
+        joined.append((stretch.first, stretch.base, stretch.count))
+    return joined
+
+
+def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
+    """The accelerators of `nodes`, in this order."""
+    stretches: list[Stretch] = []
+    first = 0
+    for node in nodes:
+        base = node.first
+        for run in node.alike:
+            stretches.append(Stretch(first=first, count=run.count, node=node.rank, base=base, node_group=label))
+            first += run.count
+            base += run.count
+    return Pool(label, ACCELERATOR, tuple(stretches))
+
+
+def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
+    """The nodes themselves."""
+    return Pool(
+        label,
+        NODE,
+        tuple(Stretch(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes)),
+    )
+
+
+def hardware_pool(items: Sequence[HardwareItem], type: str, label: str) -> Pool:
+    """Hardware items, which must be numbered through and lie together by node."""
+    stretches = []
+    for node, group in itertools.groupby(items, key=lambda item: item.node):
+        numbers = [item.number for item in group]
+        stretches.append(Stretch(first=numbers[0], count=len(numbers), node=node, base=0, node_group=label))
+    return Pool(label, type, tuple(stretches), tuple(items))
+
+
+def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
+    """One pool after the other; they must count the same thing."""
+    stretches: list[Stretch] = []
+    items: list[HardwareItem] = []
+    first = 0
+    for pool in pools:
+        stretches += [dataclasses.replace(s, first=s.first + first) for s in pool.stretches]
+        items += [dataclasses.replace(item, number=item.number + first) for item in pool.items]
+        first += pool.count
+    return Pool(label, pools[0].noun, tuple(stretches), tuple(items))
+
+
+def whole_cluster(topology: Topology) -> Pool:
+    """What a placement without a node group counts: all accelerators, or the nodes where no node has one."""
+    if not topology.num_accelerators:
+        return node_pool(topology.nodes, WHOLE_CLUSTER)
+    return accelerator_pool(topology.nodes)

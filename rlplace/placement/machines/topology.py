@@ -1,0 +1,153 @@
+"""The machines as they are: nodes, their accelerators and links, and both ways of numbering them.
+
+A topology comes from one of three places: declared in the config (`declare`), counted on this machine, or read from a
+running cluster (`discover`). It is the same type each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from rlplace.placement.machines.ranges import Ranges
+
+# What a declared node meets when the job starts is Ray's node of the same rank: see `discover.in_rank_order`.
+DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """How fast a node moves bytes, per accelerator and direction; 0: not known."""
+
+    nvlink_gb_per_s: float = 0.0  # between the accelerators of the node
+    pcie_gb_per_s: float = 0.0  # between an accelerator and the host's memory
+    network_gb_per_s: float = 0.0  # to other nodes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Neighbouring accelerators of one node that are all alike."""
+
+    count: int
+    product: str
+    memory_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine. Its accelerators are numbered 0..n-1 locally and `first`..`first + n - 1` over the cluster."""
+
+    rank: int
+    accelerators: int
+    first: int
+    kind: str = "emulated"  # "cuda" or "emulated"
+    memory_bytes: int = 0  # of one accelerator, the least where they differ; 0: not known
+    host: str = ""  # "" until a cluster was met
+    labels: tuple[str, ...] = ()
+    product: str = ""  # what the accelerators are sold as: "H100"; "" where nobody said
+    host_memory_bytes: int = 0  # 0: not known
+    links: Links = Links()
+    runs: tuple[Run, ...] = ()  # only where the accelerators are not all alike
+
+    @property
+    def numbers(self) -> range:
+        """The global numbers of this node's accelerators."""
+        return range(self.first, self.first + self.accelerators)
+
+    @property
+    def alike(self) -> tuple[Run, ...]:
+        """The accelerators in order, as runs of one product each; none on a node without accelerators."""
+        if self.runs:
+            return self.runs
+        one = Run(count=self.accelerators, product=self.product, memory_bytes=self.memory_bytes)
+        return (one,) if self.accelerators else ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Topology:
+    """All nodes in rank order. Accelerators are numbered through: node 0's first, then node 1's."""
+
+    nodes: tuple[Node, ...]
+    order: str = dataclasses.field(default=DECLARED, compare=False)  # why the nodes have these ranks
+    _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ValueError("topology: a cluster has at least one node")
+        expected = 0
+        for rank, node in enumerate(self.nodes):
+            if node.rank != rank or node.first != expected:
+                raise ValueError(
+                    f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {expected}"
+                )
+            expected += node.accelerators
+        object.__setattr__(self, "_firsts", tuple(n.first for n in self.nodes))
+
+    @classmethod
+    def uniform(
+        cls, num_nodes: int = 1, accelerators_per_node: int = 8, kind: str = "emulated", memory_bytes: int = 0
+    ) -> Topology:
+        """Nodes that are all alike."""
+        return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
+
+    @classmethod
+    def uneven(cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0) -> Topology:
+        """One node per entry, with that many accelerators."""
+        nodes: list[Node] = []
+        first = 0
+        for rank, count in enumerate(accelerators):
+            nodes.append(Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes))
+            first += count
+        return cls(tuple(nodes))
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        return self.nodes[-1].numbers.stop
+
+    @property
+    def all(self) -> Ranges:
+        """Every accelerator."""
+        return Ranges.of([range(self.num_accelerators)])
+
+    def node_of(self, accelerator: int) -> Node:
+        """The node that holds a global accelerator number. Raises IndexError when there is none."""
+        if not 0 <= accelerator < self.num_accelerators:
+            raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
+        # A node without accelerators starts where the next one does; bisect_right passes over it.
+        return self.nodes[bisect_right(self._firsts, accelerator) - 1]
+
+    def local(self, accelerator: int) -> tuple[int, int]:
+        """(node rank, number within the node) of a global accelerator number."""
+        node = self.node_of(accelerator)
+        return node.rank, accelerator - node.first
+
+    def number(self, node: int, local: int) -> int:
+        """The global number of a node's accelerator. Raises IndexError when there is none."""
+        if not 0 <= local < self.nodes[node].accelerators:
+            raise IndexError(f"accelerator {local} of {self.nodes[node].accelerators} on node {node}")
+        return self.nodes[node].first + local
+
+    def boundaries(self, window: range) -> range:
+        """Ranks of the nodes whose first accelerator lies inside `window`, its start excluded."""
+        return range(bisect_right(self._firsts, window.start), bisect_right(self._firsts, window.stop - 1))
+
+    def describe(self) -> str:
+        """`8 accelerators, 0-7 (1 node x 8)`."""
+        return describe_counts("accelerator", [n.accelerators for n in self.nodes])
+
+
+def describe_counts(noun: str, counts: Sequence[int]) -> str:
+    """How many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
+    total = sum(counts)
+    nodes = f"{len(counts)} node" + ("s" if len(counts) != 1 else "")
+    if len(set(counts)) == 1:
+        shape = f"{nodes} x {counts[0]}"
+    else:
+        shape = f"{nodes}: " + " + ".join(map(str, counts[:8])) + (" + ..." if len(counts) > 8 else "")
+    numbers = "no number" if not total else "0" if total == 1 else f"0-{total - 1}"
+    return f"{total} {noun}{'s' if total != 1 else ''}, {numbers} ({shape})"

@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
-from rlplace.workers.adam import Adam
 from rlplace.workers.llm_job import LlmJob
-from rlplace.workers.lm_appraisal import Appraiser, Inferred
-from rlplace.workers.lm_learner import LmLearner
-from rlplace.workers.lm_samples import share_out
-from rlplace.workers.ranks import Ranks, join_ranks
-from rlplace.workers.sharded_lm import ShardedLm
+from rlplace.workers.training.appraisal import Appraiser, Inferred
+from rlplace.workers.training.lm_learner import LmLearner
+from rlplace.workers.training.optimizer import Adam
+from rlplace.workers.training.ranks import Ranks, join_ranks
+from rlplace.workers.training.samples import share_out
+from rlplace.workers.training.sharded_lm import ShardedLm
 from rlplace.workers.worker import Rendezvous
 
 BUDGET = 1024  # tokens of a micro-batch

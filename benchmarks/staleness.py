@@ -33,7 +33,7 @@ from rlplace.placement.llm import llm_memory_case  # noqa: E402
 from rlplace.placement.show.report import make_report  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.train import read_llm_plan  # noqa: E402
-from rlplace.workers.lm_actor import LmActor  # noqa: E402
+from rlplace.workers.roles.lm_actor import LmActor  # noqa: E402
 from rlplace.workers.text_rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402
 

@@ -17,9 +17,9 @@ from rlplace.placement.language.written import source_of
 from rlplace.placement.layout import Layout
 from rlplace.workers import vllm_support
 from rlplace.workers.judge_checks import check_judges
-from rlplace.workers.lm_critic import critic_problems
+from rlplace.workers.roles.critic import critic_problems
 from rlplace.workers.text_prompts import check_prompts
-from rlplace.workers.trained_lm import not_run
+from rlplace.workers.training.trained_lm import not_run
 
 _SIMULATORS = ("env", "agent")  # roles without a model
 

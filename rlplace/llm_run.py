@@ -52,8 +52,8 @@ def worker_of(config: LlmConfig, component: str) -> type[Worker]:
     from rlplace.workers.endpoint_judge import RewardEndpointWorker
     from rlplace.workers.frozen_judges import ReferenceWorker, RewardModelWorker
     from rlplace.workers.function_judge import RewardFunctionWorker
-    from rlplace.workers.lm_actor import LmActor
-    from rlplace.workers.lm_critic import LmCritic
+    from rlplace.workers.roles.critic import Critic
+    from rlplace.workers.roles.lm_actor import LmActor
     from rlplace.workers.text_env import TextEnvWorker
     from rlplace.workers.text_rollout import TextRolloutWorker
 
@@ -61,7 +61,7 @@ def worker_of(config: LlmConfig, component: str) -> type[Worker]:
         "actor": LmActor,
         "env": TextEnvWorker,
         "rollout": TextRolloutWorker,
-        "critic": LmCritic,
+        "critic": Critic,
         "reference": ReferenceWorker,
     }
     rewards: dict[str, type[Worker]] = {

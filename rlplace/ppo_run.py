@@ -19,8 +19,8 @@ from rlplace.workers.job import Job
 
 
 def ppo_run(config: RunConfig, plan: Plan) -> Launchable:
-    from rlplace.workers.actor import FSDPActor
     from rlplace.workers.env import EnvWorker
+    from rlplace.workers.roles.actor import PolicyActor
     from rlplace.workers.rollout import RolloutWorker
 
     spaces = describe(config.env)
@@ -29,7 +29,7 @@ def ppo_run(config: RunConfig, plan: Plan) -> Launchable:
         cluster=config.cluster,
         runner=config.runner,
         plan=plan,
-        workers={"actor": FSDPActor, "env": EnvWorker, "rollout": RolloutWorker},
+        workers={"actor": PolicyActor, "env": EnvWorker, "rollout": RolloutWorker},
         told=Job(config=config, spaces=spaces, routes=plan.routes, deliveries=plan.deliveries),
         case=case,
         ledger=case.ledger(),

@@ -27,8 +27,8 @@ from rlplace.placement.routes import Route, Routes, Share, Way
 from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import Trajectory
-from rlplace.workers.actor import FSDPActor
 from rlplace.workers.job import TRAJECTORIES, WEIGHTS, Job
+from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 
@@ -123,7 +123,7 @@ def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory
 
 def make_actor(
     scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: int = 1 << 30, folder: Path | None = None
-) -> FSDPActor:
+) -> PolicyActor:
     """One rank that is set up; the weights channel is the one in `folder`, else the rank's own. A collective."""
     channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, WEIGHTS)}
     if folder is not None:
@@ -131,12 +131,12 @@ def make_actor(
     context = context_of(
         "actor", rank, len(scenario.split), rendezvous, channels, folder=folder, capacity_bytes=capacity
     )
-    actor = FSDPActor(scenario.job, context)
+    actor = PolicyActor(scenario.job, context)
     actor.setup()
     return actor
 
 
-def follow(scenario: Scenario, actor: FSDPActor) -> Learned:
+def follow(scenario: Scenario, actor: PolicyActor) -> Learned:
     """Iterations as the loop runs them: sync, roll out, learn."""
     rank = actor.context.rank
     policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
@@ -161,7 +161,7 @@ def follow(scenario: Scenario, actor: FSDPActor) -> Learned:
     )
 
 
-def _sync(scenario: Scenario, actor: FSDPActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:
+def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:
     actor.move(Residency.WEIGHTS if scenario.offload else Residency.FULL)
     actor.push_weights(version)
     with receiver.pull(version) as received:

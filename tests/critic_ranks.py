@@ -18,7 +18,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample, Scores
 from rlplace.workers.devices import Device
 from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
-from rlplace.workers.lm_critic import LmCritic
+from rlplace.workers.roles.critic import Critic
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, PROMPTS, SAMPLES_PER_PROMPT, made_up_samples
 from tests.worker_ranks import context_of, in_processes, spec_of
@@ -63,24 +63,22 @@ class Criticised:
     weights: dict[str, NDArray[Any]]
 
 
-def make_critic(
-    scenario: CriticScenario, rank: int, rendezvous: Rendezvous, *, device: Device | None = None
-) -> LmCritic:
+def make_critic(scenario: CriticScenario, rank: int, rendezvous: Rendezvous, *, device: Device | None = None) -> Critic:
     """One rank that is set up; without a device on an emulated accelerator of a GiB. A collective."""
     channels = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, SCORES, RETURNS)}
     context = context_of("critic", rank, scenario.ranks, rendezvous, channels, device=device)
-    critic = LmCritic(scenario.job, context)
+    critic = Critic(scenario.job, context)
     critic.setup()
     return critic
 
 
-def give_samples(critic: LmCritic, groups: Groups) -> None:
+def give_samples(critic: Critic, groups: Groups) -> None:
     if critic.context.rank == 0:
         for group in reversed(groups):  # in another order than they are numbered
             critic.context.channels[SAMPLES].put(tuple(group), key="")
 
 
-def give_returns(critic: LmCritic, groups: Groups, iteration: int = 0) -> None:
+def give_returns(critic: Critic, groups: Groups, iteration: int = 0) -> None:
     if critic.context.rank == 0:
         for group in reversed(groups):
             told = tuple(Returns(group=s.group, sample=s.sample, returns=returns_of(s, iteration)) for s in group)
@@ -93,14 +91,14 @@ def returns_of(sample: Sample, iteration: int = 0) -> NDArray[np.float32]:
     return (sample.reward + rng.normal(0.0, 0.5, sample.learned)).astype(np.float32)
 
 
-def scores(critic: LmCritic) -> list[Scores]:
+def scores(critic: Critic) -> list[Scores]:
     """All that it has put since last asked, in the order of samples."""
     channel = critic.context.channels[SCORES]
     said = [one for _ in range(channel.stats().depth_items) for one in channel.get_nowait()]
     return sorted(said, key=lambda s: (s.group, s.sample))
 
 
-def iterate(critic: LmCritic, iteration: int = 0, groups: Groups | None = None) -> dict[str, Metric]:
+def iterate(critic: Critic, iteration: int = 0, groups: Groups | None = None) -> dict[str, Metric]:
     """Infer and learn as the loop has them, off the accelerator in between; the metrics of both."""
     groups = groups or made_up_samples(iteration)
     give_samples(critic, groups)
@@ -112,12 +110,12 @@ def iterate(critic: LmCritic, iteration: int = 0, groups: Groups | None = None) 
     return {**inferred, **critic.learn(iteration, iteration)}
 
 
-def whole_weights(critic: LmCritic) -> dict[str, torch.Tensor]:
+def whole_weights(critic: Critic) -> dict[str, torch.Tensor]:
     """A collective."""
     return {name: tensor.cpu().clone() for name, tensor in critic._lm.whole_weights()}
 
 
-def follow(scenario: CriticScenario, critic: LmCritic) -> Criticised:
+def follow(scenario: CriticScenario, critic: Critic) -> Criticised:
     metrics, values = [], []
     for index in range(scenario.iterations):
         metrics.append(iterate(critic, index))

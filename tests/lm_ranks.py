@@ -20,7 +20,7 @@ from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Sample
 from rlplace.workers.devices import Device
 from rlplace.workers.llm_job import SAMPLES, WEIGHTS, LlmJob
-from rlplace.workers.lm_actor import LmActor
+from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 

@@ -109,9 +109,9 @@ WITHOUT = {
     "ray": PLANNER | {"workers.env"},
     "torch": DRIVER
     | {
-        "workers.actor",
+        "workers.roles.actor",
         "workers.env",
-        "workers.lm_actor",
+        "workers.roles.lm_actor",
         "workers.rollout",
         "workers.text_env",
         "workers.text_rollout",

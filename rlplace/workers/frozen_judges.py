@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.llm_roles import JudgeConfig
     from rlplace.models.causal_lm import PackedLm
     from rlplace.models.frozen_lm import FrozenLm
-    from rlplace.workers.announcements import Announcements
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.ranks import Ranks
+    from rlplace.workers.training.announcements import Announcements
+    from rlplace.workers.training.ranks import Ranks
 
 MicroBatch = tuple[Judged, ...]
 _WORKSPACE = "gathered weights"
@@ -96,9 +96,9 @@ class FrozenJudge(Judge):
         import torch
 
         from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
-        from rlplace.workers.announcements import Announcements
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.ranks import join_group
+        from rlplace.workers.training.announcements import Announcements
+        from rlplace.workers.training.ranks import join_group
 
         context, block = self.context, self._block
         self._ranks = ranks = join_group(context)
@@ -157,7 +157,7 @@ class FrozenJudge(Judge):
 
     def _together(self, intake: Intake) -> Iterator[Passes]:
         """Rank 0 alone waits for samples; the others for its announcement, outside of any collective."""
-        from rlplace.workers.lm_samples import share_out
+        from rlplace.workers.training.samples import share_out
 
         assert self._ranks is not None, "setup comes first"
         due = self.config.prompts

@@ -18,7 +18,7 @@ WEIGHTS = "weights"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The `config` of EnvWorker, RolloutWorker and FSDPActor."""
+    """The `config` of EnvWorker, RolloutWorker and PolicyActor."""
 
     config: RunConfig
     spaces: Spaces

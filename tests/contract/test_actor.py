@@ -17,21 +17,21 @@ from rlplace.metrics import Metric
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.actor import FSDPActor
 from rlplace.workers.job import TRAJECTORIES, WEIGHTS
+from rlplace.workers.roles.actor import PolicyActor
 from tests.actor_ranks import THREE_CHOICES, Scenario, iteration, make_actor
 from tests.worker_ranks import listen, rendezvous_at
 
-MakeActor = Callable[..., FSDPActor]
+MakeActor = Callable[..., PolicyActor]
 ALONE = Scenario(split=(6,))
 
 
 @pytest.fixture
 def actor_of() -> Iterator[MakeActor]:
     """Makes an actor of one rank; one at a time, since a process has one default process group."""
-    made: list[FSDPActor] = []
+    made: list[PolicyActor] = []
 
-    def make(scenario: Scenario, capacity: int = 1 << 30) -> FSDPActor:
+    def make(scenario: Scenario, capacity: int = 1 << 30) -> PolicyActor:
         made.append(make_actor(scenario, 0, rendezvous_at(listen()), capacity))
         return made[-1]
 
@@ -46,12 +46,12 @@ def batch(scenario: Scenario, index: int = 0) -> Trajectory:
     return iteration(scenario, build_policy(scenario.spaces, config.actor, config.algorithm, config.runner.seed), index)
 
 
-def learn(actor: FSDPActor, trajectory: Trajectory, index: int = 0) -> dict[str, Metric]:
+def learn(actor: PolicyActor, trajectory: Trajectory, index: int = 0) -> dict[str, Metric]:
     actor.context.channels[TRAJECTORIES].put(trajectory, key="0")
     return dict(actor.learn(index, index))
 
 
-def move_and_learn(actor: FSDPActor) -> dict[str, Metric]:
+def move_and_learn(actor: PolicyActor) -> dict[str, Metric]:
     actor.move(Residency.FULL)
     return learn(actor, batch(ALONE))
 

@@ -22,8 +22,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.devices import CudaDevice, Device
 from rlplace.workers.llm_job import WEIGHTS
-from rlplace.workers.lm_actor import LmActor
-from rlplace.workers.trained_lm import not_run
+from rlplace.workers.roles.lm_actor import LmActor
+from rlplace.workers.training.trained_lm import not_run
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor
 from tests.reference_grpo import grpo_step, targets, token_logprobs
 from tests.worker_ranks import listen, rendezvous_at

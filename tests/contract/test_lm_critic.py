@@ -20,7 +20,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample
 from rlplace.workers.devices import CudaDevice, Device
 from rlplace.workers.llm_job import RETURNS
-from rlplace.workers.lm_critic import LmCritic, critic_problems
+from rlplace.workers.roles.critic import Critic, critic_problems
 from tests.critic_ranks import (
     CriticScenario,
     give_returns,
@@ -35,16 +35,16 @@ from tests.lm_ranks import ADAM, made_up_samples
 from tests.reference_critic import critic_step, value_model, values_of
 from tests.worker_ranks import listen, rendezvous_at
 
-MakeCritic = Callable[..., LmCritic]
+MakeCritic = Callable[..., Critic]
 SEED, HIDDEN = 7, 64  # of the scenario's run; of the tiny models
 
 
 @pytest.fixture
 def critic_of() -> Iterator[MakeCritic]:
     """Makes a critic of one rank; one at a time, since a process has one default process group."""
-    made: list[LmCritic] = []
+    made: list[Critic] = []
 
-    def make(scenario: CriticScenario, device: Device | None = None) -> LmCritic:
+    def make(scenario: CriticScenario, device: Device | None = None) -> Critic:
         for critic in made:
             critic.close()
         made.append(make_critic(scenario, 0, rendezvous_at(listen()), device=device))
@@ -88,7 +88,7 @@ def plain_iteration(
     return old, losses, norms
 
 
-def assert_same_weights(critic: LmCritic, model: torch.nn.Module) -> None:
+def assert_same_weights(critic: Critic, model: torch.nn.Module) -> None:
     found, expected = whole_weights(critic), dict(model.named_parameters())
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

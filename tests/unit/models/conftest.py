@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlplace.workers.ranks import Ranks, join_ranks
+from rlplace.workers.training.ranks import Ranks, join_ranks
 from tests.tiny_lm import Kind, tiny_model
 from tests.worker_ranks import listen, rendezvous_at
 

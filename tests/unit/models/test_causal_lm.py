@@ -19,7 +19,7 @@ from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import TokenScores
-from rlplace.workers.ranks import Ranks
+from rlplace.workers.training.ranks import Ranks
 
 LENGTHS = (17, 2, 40, 9)
 

@@ -12,7 +12,7 @@ from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.lora import LoraSpec, checkpoint_name, factors_of, first_values, is_factor, merged, take_factors
 from rlplace.models.packed_attention import Packed
-from rlplace.workers.ranks import Ranks
+from rlplace.workers.training.ranks import Ranks
 
 SPEC = LoraSpec(rank=4, alpha=8.0)
 BASE = "model.layers.0.self_attn.q_proj"

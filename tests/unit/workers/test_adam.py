@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.llm_roles import AdamConfig
-from rlplace.workers.adam import Adam, HostAdam, MasterAdam
+from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam
 
 CONFIG = AdamConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
 RATES = (1e-2, 3e-2, 0.0, 1e-2)

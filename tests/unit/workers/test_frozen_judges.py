@@ -20,8 +20,8 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.tokens import Sample
-from rlplace.workers.announcements import Announcements
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS
+from rlplace.workers.training.announcements import Announcements
 from tests.judge_ranks import (
     TIMEOUT_S,
     JudgeScenario,

@@ -11,7 +11,7 @@ import pytest
 from rlplace.llm_config import read_llm_config
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import LlmJob
-from rlplace.workers.lm_appraisal import Appraisal, Appraiser, Inferred
+from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
 from tests.lm_ranks import made_up_samples
 
 GROUPS = [group[:2] for group in made_up_samples()[:2]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlplace.workers.lm_average import MovingAverage
+from rlplace.workers.training.average import MovingAverage
 
 
 def test_it_follows_the_weights_and_gives_them_back() -> None:

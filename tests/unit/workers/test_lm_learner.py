@@ -10,8 +10,8 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout
 from rlplace.llm_roles import AdamConfig
-from rlplace.workers.lm_learner import learning_rate
-from rlplace.workers.lm_samples import Batch, Marks, Numbers, share_of, take_groups
+from rlplace.workers.training.lm_learner import learning_rate
+from rlplace.workers.training.samples import Batch, Marks, Numbers, share_of, take_groups
 from tests.lm_ranks import made_up_samples
 
 

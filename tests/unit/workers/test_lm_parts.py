@@ -8,8 +8,8 @@ import pytest
 
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.metrics import Metric
-from rlplace.workers.lm_learner import LmUpdate, Step
-from rlplace.workers.lm_parts import Part, metrics_of, parts_of
+from rlplace.workers.training.lm_learner import LmUpdate, Step
+from rlplace.workers.training.parts import Part, metrics_of, parts_of
 from tests.lm_ranks import made_up_samples
 
 

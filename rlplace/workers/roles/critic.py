@@ -18,24 +18,24 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
 from rlplace.workers.refusals import out_of_step
-from rlplace.workers.trained_lm import not_run, optimizer_of, path_of, spec_of
-from rlplace.workers.training import TrainingWorker
+from rlplace.workers.training.trained_lm import not_run, optimizer_of, path_of, spec_of
+from rlplace.workers.training.worker import TrainingWorker
 from rlplace.workers.worker import MoveReport
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
     from rlplace.llm_config import LlmConfig
-    from rlplace.workers.adam import Adam
-    from rlplace.workers.announcements import Announcements
-    from rlplace.workers.lm_critic_learner import CriticUpdate, LmCriticLearner
-    from rlplace.workers.lm_samples import Groups, SampleShare
-    from rlplace.workers.sharded_lm import ShardedLm
+    from rlplace.workers.training.announcements import Announcements
+    from rlplace.workers.training.critic_learner import CriticUpdate, LmCriticLearner
+    from rlplace.workers.training.optimizer import Adam
+    from rlplace.workers.training.samples import Groups, SampleShare
+    from rlplace.workers.training.sharded_lm import ShardedLm
 
 NAME = "critic"
 
 
-class LmCritic(TrainingWorker):
+class Critic(TrainingWorker):
     """One rank of the critic. All methods but `move` and `close` are collectives of the group.
 
     Owns its shards of the model and of the optimizer state, and from `infer` to `learn` an iteration's samples with
@@ -51,10 +51,10 @@ class LmCritic(TrainingWorker):
 
     def setup(self) -> None:
         from rlplace.models.value_lm import build_value_lm
-        from rlplace.workers.announcements import Announcements
-        from rlplace.workers.lm_critic_learner import LmCriticLearner
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.sharded_lm import ShardedLm
+        from rlplace.workers.training.announcements import Announcements
+        from rlplace.workers.training.critic_learner import LmCriticLearner
+        from rlplace.workers.training.sharded_lm import ShardedLm
 
         config, context = self.config.config, self.context
         ranks = self._join()
@@ -135,7 +135,7 @@ class LmCritic(TrainingWorker):
 
     def _receive(self, iteration: int) -> tuple[Groups, SampleShare]:
         """All groups on rank 0, none on the others; what this rank needs of them."""
-        from rlplace.workers.lm_samples import share_out, take_groups
+        from rlplace.workers.training.samples import share_out, take_groups
 
         assert self._ranks is not None, "setup comes first"
         groups: Groups = []
@@ -166,7 +166,7 @@ class LmCritic(TrainingWorker):
         """[M] on this rank's device, the same on all."""
         import torch
 
-        from rlplace.workers.lm_returns import take_returns
+        from rlplace.workers.training.returns import take_returns
 
         assert self._ranks is not None, "setup comes first"
         found = torch.zeros(len(inferred.values), device=self._lm.device)

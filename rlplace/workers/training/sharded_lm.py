@@ -17,8 +17,8 @@ from rlplace.comm.weights.plan import row_blocks
 from rlplace.comm.weights.sync import Shard
 from rlplace.models.causal_lm import DTYPES, LmSpec, PackedLm, build
 from rlplace.models.lora import checkpoint_name, factors_of, is_factor, merged
-from rlplace.workers.adam import Adam
-from rlplace.workers.ranks import Ranks
+from rlplace.workers.training.optimizer import Adam
+from rlplace.workers.training.ranks import Ranks
 
 
 class ShardedLm:

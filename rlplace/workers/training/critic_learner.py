@@ -22,12 +22,12 @@ from torch import Tensor
 from rlplace.algo.losses import is_value_clipped, value_loss
 from rlplace.algo.packing import Packing, pack, pack_steps
 from rlplace.llm_config import LlmConfig
-from rlplace.workers.adam import Adam
-from rlplace.workers.lm_learner import learning_rate
-from rlplace.workers.lm_samples import Batch, Groups, Numbers, SampleShare, share_of
-from rlplace.workers.ranks import Ranks
 from rlplace.workers.refusals import diverged
-from rlplace.workers.sharded_lm import ShardedLm
+from rlplace.workers.training.lm_learner import learning_rate
+from rlplace.workers.training.optimizer import Adam
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.samples import Batch, Groups, Numbers, SampleShare, share_of
+from rlplace.workers.training.sharded_lm import ShardedLm
 
 
 class Step(NamedTuple):

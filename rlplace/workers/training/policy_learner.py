@@ -29,9 +29,9 @@ from rlplace.config import RunConfig
 from rlplace.envs.spaces import DiscreteActions, Spaces
 from rlplace.models.distributions import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
-from rlplace.workers.ranks import Ranks
 from rlplace.workers.refusals import diverged
-from rlplace.workers.trained_policy import TrainedPolicy
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_policy import TrainedPolicy
 
 
 class Samples(NamedTuple):

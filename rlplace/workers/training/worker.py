@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config import SyncConfig
     from rlplace.placement.weight_routes import Delivery
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.ranks import Ranks
+    from rlplace.workers.training.ranks import Ranks
 
 _DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 _WORKSPACE = "gathered weights and gradients"
@@ -44,7 +44,7 @@ class TrainingWorker(Worker):
 
     def _join(self) -> Ranks:
         """Joins the other ranks of the group, on this rank's device. A collective."""
-        from rlplace.workers.ranks import join_group
+        from rlplace.workers.training.ranks import join_group
 
         self._ranks = join_group(self.context)
         return self._ranks

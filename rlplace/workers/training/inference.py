@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch, pack
 from rlplace.llm_config import LlmConfig
-from rlplace.workers.lm_samples import Batch, Groups, Numbers, SampleShare, share_of
-from rlplace.workers.ranks import Ranks
-from rlplace.workers.sharded_lm import ShardedLm
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.samples import Batch, Groups, Numbers, SampleShare, share_of
+from rlplace.workers.training.sharded_lm import ShardedLm
 
 Asked = Literal["old", "reference", "values"]
 

@@ -19,20 +19,20 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS, RETURNS, SAMPLES, LlmJob
-from rlplace.workers.trained_lm import optimizer_of, spec_of
-from rlplace.workers.training import TrainingWorker
+from rlplace.workers.training.trained_lm import optimizer_of, spec_of
+from rlplace.workers.training.worker import TrainingWorker
 from rlplace.workers.worker import MoveReport
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.sync import Shard, WeightSender
-    from rlplace.workers.adam import Adam
-    from rlplace.workers.announcements import Announcements
-    from rlplace.workers.lm_appraisal import Appraisal, Appraiser, Inferred
-    from rlplace.workers.lm_average import MovingAverage
-    from rlplace.workers.lm_learner import LmLearner
-    from rlplace.workers.lm_parts import Part
-    from rlplace.workers.lm_samples import Groups, SampleShare
-    from rlplace.workers.sharded_lm import ShardedLm
+    from rlplace.workers.training.announcements import Announcements
+    from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
+    from rlplace.workers.training.average import MovingAverage
+    from rlplace.workers.training.lm_learner import LmLearner
+    from rlplace.workers.training.optimizer import Adam
+    from rlplace.workers.training.parts import Part
+    from rlplace.workers.training.samples import Groups, SampleShare
+    from rlplace.workers.training.sharded_lm import ShardedLm
 
 NAME = "actor"
 
@@ -59,12 +59,12 @@ class LmActor(TrainingWorker):
     def setup(self) -> None:
         from rlplace.models.causal_lm import build
         from rlplace.models.value_lm import build_actor_critic_lm
-        from rlplace.workers.announcements import Announcements
-        from rlplace.workers.lm_appraisal import Appraiser
-        from rlplace.workers.lm_average import MovingAverage
-        from rlplace.workers.lm_learner import LmLearner
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.sharded_lm import ShardedLm
+        from rlplace.workers.training.announcements import Announcements
+        from rlplace.workers.training.appraisal import Appraiser
+        from rlplace.workers.training.average import MovingAverage
+        from rlplace.workers.training.lm_learner import LmLearner
+        from rlplace.workers.training.sharded_lm import ShardedLm
 
         config, device = self.config.config, self.context.device
         ranks = self._join()
@@ -97,7 +97,7 @@ class LmActor(TrainingWorker):
 
         Does nothing where the algorithm asks for nothing of it.
         """
-        from rlplace.workers.lm_inference import asked_of_actor
+        from rlplace.workers.training.inference import asked_of_actor
 
         asked = asked_of_actor(self.config.config)
         if not asked:
@@ -127,14 +127,14 @@ class LmActor(TrainingWorker):
 
         In parts, as soon as there are groups for one, where generating goes on meanwhile: see lm_parts.
         """
-        from rlplace.workers.lm_parts import metrics_of, parts_of
+        from rlplace.workers.training.parts import metrics_of, parts_of
 
         with self._computing("learn", Residency.FULL):
             parts = [self._learn_part(iteration, groups) for groups in parts_of(self.config.config)]
         return metrics_of(parts, version)
 
     def _learn_part(self, iteration: int, groups: int) -> Part:
-        from rlplace.workers.lm_parts import Part
+        from rlplace.workers.training.parts import Part
 
         began = time.perf_counter()
         share, taken = self._receive(iteration, groups)
@@ -149,8 +149,8 @@ class LmActor(TrainingWorker):
 
     def _share_to_infer(self) -> SampleShare:
         """This rank's samples, of which nothing is known yet."""
-        from rlplace.workers.lm_inference import inference_shares
-        from rlplace.workers.lm_samples import share_out
+        from rlplace.workers.training.inference import inference_shares
+        from rlplace.workers.training.samples import share_out
 
         assert self._ranks is not None, "setup comes first"
         shares = None
@@ -161,7 +161,7 @@ class LmActor(TrainingWorker):
 
     def _take(self, part: int | None = None) -> Groups:
         """All groups of this iteration, or so many more of them; on rank 0."""
-        from rlplace.workers.lm_samples import take_groups
+        from rlplace.workers.training.samples import take_groups
 
         if self._groups is None:
             prompts, owner = self.config.prompts, self.context.owner
@@ -169,8 +169,8 @@ class LmActor(TrainingWorker):
         return self._groups
 
     def _appraise(self, part: int | None = None) -> Appraisal:
-        from rlplace.workers.lm_appraisal import Inferred
-        from rlplace.workers.lm_scores import gather_scores
+        from rlplace.workers.training.appraisal import Inferred
+        from rlplace.workers.training.scores import gather_scores
 
         groups, context = self._take(part), self.context
         samples = [sample for group in groups for sample in group]
@@ -183,7 +183,7 @@ class LmActor(TrainingWorker):
 
     def _receive(self, iteration: int, part: int) -> tuple[SampleShare, Groups]:
         """This rank's samples; on rank 0 also all groups, whatever becomes of them."""
-        from rlplace.workers.lm_samples import share_out
+        from rlplace.workers.training.samples import share_out
 
         assert self._ranks is not None, "setup comes first"
         shares: list[SampleShare] | None = None

@@ -10,8 +10,8 @@ from rlplace.errors import Problem
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.llm_roles import TrainedConfig
     from rlplace.models.causal_lm import LmSpec
-    from rlplace.workers.adam import Adam
-    from rlplace.workers.sharded_lm import ShardedLm
+    from rlplace.workers.training.optimizer import Adam
+    from rlplace.workers.training.sharded_lm import ShardedLm
 
 
 def spec_of(component: str, trained: TrainedConfig, folder: Path, seed: int) -> LmSpec:
@@ -42,7 +42,7 @@ def path_of(trained: TrainedConfig) -> str | None:
 
 
 def optimizer_of(trained: TrainedConfig, lm: ShardedLm) -> Adam:
-    from rlplace.workers.adam import Adam, HostAdam, MasterAdam
+    from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam
 
     masters = trained.optimizer == "adamw_master"
     kind = HostAdam if trained.optimizer_on_host else MasterAdam if masters else Adam

@@ -11,18 +11,18 @@ from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.job import TRAJECTORIES, Job
-from rlplace.workers.training import TrainingWorker
+from rlplace.workers.training.worker import TrainingWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.algo.minibatches import Rows
     from rlplace.comm.weights.sync import Shard
     from rlplace.models.mlp import ActorCritic
-    from rlplace.workers.learner import PPOLearner, Update
-    from rlplace.workers.ranks import Ranks
-    from rlplace.workers.trained_policy import TrainedPolicy
+    from rlplace.workers.training.policy_learner import PPOLearner, Update
+    from rlplace.workers.training.ranks import Ranks
+    from rlplace.workers.training.trained_policy import TrainedPolicy
 
 
-class FSDPActor(TrainingWorker):
+class PolicyActor(TrainingWorker):
     """One rank of the learner. `learn`, `push_weights`, `save_policy` and `state_digest` are collectives of the group.
 
     Owns the policy's shards and the optimizer state; residency `weights` holds parameters and buffers, `full` the
@@ -37,8 +37,8 @@ class FSDPActor(TrainingWorker):
         import torch
 
         from rlplace.models.mlp import build_policy
-        from rlplace.workers.learner import PPOLearner
         from rlplace.workers.offload import Offloadable
+        from rlplace.workers.training.policy_learner import PPOLearner
 
         context, config = self.context, self.config.config
         device = torch.device(context.device.torch_name)
@@ -55,10 +55,10 @@ class FSDPActor(TrainingWorker):
     def _make_policy(self, module: ActorCritic, ranks: Ranks) -> TrainedPolicy:
         actor = self.config.config.actor
         if self.context.world_size == 1 and actor.precision == "fp32":
-            from rlplace.workers.trained_policy import TrainedPolicy
+            from rlplace.workers.training.trained_policy import TrainedPolicy
 
             return TrainedPolicy(module, actor.optimizer)  # nothing to shard or to cast: no work for FSDP
-        from rlplace.workers.sharded_policy import ShardedPolicy
+        from rlplace.workers.training.sharded_policy import ShardedPolicy
 
         return ShardedPolicy(module, actor.optimizer, actor.precision, ranks)
 
@@ -90,7 +90,7 @@ class FSDPActor(TrainingWorker):
         }
 
     def _receive(self, version: int) -> Trajectory:
-        from rlplace.workers.learner import no_rows
+        from rlplace.workers.training.policy_learner import no_rows
 
         channel, key = self.context.channels[TRAJECTORIES], str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)

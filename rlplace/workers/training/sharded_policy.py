@@ -13,8 +13,8 @@ from rlplace.comm.weights.plan import Block, replicas, row_blocks
 from rlplace.comm.weights.sync import Shard
 from rlplace.config import OptimizerConfig
 from rlplace.models.mlp import ActorCritic
-from rlplace.workers.ranks import Ranks
-from rlplace.workers.trained_policy import TrainedPolicy
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_policy import TrainedPolicy
 
 
 class ShardedPolicy(TrainedPolicy):

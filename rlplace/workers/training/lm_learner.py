@@ -33,14 +33,14 @@ from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import AdamConfig
 from rlplace.metrics import Metrics
 from rlplace.models.lora import without_factors
-from rlplace.workers.adam import Adam
-from rlplace.workers.lm_appraisal import Appraisal, Inferred, Scored
-from rlplace.workers.lm_average import MovingAverage
-from rlplace.workers.lm_inference import Asked, micro_batches_of, scores_of_tokens
-from rlplace.workers.lm_samples import Batch, Numbers, SampleShare, share_of
-from rlplace.workers.ranks import Ranks
 from rlplace.workers.refusals import diverged
-from rlplace.workers.sharded_lm import ShardedLm
+from rlplace.workers.training.appraisal import Appraisal, Inferred, Scored
+from rlplace.workers.training.average import MovingAverage
+from rlplace.workers.training.inference import Asked, micro_batches_of, scores_of_tokens
+from rlplace.workers.training.optimizer import Adam
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.samples import Batch, Numbers, SampleShare, share_of
+from rlplace.workers.training.sharded_lm import ShardedLm
 
 
 class Step(NamedTuple):

@@ -36,7 +36,7 @@ from rlplace.algo.token_advantages import (
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Returns, Sample
 from rlplace.workers.llm_job import LlmJob
-from rlplace.workers.lm_samples import Groups, Marks, TokenArray
+from rlplace.workers.training.samples import Groups, Marks, TokenArray
 
 Scored = Sequence[TokenArray]  # [N] by sample, in the order of the groups
 

@@ -23,8 +23,8 @@ from rlplace.placement.language.spec import role_of
 from rlplace.workers.llm_job import JUDGES
 
 if TYPE_CHECKING:
-    from rlplace.workers.lm_learner import LmUpdate
-    from rlplace.workers.lm_samples import Groups
+    from rlplace.workers.training.lm_learner import LmUpdate
+    from rlplace.workers.training.samples import Groups
 
 
 def parts_of(config: LlmConfig) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""What each component does in a run, one worker class for each role."""

@@ -1,0 +1,1 @@
+"""Training of one model over the ranks of a worker group."""

@@ -23,15 +23,15 @@ from emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Mod
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.layout import Layout, make_layout
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Transition
-from rlplace.residents import Residents
-from rlplace.timeline import render_timeline
-from rlplace.utilisation import StageUse
+from rlplace.report.timeline import render_timeline
+from rlplace.report.utilisation import StageUse
 from rlplace.workers.cluster import Cluster
 
 GIB = 1 << 30
@@ -161,8 +161,8 @@ def measure(name: str, models: Sequence[Model], rounds: int, launcher: Literal["
         case = MemoryCase(
             placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(WORKERS, True), demands={}
         )
-        residents, iterations = Residents(case), 2 * rounds * len(job.models)
-        loop = make_loop(layout.schedule, groups, residents, stage_timeout_s=120.0, iterations=iterations)
+        memory, iterations = MemoryMonitor(case), 2 * rounds * len(job.models)
+        loop = make_loop(layout.schedule, groups, memory, stage_timeout_s=120.0, iterations=iterations)
         best: dict[str, Mapping[str, float]] = {}
         pictures: dict[str, str] = {}
         for at in range(0, iterations, 2):

@@ -13,9 +13,9 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, with_share
 from rlplace.placement.turns import base_stage
+from rlplace.report.sinks import JUDGED_CONSOLE, TEXT_CONSOLE, Sink
+from rlplace.report.text_summary import TextProgress, text_summary, text_summary_text
 from rlplace.run import Launchable
-from rlplace.sinks import JUDGED_CONSOLE, TEXT_CONSOLE, Sink
-from rlplace.text_summary import TextProgress, text_summary, text_summary_text
 from rlplace.workers.llm_job import LlmJob
 from rlplace.workers.worker import Worker
 

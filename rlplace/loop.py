@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.errors import WorkerError
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule
 from rlplace.placement.turns import base_stage
-from rlplace.residents import Residents
-from rlplace.utilisation import Usage
+from rlplace.report.utilisation import Usage
 from rlplace.workers.group import Pending, WorkerGroup, wait_all
 
 
@@ -33,10 +33,10 @@ class Loop:
     """Runs iterations over launched groups. `version` is the policy version the rollout ranks hold after sync."""
 
     def __init__(
-        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], residents: Residents, *, stage_timeout_s: float
+        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, *, stage_timeout_s: float
     ) -> None:
         self.version = 0
-        self.residents = residents
+        self.memory = memory
         self.usage = Usage({name: [slot.accelerators for slot in group.slots] for name, group in groups.items()})
         self._schedule = schedule
         self._groups = groups
@@ -116,14 +116,14 @@ class Loop:
         transition = self._schedule.first if self._at is None else self._schedule.between(self._at, stage)
         self._at = stage
         self._move(transition.releases)
-        self.residents.admit(transition.acquires, stage)
+        self.memory.admit(transition.acquires, stage)
         self._move(transition.acquires)
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Starts all moves together, waits for all and keeps what they left on the accelerators."""
         pending = [self._groups[move.component].move(move.after) for move in moves]
         for move, reports in zip(moves, self._wait(pending), strict=True):
-            self.residents.moved(move.component, reports)
+            self.memory.moved(move.component, reports)
 
     def _sync(self, index: int) -> list[Metrics]:
         push = self._groups["actor"].push_weights(self.version)
@@ -176,7 +176,7 @@ class Loop:
         try:
             yield
         except WorkerError as error:
-            told = self.residents.explain(error.at(stage=stage, version=self.version))
+            told = self.memory.explain(error.at(stage=stage, version=self.version))
             raise told from told.cause
 
 

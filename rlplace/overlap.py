@@ -23,10 +23,10 @@ from typing import Any
 
 from rlplace.errors import WorkerError
 from rlplace.loop import Loop, judges_of, overhead
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
-from rlplace.residents import Residents
-from rlplace.utilisation import Seats, Usage
+from rlplace.report.utilisation import Seats, Usage
 from rlplace.workers import deadlines
 from rlplace.workers.group import Pending, WorkerGroup, wait_all
 
@@ -114,7 +114,7 @@ class OverlapUsage(Usage):
 def make_loop(
     schedule: Schedule,
     groups: Mapping[str, WorkerGroup],
-    residents: Residents,
+    memory: MemoryMonitor,
     *,
     stage_timeout_s: float,
     iterations: int | None,
@@ -122,8 +122,8 @@ def make_loop(
     """The loop of a schedule. Where rollout runs ahead, nothing is generated beyond `iterations`, those of a run."""
     if schedule.needs.ahead:
         assert iterations is not None, "only jobs that count iterations run ahead"
-        return Overlap(schedule, groups, residents, stage_timeout_s=stage_timeout_s, iterations=iterations)
-    return Loop(schedule, groups, residents, stage_timeout_s=stage_timeout_s)
+        return Overlap(schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=iterations)
+    return Loop(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
 
 
 class Overlap(Loop):
@@ -133,12 +133,12 @@ class Overlap(Loop):
         self,
         schedule: Schedule,
         groups: Mapping[str, WorkerGroup],
-        residents: Residents,
+        memory: MemoryMonitor,
         *,
         stage_timeout_s: float,
         iterations: int,
     ) -> None:
-        super().__init__(schedule, groups, residents, stage_timeout_s=stage_timeout_s)
+        super().__init__(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
         self.usage = OverlapUsage({name: [slot.accelerators for slot in group.slots] for name, group in groups.items()})
         self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=iterations)
         self._judging: list[Pending] = []  # who keeps up with what is generated, in this iteration

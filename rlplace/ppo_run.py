@@ -12,9 +12,9 @@ from rlplace.envs import describe
 from rlplace.loop import Loop
 from rlplace.placement import Plan
 from rlplace.placement.memory import memory_case
+from rlplace.report.sinks import RUN_CONSOLE, Sink
+from rlplace.report.summary import Progress, summary, summary_text
 from rlplace.run import Launchable
-from rlplace.sinks import RUN_CONSOLE, Sink
-from rlplace.summary import Progress, summary, summary_text
 from rlplace.workers.job import Job
 
 

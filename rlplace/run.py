@@ -22,6 +22,7 @@ from rlplace.config import ClusterConfig, RunnerConfig
 from rlplace.errors import OutputError
 from rlplace.llm_config import LlmRunnerConfig
 from rlplace.loop import Loop
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement import render_svg
 from rlplace.placement.channels import participants_of
@@ -31,10 +32,9 @@ from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measuremen
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
-from rlplace.residents import Residents
-from rlplace.sinks import Console, Sink, make_sinks
-from rlplace.summary import compare_memory, waits_of
-from rlplace.timeline import render_timeline
+from rlplace.report.sinks import Console, Sink, make_sinks
+from rlplace.report.summary import compare_memory, waits_of
+from rlplace.report.timeline import render_timeline
 from rlplace.workers.cluster import Cluster
 from rlplace.workers.group import WorkerGroup
 from rlplace.workers.worker import Worker
@@ -102,7 +102,7 @@ def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> 
         loop = make_loop(
             job.plan.schedule,
             groups,
-            Residents(job.case),
+            MemoryMonitor(job.case),
             stage_timeout_s=runner.stage_timeout_s,
             iterations=job.iterations,
         )
@@ -111,7 +111,7 @@ def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> 
                 job.course.train(loop, sinks)
             loop.save({component: folder / name for component, name in job.saved.items()})
         finally:
-            held = loop.residents.held
+            held = loop.memory.held
             ended = job.course.summary(folder) | {
                 "memory": compare_memory(job.ledger, held),
                 "waits": waits_of(view(channels)),

@@ -23,16 +23,14 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "llm_roles",
         "metrics",
         "schema",
-        "sinks",
         "structure",
-        "tfevents",
         "tokens",
         "trajectory",
     ),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
-    ("loop", "overlap", "residents", "summary", "text_summary", "timeline", "utilisation"),
+    ("loop", "memory_monitor", "overlap", "report"),
     ("compose", "llm_checks", "llm_run", "model_folder", "plan", "planning", "ppo_run", "run", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
@@ -40,12 +38,9 @@ PEERS = {  # and from these rooms of its own floor
     "llm_config": {"config", "llm_roles", "structure"},
     "llm_roles": {"config"},
     "schema": {"config", "llm_config", "structure"},
-    "sinks": {"tfevents"},
     "imports": {"placement"},
-    "loop": {"residents", "utilisation"},
-    "overlap": {"loop", "residents", "utilisation"},
-    "summary": {"utilisation"},
-    "timeline": {"utilisation"},
+    "loop": {"memory_monitor", "report"},
+    "overlap": {"loop", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
     "plan": {"compose", "planning"},
@@ -54,7 +49,6 @@ PEERS = {  # and from these rooms of its own floor
     "llm_run": {"run"},
     "ppo_run": {"run"},
     "run": {"compose"},
-    "text_summary": {"summary"},
     "train": {"compose", "llm_checks", "llm_run", "model_folder", "ppo_run", "run"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
@@ -90,7 +84,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others
-PURE = {"compose", "config", "errors", "imports", "metrics", "placement", "sinks", "structure", "tfevents"}
+PURE = {"compose", "config", "errors", "imports", "metrics", "placement", "structure"}
 PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {

@@ -8,6 +8,7 @@ from typing import cast
 
 from rlplace.config import ClusterConfig
 from rlplace.loop import Loop
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
@@ -15,7 +16,6 @@ from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Residency
-from rlplace.residents import Residents
 from rlplace.workers.group import Pending, WorkerGroup
 from rlplace.workers.launch import Call
 from rlplace.workers.worker import MoveReport
@@ -54,7 +54,7 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
     log: list[str] = []
     groups = {n: cast(WorkerGroup, Group(n, log, tuple(layout.placement.slots(n)))) for n in where}
     case = MemoryCase(placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(where, True), demands={})
-    return Loop(layout.schedule, groups, Residents(case), stage_timeout_s=1.0), log
+    return Loop(layout.schedule, groups, MemoryMonitor(case), stage_timeout_s=1.0), log
 
 
 def test_an_iteration_goes_through_its_stages() -> None:

@@ -10,12 +10,12 @@ import pytest
 from rlplace.config import ClusterConfig
 from rlplace.errors import WorkerTimeout
 from rlplace.loop import Loop
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import Generation, Overlap, make_loop
 from rlplace.placement import Topology
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
-from rlplace.residents import Residents
 from rlplace.workers.group import WorkerGroup
 from tests.open_calls import OpenGroup
 
@@ -123,8 +123,8 @@ def looping(
         for name in needs.components
     }
     offload = dict.fromkeys(needs.components, False)
-    residents = Residents(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
-    made = make_loop(layout.schedule, groups, residents, stage_timeout_s=stage_timeout_s, iterations=3)
+    memory = MemoryMonitor(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
+    made = make_loop(layout.schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=3)
     return made, log
 
 

@@ -10,7 +10,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.waiting import view
 from rlplace.errors import ChannelTimeout
-from rlplace.summary import Progress, summary, summary_text, waits_of
+from rlplace.report.summary import Progress, summary, summary_text, waits_of
 
 
 def test_a_summary_says_who_waited_for_whom_in_each_channel() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
+from rlplace.memory_monitor import MemoryMonitor
 from rlplace.placement.schedule import Residency
-from rlplace.residents import Residents
 from rlplace.workers.worker import MoveReport
 from tests.unit.placement.memory_cases import GIB, colocated_8b
 
@@ -20,25 +20,25 @@ def report(residency: Residency, gib: float) -> MoveReport:
     return MoveReport(residency=residency, accelerator_bytes=int(gib * GIB), host_bytes=0, seconds=0.0)
 
 
-def moved(residents: Residents, component: str, residency: Residency, gib: float, *, on: int | None = None) -> None:
+def moved(memory: MemoryMonitor, component: str, residency: Residency, gib: float, *, on: int | None = None) -> None:
     """All ranks hold as much, or only one of them."""
-    residents.moved(component, [report(residency, gib if on in (None, rank) else 0.0) for rank in range(RANKS)])
+    memory.moved(component, [report(residency, gib if on in (None, rank) else 0.0) for rank in range(RANKS)])
 
 
 def test_what_fits_as_foreseen_is_let_in() -> None:
     case = colocated_8b()
-    residents, entry = Residents(case), case.schedule().entries["rollout"]
-    moved(residents, "actor", Residency.OFF, 0.0)
-    residents.admit(entry.acquires, "rollout")
-    assert residents.on(0) == []
+    memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
+    moved(memory, "actor", Residency.OFF, 0.0)
+    memory.admit(entry.acquires, "rollout")
+    assert memory.on(0) == []
 
 
 def test_a_residue_beyond_the_plan_is_refused_before_anybody_moves_in() -> None:
     case = colocated_8b()
-    residents, entry = Residents(case), case.schedule().entries["rollout"]
-    moved(residents, "reward", Residency.OFF, 36.0, on=3)
+    memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
+    moved(memory, "reward", Residency.OFF, 36.0, on=3)
     with pytest.raises(AcceleratorOutOfMemory) as refused:
-        residents.admit(entry.acquires, "rollout")
+        memory.admit(entry.acquires, "rollout")
     assert refused.value.accelerator == 3
     assert str(refused.value) in PAGE
     assert str(refused.value).splitlines() == [
@@ -54,10 +54,10 @@ def test_a_residue_beyond_the_plan_is_refused_before_anybody_moves_in() -> None:
 def test_what_is_proposed_then_fits() -> None:
     """The share that is proposed leaves room for the residue, which the plan alone does not know of."""
     case = colocated_8b()
-    residents = Residents(case)
-    moved(residents, "reward", Residency.OFF, 36.0)
+    memory = MemoryMonitor(case)
+    moved(memory, "reward", Residency.OFF, 36.0)
     with pytest.raises(AcceleratorOutOfMemory) as refused:
-        residents.admit(case.schedule().entries["rollout"].acquires, "rollout")
+        memory.admit(case.schedule().entries["rollout"].acquires, "rollout")
     share = float((refused.value.problem.fix or "").split("gpu_memory_utilization: ")[1].split()[0])
     assert share < 0.6
     assert (share * 80 + 36) <= 80
@@ -65,24 +65,24 @@ def test_what_is_proposed_then_fits() -> None:
 
 def test_what_was_measured_before_counts_instead_of_the_plan() -> None:
     case = colocated_8b()
-    residents, entry = Residents(case), case.schedule().entries["rollout"]
-    moved(residents, "rollout", Residency.FULL, 20.0)
-    moved(residents, "rollout", Residency.WEIGHTS, 15.0)
-    moved(residents, "reward", Residency.OFF, 36.0)
-    residents.admit(entry.acquires, "rollout")  # 56 of 80, where the plan foresees 44 + 36
-    assert residents.held["rollout"] == {Residency.FULL: 20 * GIB, Residency.WEIGHTS: 15 * GIB}
+    memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
+    moved(memory, "rollout", Residency.FULL, 20.0)
+    moved(memory, "rollout", Residency.WEIGHTS, 15.0)
+    moved(memory, "reward", Residency.OFF, 36.0)
+    memory.admit(entry.acquires, "rollout")  # 56 of 80, where the plan foresees 44 + 36
+    assert memory.held["rollout"] == {Residency.FULL: 20 * GIB, Residency.WEIGHTS: 15 * GIB}
 
 
 def test_the_most_that_was_ever_measured_counts() -> None:
     case = colocated_8b()
-    residents, entry = Residents(case), case.schedule().entries["rollout"]
+    memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
     for gib in (46.0, 20.0):
-        moved(residents, "rollout", Residency.FULL, gib)
-    moved(residents, "rollout", Residency.WEIGHTS, 15.0)
-    moved(residents, "reward", Residency.OFF, 36.0)
-    assert residents.held["rollout"][Residency.FULL] == 46 * GIB
+        moved(memory, "rollout", Residency.FULL, gib)
+    moved(memory, "rollout", Residency.WEIGHTS, 15.0)
+    moved(memory, "reward", Residency.OFF, 36.0)
+    assert memory.held["rollout"][Residency.FULL] == 46 * GIB
     with pytest.raises(AcceleratorOutOfMemory, match=r"rollout full 46\.0 GiB"):
-        residents.admit(entry.acquires, "rollout")
+        memory.admit(entry.acquires, "rollout")
 
 
 def failure(cause: BaseException, *, stage: str = "learn 2", method: str = "learn") -> WorkerError:
@@ -97,10 +97,10 @@ def full(accelerator: int | None, lacking_bytes: int) -> AcceleratorOutOfMemory:
 
 
 def test_a_lack_of_memory_is_told_with_residents_and_the_nearest_setting() -> None:
-    residents = Residents(colocated_8b())
-    moved(residents, "actor", Residency.FULL, 11.0)
-    moved(residents, "reward", Residency.OFF, 0.5)
-    told = residents.explain(failure(full(5, 2 * GIB)))
+    memory = MemoryMonitor(colocated_8b())
+    moved(memory, "actor", Residency.FULL, 11.0)
+    moved(memory, "reward", Residency.OFF, 0.5)
+    told = memory.explain(failure(full(5, 2 * GIB)))
     assert isinstance(told.cause, AcceleratorOutOfMemory)
     assert (told.component, told.rank, told.stage, told.cause.accelerator) == ("actor", 5, "learn 2", 5)
     why = told.cause.problem.why or ""
@@ -116,4 +116,4 @@ def test_a_lack_of_memory_is_told_with_residents_and_the_nearest_setting() -> No
 @pytest.mark.parametrize("cause", [full(None, 5), RuntimeError("no")])
 def test_other_failures_are_left_as_they_are(cause: BaseException) -> None:
     error = failure(cause)
-    assert Residents(colocated_8b()).explain(error) is error
+    assert MemoryMonitor(colocated_8b()).explain(error) is error

@@ -35,7 +35,7 @@ class Resident:
         return f"{self.component} rank {self.rank}: {self.residency.word} {show_bytes(self.size_bytes)}{foreseen}"
 
 
-class Residents:
+class MemoryMonitor:
     """Owned by the loop, which tells of every move. `case`: what the plan foresaw."""
 
     def __init__(self, case: MemoryCase) -> None:
@@ -137,13 +137,13 @@ class Residents:
         capacity = self._placement.topology.node_of(accelerator).memory_bytes
         free = capacity - sum(r.size_bytes for r in staying)
         asked = ", ".join(f"{c} {coming[c].word} {show_bytes(size)}" for c, size in wanted.items())
-        residents = [f"accelerator {accelerator} has {show_bytes(capacity)}, {show_bytes(free)} free; resident are"]
+        memory = [f"accelerator {accelerator} has {show_bytes(capacity)}, {show_bytes(free)} free; resident are"]
         problem = Problem(
             code="accelerator-out-of-memory",
             key=first,
             what=f"accelerator {accelerator} has no room for it on entry to {stage}",
             got=f"needed: {asked}",
-            why="\n".join([*residents, *map(str, staying)]),
+            why="\n".join([*memory, *map(str, staying)]),
             fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True)
             or f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>",
         )

@@ -12,7 +12,7 @@ from typing import Any
 from rlplace.comm.waiting import ChannelView
 from rlplace.placement.memory import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
-from rlplace.utilisation import usage_lines
+from rlplace.report.utilisation import usage_lines
 
 RETURN_WINDOW = 100  # episodes in "the mean return"
 

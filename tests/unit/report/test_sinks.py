@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import OutputError, RlplaceError
-from rlplace.sinks import LINES_PER_HEADER, ConsoleSink, JsonlSink, TensorBoardSink, WholeAppends, make_sinks
+from rlplace.report.sinks import LINES_PER_HEADER, ConsoleSink, JsonlSink, TensorBoardSink, WholeAppends, make_sinks
 
 NUMBERS = {
     "env/mean_return": 471.25,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from rlplace.placement.show.picture_style import FONT, colour, style, width_of
-from rlplace.utilisation import SYNC, StageUse, share_out
+from rlplace.report.utilisation import SYNC, StageUse, share_out
 
 WIDTH, _MARGIN, _LEFT, _TOP, _LANE, _GAP = 960, 28, 72, 118, 22, 5
 _MOST_ROWS = 64

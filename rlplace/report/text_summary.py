@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.summary import timing_lines
+from rlplace.report.summary import timing_lines
 
 REWARD, ACCURACY = "actor/reward", "eval/reward"
 _COUNTED = {"samples": "actor/samples", "tokens_generated": "rollout/tokens", "tokens_learned": "actor/tokens_learned"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.tfevents import crc32c, first_record, scalars_record
+from rlplace.report.tfevents import crc32c, first_record, scalars_record
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.text_summary import TextProgress, text_summary, text_summary_text
+from rlplace.report.text_summary import TextProgress, text_summary, text_summary_text
 
 
 def iteration(reward: float, **more: float) -> dict[str, float]:

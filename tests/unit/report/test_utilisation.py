@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlplace.metrics import Metric
-from rlplace.timeline import render_timeline
-from rlplace.utilisation import StageUse, Usage, usage_lines, waited
+from rlplace.report.timeline import render_timeline
+from rlplace.report.utilisation import StageUse, Usage, usage_lines, waited
 
 SEATS = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 

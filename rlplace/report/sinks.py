@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from rlplace.errors import OutputError
-from rlplace.tfevents import first_record, scalars_record
+from rlplace.report.tfevents import first_record, scalars_record
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

@@ -104,26 +104,6 @@ def idle(side: Side, share: float) -> float:
         channel.destroy()
 
 
-def tiny_message(side: Side, share: float) -> float:
-    channel, count = side.channel(16), max(50, int(2000 * share))
-    try:
-        return float(statistics.fmean(side.run(*[(jobs.send_and_receive, channel, rank, count) for rank in (0, 1)])))
-    finally:
-        channel.destroy()
-
-
-def large_messages(side: Side, share: float) -> float:
-    channel, size_bytes, count = side.channel(4), 64 * MIB, max(4, int(20 * share))
-    try:
-        return (
-            float(side.run(*[(jobs.stream, channel, rank, size_bytes, 6, count) for rank in (0, 1)])[1])
-            * size_bytes
-            / MIB
-        )
-    finally:
-        channel.destroy()
-
-
 def weight_sync(*, load: bool) -> Measure:
     """1 GiB from 2 actor ranks to 2 rollout ranks, each byte counted once."""
 
@@ -197,10 +177,6 @@ def rows() -> list[Row]:
         ]  # fmt: skip
     return [
         *found,
-        Row(name="tiny", what="point to point, 16 B, one way", unit="µs", ours=tiny_message, **ping,
-            goal=Goal(absolute=80)),
-        Row(name="large", what="point to point, 64 MiB, mapped", unit="MiB/s", ours=large_messages,
-            limit=memcpy(64 * MIB), limit_is="memcpy", goal=Goal(to_limit=0.8)),
         Row(name="weights", what="weight sync 2→2, 1 GiB, mapped", unit="MiB/s", ours=weight_sync(load=False),
             limit=memcpy(64 * MIB), limit_is="memcpy", goal=Goal(to_limit=0.7)),
         Row(name="weights-loaded", what="and copied into 2 engines", unit="MiB/s", ours=weight_sync(load=True),

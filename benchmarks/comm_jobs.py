@@ -118,46 +118,6 @@ def wait_in_vain(start: float, channel: Any, seconds: float) -> float:
     return 100 * (time.process_time() - began) / seconds
 
 
-# ── point to point ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def send_and_receive(start: float, channel: Any, rank: int, count: int) -> float:
-    """Median microseconds of half a round trip of a tiny array between two workers."""
-    from rlplace.comm.peers import Peer, Peers
-
-    value, peers, other = np.ones(4, np.float32), Peers(channel, Peer("worker", rank)), Peer("worker", 1 - rank)
-    taken = []
-    wait_until(start)
-    for _ in range(count):
-        began = time.monotonic()
-        if rank == 0:
-            peers.send(value, to=other)
-        peers.recv(source=other)
-        if rank == 1:
-            peers.send(value, to=other)
-        taken.append((time.monotonic() - began) / 2)
-    peers.close()
-    return _median_us(taken)
-
-
-def stream(start: float, channel: Any, rank: int, size_bytes: int, warm_up: int, count: int) -> float:
-    """Items per second from worker 0 to worker 1, who looks at them where they lie."""
-    from rlplace.comm.peers import Peer, Peers
-
-    value, peers, other = np.ones(size_bytes, np.uint8), Peers(channel, Peer("worker", rank)), Peer("worker", 1 - rank)
-    wait_until(start)
-    for i in range(warm_up + count):
-        if i == warm_up:
-            began = time.monotonic()
-        if rank == 0:
-            peers.send(value, to=other)
-        else:
-            with peers.recv_lease(source=other) as lease:
-                lease.item[-1]
-    peers.close()
-    return count / (time.monotonic() - began)
-
-
 # ── weight sync ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

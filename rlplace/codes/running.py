@@ -274,21 +274,6 @@ RUNNING: Mapping[str, tuple[str, str, str]] = {
         "a batch of 5 from items of 2",
         'policy="at_least", or items whose weights divide the batch',
     ),
-    "collective-mismatch": (
-        "two ranks are in different collectives at the same time",
-        "all_gather on env rank 0, broadcast on env rank 1",
-        "start the same collectives in the same order on all ranks of a group; others take another tag",
-    ),
-    "no-peers": (
-        "a worker sends to a peer, and its group was launched without a channel for that",
-        "self.context.peers.send(...)",
-        'launch(..., channels={"peers": cluster.channel(ChannelSpec(name="peers", capacity_items=1024))})',
-    ),
-    "bad-group": (
-        "the group of a collective lacks a rank that takes part, or names one twice",
-        "a broadcast from env rank 4 to env 0-3",
-        "name every rank that takes part, the calling one too, once",
-    ),
     # files
     "cannot-write": (
         "a file of the run cannot be written",

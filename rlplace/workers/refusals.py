@@ -145,18 +145,6 @@ def attention_not_full(owner: str, model: str) -> ConfigError:
     )
 
 
-def no_peers(owner: str) -> ChannelMisuse:
-    return ChannelMisuse(
-        Problem(
-            code="no-peers",
-            key=owner,
-            what="it has no channel to its peers",
-            why='messages between workers go through a channel named "peers"; this group was launched without one',
-            fix='launch(..., channels={"peers": cluster.channel(ChannelSpec(name="peers", capacity_items=1024))})',
-        )
-    )
-
-
 def cancelled(owner: str, method: str) -> ChannelBroken:
     return ChannelBroken(
         Problem(

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.peers import Peer, Peers
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.workers import refusals
 
 if TYPE_CHECKING:
     from rlplace.workers.devices import Device
@@ -51,7 +49,6 @@ class WorkerContext:
     folder: Path | None = None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
     seed: int = 0
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when siblings failed
-    _peers: Peers | None = dataclasses.field(default=None, init=False)
 
     @property
     def rank(self) -> int:
@@ -61,15 +58,6 @@ class WorkerContext:
     def owner(self) -> str:
         """This worker's name in errors and statistics."""
         return f"{self.slot.component} rank {self.slot.rank}"
-
-    @property
-    def peers(self) -> Peers:
-        """Point to point and collectives with every worker that was launched with the same channel named "peers"."""
-        if self._peers is None:
-            if "peers" not in self.channels:
-                raise refusals.no_peers(self.owner)
-            self._peers = Peers(self.channels["peers"], Peer(self.slot.component, self.slot.rank))
-        return self._peers
 
     @property
     def log(self) -> logging.Logger:

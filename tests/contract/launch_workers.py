@@ -8,7 +8,6 @@ import socket
 import threading
 from typing import Any, ClassVar
 
-from rlplace.comm.peers import Peer
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
@@ -161,14 +160,9 @@ class Collective(Worker):
 
 
 class Talker(Worker):
-    """Talks to its peers without the driver."""
+    """Sends to the next rank of the other component and receives from the one before."""
 
-    def exchange(self, others: str, others_world_size: int) -> tuple[list[Any], int]:
-        """What every worker of both groups says, and what the one before in the ring of its own group sent."""
-        peers, size = self.context.peers, self.context.world_size
-        ring = Peer.all(self.context.slot.component, size)
-        sending = peers.isend(self.context.rank, to=ring[(self.context.rank + 1) % size], tag="ring")
-        before = peers.recv(source=ring[self.context.rank - 1], tag="ring")
-        sending.wait()
-        everyone = sorted([*ring, *Peer.all(others, others_world_size)])
-        return peers.all_gather(str(peers.me), group=everyone), before
+    def exchange(self, others: str, others_world_size: int) -> Any:
+        channel, context = self.context.channels["talk"], self.context
+        channel.put(context.owner, key=f"{others} rank {context.rank % others_world_size}")
+        return channel.get(key=context.owner)

@@ -107,25 +107,17 @@ def test_calls_fan_out_and_results_come_by_rank(probes: WorkerGroup) -> None:
 
 
 def test_workers_talk_to_each_other_without_the_driver(cluster: Cluster) -> None:
-    channels = {"peers": cluster.channel(ChannelSpec(name="peers", capacity_items=64))}
+    channels = {"talk": cluster.channel(ChannelSpec(name="talk", capacity_items=64))}
     launches = {
         name: (Talker.create_group(), on(*accelerators), channels)
-        for name, accelerators in (("env", (0, 1, 2)), ("rollout", (3,)))
+        for name, accelerators in (("env", (0, 1)), ("rollout", (2, 3)))
     }
     groups = cluster.launch_all(launches)
-    calls = [groups["env"].exchange("rollout", 1), groups["rollout"].exchange("env", 3)]
-    env, rollout = wait_all(calls, timeout_s=60)
-    everyone = ["env rank 0", "env rank 1", "env rank 2", "rollout rank 0"]
-    assert env == [(everyone, 2), (everyone, 0), (everyone, 1)]
-    assert rollout == [(everyone, 0)]
-
-
-def test_peers_without_a_channel_are_refused(cluster: Cluster) -> None:
-    group = Talker.create_group().launch(cluster, name="env", placement_strategy=on(0))
-    with pytest.raises(WorkerError, match="it has no channel to its peers") as raised:
-        group.exchange("env", 1).wait(timeout_s=60)
-    assert isinstance(raised.value.cause, ChannelMisuse)
-    assert raised.value.cause.code == "no-peers"
+    calls = [groups["env"].exchange("rollout", 2), groups["rollout"].exchange("env", 2)]
+    assert wait_all(calls, timeout_s=60) == [
+        ["rollout rank 0", "rollout rank 1"],
+        ["env rank 0", "env rank 1"],
+    ]
 
 
 def test_a_worker_knows_its_place(probes: WorkerGroup) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.devices import CudaDevice, Device
+from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.text_engine import CacheBytes, Sampling
 from rlplace.workers.vllm_engine import VllmEngine
 from rlplace.workers.vllm_support import VllmSettings

@@ -29,7 +29,7 @@ from rlplace.comm.device import DeviceGroup, LentTensor, lend
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
 from rlplace.placement.schedule import Residency
-from rlplace.workers.devices import CudaDevice
+from rlplace.workers.launch.devices import CudaDevice
 from rlplace.workers.offload import Offloadable
 from tests.contract.device_sync import Mixture, Weights, held_by, serve
 

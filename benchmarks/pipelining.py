@@ -27,11 +27,11 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Observation
-from rlplace.workers.cluster import Cluster
 from rlplace.workers.engine import Decision
 from rlplace.workers.env import EnvWorker
-from rlplace.workers.group import WorkerGroup, wait_all
 from rlplace.workers.job import TRAJECTORIES, Job
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.machines import declared_topology
 from rlplace.workers.rollout import RolloutWorker
 

@@ -32,7 +32,7 @@ from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Transition
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import StageUse
-from rlplace.workers.cluster import Cluster
+from rlplace.workers.launch.cluster import Cluster
 
 GIB = 1 << 30
 WORKERS: Mapping[str, type[Emulated]] = {"actor": Actor, "env": Env, "rollout": Rollout}

@@ -26,7 +26,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule
 from rlplace.placement.turns import base_stage
 from rlplace.report.utilisation import Usage
-from rlplace.workers.group import Pending, WorkerGroup, wait_all
+from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 
 
 class Loop:

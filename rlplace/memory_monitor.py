@@ -16,7 +16,7 @@ from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory import Measurements, MemoryCase, MemoryLedger, Moment, find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
-from rlplace.workers.devices import show_bytes
+from rlplace.workers.launch.devices import show_bytes
 from rlplace.workers.worker import MoveReport
 
 

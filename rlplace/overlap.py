@@ -27,8 +27,8 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
 from rlplace.report.utilisation import Seats, Usage
-from rlplace.workers import deadlines
-from rlplace.workers.group import Pending, WorkerGroup, wait_all
+from rlplace.workers.launch import deadlines
+from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 
 _GENERATING = ("env", "rollout")
 

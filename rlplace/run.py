@@ -35,8 +35,8 @@ from rlplace.placement.show.report_text import render_report
 from rlplace.report.sinks import Console, Sink, make_sinks
 from rlplace.report.summary import compare_memory, waits_of
 from rlplace.report.timeline import render_timeline
-from rlplace.workers.cluster import Cluster
-from rlplace.workers.group import WorkerGroup
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import WorkerGroup
 from rlplace.workers.worker import Worker
 
 

@@ -16,7 +16,7 @@ from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample, Scores
-from rlplace.workers.devices import Device
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
 from rlplace.workers.roles.critic import Critic
 from rlplace.workers.worker import Rendezvous

@@ -18,7 +18,7 @@ from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Sample
-from rlplace.workers.devices import Device
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.llm_job import SAMPLES, WEIGHTS, LlmJob
 from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.worker import Rendezvous

@@ -11,8 +11,8 @@ from rlplace.comm.channel import Channel
 from rlplace.metrics import Metric
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.workers.group import Pending, WorkerGroup
-from rlplace.workers.launch import Call
+from rlplace.workers.launch.group import Pending, WorkerGroup
+from rlplace.workers.launch.launcher import Call
 from rlplace.workers.worker import MoveReport
 
 

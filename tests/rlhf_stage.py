@@ -13,7 +13,7 @@ from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.llm_job import (
     REFERENCE_WEIGHTS,
     RETURNS,

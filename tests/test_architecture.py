@@ -95,7 +95,7 @@ DRIVER = PLANNER | {
     "ppo_run",
     "run",
     "trajectory",
-    "workers.group",
+    "workers.launch.group",
     "workers.worker",
 }
 WITHOUT = {
@@ -277,7 +277,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (wrong_floors, "cellar", "x = 1"),
         (wrong_floors_within, "comm.codec", "from rlplace.comm.weights import sender"),
         (wrong_doors, "loop", "def f():\n    import ray.util"),
-        (wrong_doors, "workers.group", "from ray import get"),
+        (wrong_doors, "workers.launch.group", "from ray import get"),
         (wrong_doors, "placement.spec", "import numpy"),
         (wrong_doors, "workers.env", "import pandas"),
         (wrong_doors, "train", "if TYPE_CHECKING:\n    from omegaconf import DictConfig"),

@@ -15,7 +15,7 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.devices import Device, EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous, WorkerContext
 
 Scenario = TypeVar("Scenario")

@@ -24,8 +24,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES, Job
 from rlplace.workers.recording import Recording
-from rlplace.workers.refusals import cancelled, not_resident, out_of_step
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
 
 _SIMULATOR = "simulator"
 

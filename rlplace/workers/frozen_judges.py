@@ -23,8 +23,7 @@ from rlplace.tokens import Sample
 from rlplace.workers.judge import Intake, Judge, Judged, Samples, Tally, Values
 from rlplace.workers.judged_text import retold
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS
-from rlplace.workers.refusals import not_resident
-from rlplace.workers.worker import MoveReport
+from rlplace.workers.worker import MoveReport, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.sync import WeightReceiver

@@ -24,8 +24,8 @@ from rlplace.placement.routes import block_edges
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.llm_job import LlmJob, samples_for, scores_of
-from rlplace.workers.refusals import cancelled, not_resident, out_of_step, score_not_finite
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+from rlplace.workers.refusals import score_not_finite
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
 
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]

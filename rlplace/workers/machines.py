@@ -11,7 +11,7 @@ from rlplace.config import AcceleratorConfig, ClusterConfig
 from rlplace.errors import ClusterError, Problem, Source
 from rlplace.placement.machines.declare import declare_topology
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.gpus import Gpu, list_gpus, runs_of, visible
+from rlplace.workers.launch.gpus import Gpu, list_gpus, runs_of, visible
 
 EMULATED_PER_NODE = 8  # where `auto` finds no GPU
 

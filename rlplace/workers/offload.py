@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from rlplace.workers.devices import Device
+from rlplace.workers.launch.devices import Device
 
 
 class Offloadable:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlplace.errors import (
-    ChannelBroken,
-    ChannelMisuse,
     ConfigError,
     DivergedError,
     EngineBusy,
@@ -20,18 +18,6 @@ from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
     from rlplace.tokens import Completion, Scores
-
-
-def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:
-    return NotResident(
-        Problem(
-            code="not-resident",
-            key=owner,
-            what=f"{method} was called while the worker is {has.word}",
-            why=f"{method} needs residency {needs.word}; the schedule moves a component there on entry to its stage",
-            fix=f"group.move(Residency.{needs.name}).wait() before group.{method}(...)",
-        )
-    )
 
 
 def no_weights(owner: str, method: str) -> NotResident:
@@ -145,14 +131,6 @@ def attention_not_full(owner: str, model: str) -> ConfigError:
     )
 
 
-def cancelled(owner: str, method: str) -> ChannelBroken:
-    return ChannelBroken(
-        Problem(
-            code="cancelled", key=owner, what=f"{method} was cancelled", why="a sibling failed, or the run is ending"
-        )
-    )
-
-
 def diverged(
     owner: str, numbers: Mapping[str, float], *, iteration: int, rate: str = "actor.optimizer.lr"
 ) -> DivergedError:
@@ -166,19 +144,6 @@ def diverged(
             got=shown,
             why="a reward or observation was not finite, or the policy left the range of its numbers",
             fix=f"{rate}=<smaller>, or look for nan in what the simulator returns",
-        )
-    )
-
-
-def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
-    """A message of another step, stage group or row than the one that was due."""
-    return ChannelMisuse(
-        Problem(
-            code="out-of-step",
-            key=owner,
-            what=what,
-            got=got,
-            why=f"due was {expected}; nothing may be left from before",
         )
     )
 

@@ -25,7 +25,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from rlplace.errors import ConfigError, Problem, RewardError
-from rlplace.workers.refusals import cancelled
+from rlplace.workers.worker import cancelled
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _CHUNK = 1 << 16

@@ -14,8 +14,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS, Job
 from rlplace.workers.noise import RowNoise, normal, uniform
-from rlplace.workers.refusals import cancelled
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.sync import WeightReceiver

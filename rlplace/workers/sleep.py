@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
-    from rlplace.workers.devices import Device
+    from rlplace.workers.launch.devices import Device
 
 WEIGHTS, KV_CACHE = "engine weights", "KV cache"  # labels of the device's account
 

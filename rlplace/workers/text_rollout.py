@@ -24,8 +24,8 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, EndOfIteration, LlmJob
-from rlplace.workers.refusals import cancelled, logprob_not_finite, out_of_step
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext
+from rlplace.workers.refusals import logprob_not_finite
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, out_of_step
 
 if TYPE_CHECKING:
     from rlplace.workers.engine_weights import EngineWeights

@@ -16,10 +16,11 @@ from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engine import Decision
 from rlplace.workers.offload import storages
-from rlplace.workers.refusals import no_weights, not_resident
+from rlplace.workers.refusals import no_weights
+from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
-    from rlplace.workers.devices import Device
+    from rlplace.workers.launch.devices import Device
 
 _WEIGHTS = "policy weights"
 _WORKSPACE = "rollout workspace"

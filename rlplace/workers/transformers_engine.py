@@ -38,16 +38,16 @@ from rlplace.workers.refusals import (
     cache_below_one_answer,
     engine_busy,
     no_weights,
-    not_resident,
     prompt_too_long,
     share_of_nothing,
 )
 from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, answer_seed
 from rlplace.workers.token_sampling import choose
+from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
     from rlplace.models.lora import Factors
-    from rlplace.workers.devices import Device
+    from rlplace.workers.launch.devices import Device
 
 _WEIGHTS = "engine weights"
 _CACHE = "KV cache"

@@ -25,17 +25,18 @@ from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.expected_weights import ExpectedWeights
-from rlplace.workers.refusals import engine_busy, no_weights, not_resident, prompt_too_long, share_of_nothing
+from rlplace.workers.refusals import engine_busy, no_weights, prompt_too_long, share_of_nothing
 from rlplace.workers.sleep import Sleep, Sleeper, SleepReport
 from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling, answer_seed
 from rlplace.workers.vllm_memory import CpuMemory, CudaMemory
 from rlplace.workers.vllm_support import DTYPES, VllmSettings, check_installation
+from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplace.models.lora import Factors
-    from rlplace.workers.devices import Device
+    from rlplace.workers.launch.devices import Device
 
 # Read by vLLM when it is imported or builds an engine. One process: its steps are ours, and it may not look for others.
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
+from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
-    from rlplace.workers.devices import Device
-    from rlplace.workers.group import GroupBuilder
+    from rlplace.workers.launch.devices import Device
+    from rlplace.workers.launch.group import GroupBuilder
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class Worker:
     @classmethod
     def create_group(cls, config: Any = None) -> GroupBuilder:
         """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot."""
-        from rlplace.workers.group import GroupBuilder
+        from rlplace.workers.launch.group import GroupBuilder
 
         return GroupBuilder(worker=cls, config=config)
 
@@ -110,3 +111,36 @@ class Worker:
 
     def close(self) -> None:
         """Releases everything. Called once, also after a failure; must not block."""
+
+
+def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:
+    return NotResident(
+        Problem(
+            code="not-resident",
+            key=owner,
+            what=f"{method} was called while the worker is {has.word}",
+            why=f"{method} needs residency {needs.word}; the schedule moves a component there on entry to its stage",
+            fix=f"group.move(Residency.{needs.name}).wait() before group.{method}(...)",
+        )
+    )
+
+
+def cancelled(owner: str, method: str) -> ChannelBroken:
+    return ChannelBroken(
+        Problem(
+            code="cancelled", key=owner, what=f"{method} was cancelled", why="a sibling failed, or the run is ending"
+        )
+    )
+
+
+def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
+    """A message of another step, stage group or row than the one that was due."""
+    return ChannelMisuse(
+        Problem(
+            code="out-of-step",
+            key=owner,
+            what=what,
+            got=got,
+            why=f"due was {expected}; nothing may be left from before",
+        )
+    )

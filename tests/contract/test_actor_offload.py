@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.offload import Offloadable, storages
 
 
@@ -89,7 +89,7 @@ def test_tensors_made_later_are_moved_too() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_gets_its_memory_back() -> None:
-    from rlplace.workers.devices import CudaDevice
+    from rlplace.workers.launch.devices import CudaDevice
 
     tensor = torch.randn(64 << 20, device="cuda")
     before, held = tensor.sum().item(), torch.cuda.memory_reserved()
@@ -102,7 +102,7 @@ def test_a_gpu_gets_its_memory_back() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_refuses_what_it_has_no_room_for_before_it_is_taken() -> None:
-    from rlplace.workers.devices import CudaDevice
+    from rlplace.workers.launch.devices import CudaDevice
 
     device, before = CudaDevice(), torch.cuda.memory_reserved()
     free, capacity = torch.cuda.mem_get_info()

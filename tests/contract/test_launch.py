@@ -26,8 +26,8 @@ from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot, Surroundings
 from rlplace.placement.language.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlplace.placement.schedule import Residency
-from rlplace.workers.cluster import Cluster
-from rlplace.workers.group import WorkerGroup, wait_all
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import WorkerGroup, wait_all
 from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe, Talker
 
 MakeCluster = Callable[..., Cluster]

@@ -20,7 +20,7 @@ from rlplace.errors import AcceleratorOutOfMemory, DivergedError, NotResident
 from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.devices import CudaDevice, Device
+from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.llm_job import WEIGHTS
 from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.training.trained_lm import not_run

@@ -17,7 +17,7 @@ from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.devices import Device
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.text_engine import CacheBytes, Sampling, TextEngine
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, request_of, tiny_model

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.devices import CudaDevice, Device
+from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.sleep import KV_CACHE, WEIGHTS
 from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling
 from rlplace.workers.vllm_support import VllmSettings

@@ -19,8 +19,8 @@ from rlplace.config import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
 from rlplace.placement.language.strategies import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.cluster import Cluster
-from rlplace.workers.group import wait_all
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import wait_all
 from tests.contract.launch_workers import Probe
 
 pytestmark = pytest.mark.ray
@@ -72,7 +72,7 @@ DRIVER = """
     import sys
     from rlplace.config import AcceleratorConfig
     from rlplace.placement.language.strategies import FlexiblePlacementStrategy
-    from rlplace.workers.cluster import Cluster
+    from rlplace.workers.launch.cluster import Cluster
     from tests.contract.launch_workers import Probe
 
     with Cluster(1, 2, accelerator=AcceleratorConfig(kind="emulated")) as cluster:

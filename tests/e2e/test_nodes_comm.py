@@ -16,7 +16,7 @@ import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.errors import ClusterError
-from rlplace.workers.reservation import Machine
+from rlplace.workers.launch.reservation import Machine
 from tests.e2e import cables, namespaces
 from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.errors import WorkerError
 from rlplace.placement.language.strategies import PackedPlacementStrategy
-from rlplace.workers.cluster import Cluster
+from rlplace.workers.launch.cluster import Cluster
 from tests.contract.launch_workers import Probe
 
 

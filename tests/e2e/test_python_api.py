@@ -14,8 +14,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.ppo_run import ppo_run
 from rlplace.run import launch
 from rlplace.train import read_plan
-from rlplace.workers.cluster import Cluster
-from rlplace.workers.group import wait_all
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import wait_all
 from tests.e2e.training import SMALL, placed
 
 README = Path(__file__).parents[2] / "README.md"

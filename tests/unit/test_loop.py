@@ -16,8 +16,8 @@ from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
 from rlplace.placement.schedule import Residency
-from rlplace.workers.group import Pending, WorkerGroup
-from rlplace.workers.launch import Call
+from rlplace.workers.launch.group import Pending, WorkerGroup
+from rlplace.workers.launch.launcher import Call
 from rlplace.workers.worker import MoveReport
 
 COMPONENTS = ("actor", "rollout", "env")

@@ -16,7 +16,7 @@ from rlplace.placement import Topology
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
 from rlplace.placement.needs import rlhf_needs
-from rlplace.workers.group import WorkerGroup
+from rlplace.workers.launch.group import WorkerGroup
 from tests.open_calls import OpenGroup
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from rlplace.errors import AcceleratorOutOfMemory
-from rlplace.workers.devices import Holding, MemoryAccount
+from rlplace.workers.launch.devices import Holding, MemoryAccount
 
 
 class AccountKeeper:

@@ -18,9 +18,9 @@ from ray.exceptions import RayActorError
 from rlplace.comm.address import ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.host import Birth, Outcome, WorkerHost
-from rlplace.workers.launch import Call, OpenCalls, open_rendezvous
-from rlplace.workers.reservation import WorkerReport
+from rlplace.workers.launch.host import Birth, Outcome, WorkerHost
+from rlplace.workers.launch.launcher import Call, OpenCalls, open_rendezvous
+from rlplace.workers.launch.reservation import WorkerReport
 from rlplace.workers.worker import Rendezvous
 
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods

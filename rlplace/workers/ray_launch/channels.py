@@ -22,10 +22,10 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.config import CommConfig
 from rlplace.placement.channels import ChannelHome
+from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.actors import RayProcess
 from rlplace.workers.ray_launch.node_channels import Node, NodeChannels, RemoteNode
 from rlplace.workers.ray_launch.process_end import ProcessEnd
-from rlplace.workers.reservation import Machine
 
 if TYPE_CHECKING:
     from rlplace.comm.network import Keys

@@ -25,14 +25,14 @@ from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers import reservation, sharing
-from rlplace.workers.devices import CudaDevice, Device, EmulatedDevice, HostDevice
-from rlplace.workers.launch import GroupOrder, StartReport, WorkerHandle, failed, memory_account
+from rlplace.workers.launch import reservation, sharing
+from rlplace.workers.launch.devices import CudaDevice, Device, EmulatedDevice, HostDevice
+from rlplace.workers.launch.launcher import GroupOrder, StartReport, WorkerHandle, failed, memory_account
+from rlplace.workers.launch.reservation import Demand, Expected, Machine, WorkerReport
 from rlplace.workers.ray_launch.account import RayAccount
 from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
-from rlplace.workers.reservation import Demand, Expected, Machine, WorkerReport
 
 _END_S = 10.0  # for processes to be gone after they were told to
 

@@ -14,8 +14,8 @@ from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import SPILL, JobFolder
 from rlplace.comm.shared.space import check_space
 from rlplace.errors import ClusterError, Problem
+from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.guard import Guard
-from rlplace.workers.reservation import Machine
 
 if TYPE_CHECKING:
     from rlplace.comm.network import Gate, Keys

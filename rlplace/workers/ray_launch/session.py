@@ -16,9 +16,9 @@ import psutil
 from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.machines.discover import in_rank_order
+from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.environment import ray_environment
 from rlplace.workers.ray_launch.guard import Guard
-from rlplace.workers.reservation import Machine
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection

@@ -17,10 +17,9 @@ from rlplace.errors import Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
-from rlplace.workers.refusals import out_of_step
 from rlplace.workers.training.trained_lm import not_run, optimizer_of, path_of, spec_of
 from rlplace.workers.training.worker import TrainingWorker
-from rlplace.workers.worker import MoveReport
+from rlplace.workers.worker import MoveReport, out_of_step
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor

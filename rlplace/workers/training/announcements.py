@@ -14,9 +14,8 @@ from __future__ import annotations
 import time
 
 from rlplace.errors import ChannelTimeout, Problem
-from rlplace.workers.refusals import cancelled
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.worker import WorkerContext
+from rlplace.workers.worker import WorkerContext, cancelled
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from rlplace.comm.channel import Channel
 from rlplace.tokens import Returns, Sample
-from rlplace.workers.refusals import out_of_step
 from rlplace.workers.training.samples import TokenArray
+from rlplace.workers.worker import out_of_step
 
 
 def take_returns(channel: Channel, samples: Sequence[Sample], groups: int, owner: str) -> TokenArray:

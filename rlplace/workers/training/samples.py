@@ -24,8 +24,8 @@ from rlplace.algo.packing import MicroBatch
 from rlplace.comm.channel import Channel
 from rlplace.models.packed_attention import Packed
 from rlplace.tokens import Sample, by_group
-from rlplace.workers.refusals import out_of_step
 from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.worker import out_of_step
 
 Groups = Sequence[Sequence[Sample]]
 Share = TypeVar("Share")

@@ -18,8 +18,9 @@ from rlplace.errors import ChannelTimeout, Problem
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.llm_job import scores_of
-from rlplace.workers.refusals import out_of_step, score_not_finite
+from rlplace.workers.refusals import score_not_finite
 from rlplace.workers.training.samples import TokenArray
+from rlplace.workers.worker import out_of_step
 
 # All who score have come back before the loop asks for their scores: only the network is still to be waited for.
 DEADLINE_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
-from rlplace.workers.cluster import Cluster, whole
+from rlplace.workers.launch.cluster import Cluster, whole
 from rlplace.workers.machines import declared_topology
 
 

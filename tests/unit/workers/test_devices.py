@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.devices import EmulatedDevice, Holding, MemoryAccount, show_bytes
+from rlplace.workers.launch.devices import EmulatedDevice, Holding, MemoryAccount, show_bytes
 
 
 def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:

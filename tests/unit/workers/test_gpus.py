@@ -9,7 +9,7 @@ import pytest
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.placement.show.report_text import render_report
-from rlplace.workers.gpus import Gpu, list_gpus, parse, runs_of, visible
+from rlplace.workers.launch.gpus import Gpu, list_gpus, parse, runs_of, visible
 from rlplace.workers.machines import declared_topology
 from tests.unit.placement.reports import LLAMA_8B, llm
 

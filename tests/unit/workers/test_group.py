@@ -13,9 +13,9 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.group import WorkerGroup, wait_all
-from rlplace.workers.host import Done, Failure
-from rlplace.workers.launch import OpenCalls
+from rlplace.workers.launch.group import WorkerGroup, wait_all
+from rlplace.workers.launch.host import Done, Failure
+from rlplace.workers.launch.launcher import OpenCalls
 from rlplace.workers.worker import Worker
 
 

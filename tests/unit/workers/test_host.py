@@ -13,8 +13,8 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import AcceleratorOutOfMemory, ChannelTimeout, NotResident, Problem
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.host import Birth, Done, Failure, WorkerHost
+from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.host import Birth, Done, Failure, WorkerHost
 from rlplace.workers.worker import Rendezvous, Worker
 
 

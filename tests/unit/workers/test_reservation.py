@@ -7,7 +7,7 @@ import dataclasses
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.language.strategies import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.reservation import (
+from rlplace.workers.launch.reservation import (
     CPU_SHARE,
     Expected,
     Machine,

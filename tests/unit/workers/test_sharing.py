@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from rlplace.placement.language.slots import Slot, Surroundings
-from rlplace.workers.launch import GroupOrder
-from rlplace.workers.sharing import cannot_share, processes
+from rlplace.workers.launch.launcher import GroupOrder
+from rlplace.workers.launch.sharing import cannot_share, processes
 from rlplace.workers.worker import Worker
 
 

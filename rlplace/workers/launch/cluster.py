@@ -14,9 +14,9 @@ from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.language.strategies import PlacementStrategy
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.group import GroupBuilder, WorkerGroup, close_all, wait_all
-from rlplace.workers.inline import InlineLauncher
-from rlplace.workers.launch import GroupOrder, Launcher, StartReport
+from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
+from rlplace.workers.launch.inline import InlineLauncher
+from rlplace.workers.launch.launcher import GroupOrder, Launcher, StartReport
 from rlplace.workers.machines import count_topology, declared_topology
 
 Launch = tuple[GroupBuilder, PlacementStrategy, Mapping[str, Channel]]

@@ -18,8 +18,8 @@ from rlplace.errors import WorkerError
 from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.devices import Device, MemoryAccount
-from rlplace.workers.host import Birth, Done, Outcome
+from rlplace.workers.launch.devices import Device, MemoryAccount
+from rlplace.workers.launch.host import Birth, Done, Outcome
 from rlplace.workers.worker import Worker
 
 

@@ -15,9 +15,9 @@ from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.devices import Account, CudaDevice, Device, EmulatedDevice, HostDevice
-from rlplace.workers.host import Birth, Outcome, WorkerHost
-from rlplace.workers.launch import (
+from rlplace.workers.launch.devices import Account, CudaDevice, Device, EmulatedDevice, HostDevice
+from rlplace.workers.launch.host import Birth, Outcome, WorkerHost
+from rlplace.workers.launch.launcher import (
     Call,
     GroupOrder,
     OpenCalls,

@@ -10,7 +10,7 @@ from rlplace.comm.waiting import report, view
 from rlplace.errors import Problem, WorkerTimeout
 
 if TYPE_CHECKING:
-    from rlplace.workers.group import Pending
+    from rlplace.workers.launch.group import Pending
 
 SETTLE_S = 30.0  # longest wait for a cancelled group to be stopped; its parts have shorter limits
 _ASK_S = 1.0  # how long a rank may take to say where it is

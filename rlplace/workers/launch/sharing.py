@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rlplace.errors import Problem
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch import GroupOrder
-from rlplace.workers.reservation import visible_to
+from rlplace.workers.launch.launcher import GroupOrder
+from rlplace.workers.launch.reservation import visible_to
 
 
 def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:

@@ -25,12 +25,12 @@ from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelBroken, ChannelError, ClusterError, PlacementError, Problem, WorkerError, did_you_mean
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.language.strategies import PlacementStrategy
-from rlplace.workers import deadlines
-from rlplace.workers.launch import Call, WorkerHandle
+from rlplace.workers.launch import deadlines
+from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
-    from rlplace.workers.cluster import Cluster
+    from rlplace.workers.launch.cluster import Cluster
 
 WAIT_S = 600.0  # deadline of a wait that names none
 GRACE_S = 2.0  # how long cancelled ranks may take to give up before they are stopped

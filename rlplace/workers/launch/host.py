@@ -18,7 +18,7 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.waiting import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.devices import Device, cuda_out_of_memory
+from rlplace.workers.launch.devices import Device, cuda_out_of_memory
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
 
 

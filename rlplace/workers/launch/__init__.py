@@ -1,0 +1,1 @@
+"""Start workers where a plan wants them, verify that they are there, call their methods, and end them."""

@@ -1,4 +1,4 @@
-"""Every error a user can meet: what is wrong, what stands there, why, and the line that fixes it.
+"""Define every error a user can meet, and the standard error format: what is wrong, the value, why, and a fix.
 
 ::
 
@@ -11,20 +11,20 @@
     ├── ChannelError
     │   ├── ChannelFull                 put_nowait without credit
     │   ├── ChannelEmpty                get_nowait without an item
-    │   ├── ChannelTimeout              a deadline passed; says who waited for whom
+    │   ├── ChannelTimeout              a deadline passed; the text names both sides
     │   ├── ChannelClosed               put after close
     │   ├── EndOfStream                 get after the last item of a closed channel
     │   ├── ChannelBroken               the peer died or the run was cancelled
     │   └── ChannelMisuse (ValueError)  an undeclared key, an item above the capacity, a batch that cannot be exact
     ├── WeightSyncError                 a push arrived late, incomplete or damaged; the old version stays in use
     ├── WorkerError                     a method failed on a rank: component, rank, node, remote traceback
-    ├── WorkerTimeout (TimeoutError)    a deadline passed; says which ranks were still working, on what, and where
+    ├── WorkerTimeout (TimeoutError)    a deadline passed; names the ranks still working, their calls and nodes
     ├── DivergedError                   an update of the policy is not a finite number
-    ├── RewardError                     a reward function raised, hung, died or gave no finite number
+    ├── RewardError                     a reward function raised, hung, died or returned no finite number
     └── AcceleratorError
         ├── AcceleratorOutOfMemory      names the residents and their bytes
         ├── NotResident                 asked to compute while offloaded
-        └── EngineBusy                  asked to leave with answers in flight
+        └── EngineBusy                  offloaded with answers in flight
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a piece of config text stands."""
+    """The file and line of a piece of config text."""
 
     file: str
     line: int | None = None  # 1-based; None for text without lines, such as a command-line override
@@ -52,7 +52,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, in the form every error of this package has.
+    """One thing that is wrong. `render` is the standard error format of this package.
 
     `code` is stable and asserted by tests; `span` is the half-open column range of `got` the caret marks.
     """
@@ -67,8 +67,8 @@ class Problem:
     fix: str | None = None
 
     def render(self) -> str:
-        head = f"{self.key}: {self.what}"
-        lines = [f"{head:<74} [{self.code}]"]
+        """The standard error format: `key: what [code]`, then got with a caret, why and fix, where they are known."""
+        lines = [f"{f'{self.key}: {self.what}':<74} [{self.code}]"]
         if self.got is not None:
             where = f"     ({self.source})" if self.source else ""
             lines.append(_indent("    got: ", self.got) + where)
@@ -89,9 +89,14 @@ def _indent(label: str, text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The nearest known word, or None when none is near."""
+    """Return the nearest known word, or None when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return near[0] if near else None
+
+
+def suggestion(near: str | None) -> str:
+    """Return the end of an error's first line that offers the nearest known word; "" for None."""
+    return f", did you mean {near!r}?" if near else ""
 
 
 class RlplaceError(Exception):
@@ -147,7 +152,7 @@ class OutputError(_OneProblem):
 
     @classmethod
     def of(cls, path: Path, error: OSError) -> OutputError:
-        """The house form of what the operating system said about `path`, with the space that is left there."""
+        """Report what the operating system raised about `path`, with the free space of its disk."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return cls(
             Problem(
@@ -162,7 +167,7 @@ class OutputError(_OneProblem):
 
 
 def _free_space(path: Path) -> str | None:
-    """Bytes left where `path` is or would be; None when nobody can tell."""
+    """Describe the bytes left where `path` is or would be; None when that cannot be found out."""
     there = next((p for p in (path, *path.parents) if p.exists()), None)
     if there is None:
         return None
@@ -173,7 +178,7 @@ def _free_space(path: Path) -> str | None:
 
 
 class ChannelError(_OneProblem):
-    """Base of what a channel raises."""
+    """Base of the errors of a channel."""
 
 
 class ChannelFull(ChannelError):
@@ -205,7 +210,7 @@ class ChannelMisuse(ChannelError, ValueError):
 
 
 class WeightSyncError(_OneProblem):
-    """What was pushed is not the version that was asked for, whole and undamaged."""
+    """The pushed weights are not the requested version, or are incomplete or damaged."""
 
 
 class DivergedError(_OneProblem):
@@ -213,15 +218,15 @@ class DivergedError(_OneProblem):
 
 
 class RewardError(_OneProblem):
-    """A reward function gave no finite number for an episode; nothing was learned from it."""
+    """A reward function returned no finite number for an episode; nothing was learned from it."""
 
 
 class AcceleratorError(_OneProblem):
-    """Base of what an accelerator refuses."""
+    """Base of the errors of an accelerator."""
 
 
 class AcceleratorOutOfMemory(AcceleratorError):
-    """More is wanted than an accelerator has left; the residents are named.
+    """More memory is wanted than an accelerator has left; the text names the components that hold it.
 
     `accelerator` is its global number, `lacking_bytes` what is wanted beyond what is free, as far as it is known.
     """
@@ -240,7 +245,7 @@ class NotResident(AcceleratorError):
 
 
 class EngineBusy(AcceleratorError):
-    """A generation engine was asked to give its cache back while answers are in flight."""
+    """A generation engine was asked to release its cache while answers are in flight."""
 
 
 class WorkerError(RlplaceError):
@@ -290,21 +295,21 @@ class WorkerError(RlplaceError):
         return "\n".join(lines)
 
     def at(self, *, stage: str, version: int) -> WorkerError:
-        """The same failure with the stage and policy version in which it happened."""
+        """Return the same failure with the stage and policy version in which it happened."""
         return WorkerError(**{**self._facts(), "stage": stage, "version": version})
 
-    def told(self, cause: RlplaceError) -> WorkerError:
-        """The same failure, of which more is known by now."""
+    def explained_by(self, cause: RlplaceError) -> WorkerError:
+        """Return the same failure with `cause` as its text, for a cause that only the driver can name."""
         error = WorkerError(**{**self._facts(), "what": str(cause), "cause": cause})
         error.__cause__ = cause
         return error
 
     def _facts(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("__")}  # less __notes__
+        return {name: value for name, value in vars(self).items() if not name.startswith("__")}  # without __notes__
 
     def __reduce__(self) -> tuple[functools.partial[WorkerError], tuple[()]]:
         return functools.partial(WorkerError, **self._facts()), ()
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):
-    """Ranks did not finish a method before the caller's deadline; they are still working on it."""
+    """Ranks did not finish a method before the caller's deadline. They are still working on it."""

@@ -170,7 +170,7 @@ class MemoryMonitor:
             why="\n".join(filter(None, [cause.problem.why, *residents])),
             fix=fix or cause.problem.fix,
         )
-        return error.told(AcceleratorOutOfMemory(problem, cause.accelerator, cause.lacking_bytes))
+        return error.explained_by(AcceleratorOutOfMemory(problem, cause.accelerator, cause.lacking_bytes))
 
     def _fix(
         self, accelerator: int, stage: str, component: str, after: Residency, lacking: int, *, entering: bool

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rlplace import compose, planning
-from rlplace.codes import CODES
+from rlplace.codes import codes
 from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.memory import Knob, Measurements, solve
@@ -195,12 +195,12 @@ def _verdict(reports: Sequence[PlanReport]) -> int:
 
 
 def _explain(topic: str, words: Sequence[str]) -> int:
-    if topic in CODES:
-        print(CODES[topic].render())
+    if topic in codes():
+        print(codes()[topic].render())
         return FITS
-    near = did_you_mean(topic, CODES)
+    near = did_you_mean(topic, codes())
     if "-" in topic and compose.config_name(words) is None:
-        why = f"there are {len(CODES)} error codes"
+        why = f"there are {len(codes())} error codes"
         raise _wrong("unknown-topic", "explain", "no such error code", topic, why, near and f"explain {near}")
     for report in _request(words).reports():
         placement = report.plan.placement
@@ -210,7 +210,7 @@ def _explain(topic: str, words: Sequence[str]) -> int:
         elif topic.isdecimal() and int(topic) < count:
             print(explain_accelerator(report, int(topic)))
         else:
-            near = did_you_mean(topic, [*placement.components, *CODES])
+            near = did_you_mean(topic, [*placement.components, *codes()])
             why = f"components are {', '.join(placement.components)}; accelerators 0-{count - 1}"
             raise _wrong(
                 "unknown-topic", "explain", "nothing here is called so", topic, why, near and f"explain {near}"

@@ -1,17 +1,12 @@
-"""Every error code in one table: what it means, an example, and what to do."""
+"""The explanation of every error code: its meaning, an example and what to do. `codes.toml` holds the texts."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import tomllib
 from collections.abc import Mapping
-
-from rlplace.codes.config import CONFIG
-from rlplace.codes.importing import IMPORTING
-from rlplace.codes.placement import PLACEMENT
-from rlplace.codes.running import RUNNING
-from rlplace.codes.text import TEXT
-
-__all__ = ["CODES", "Code"]
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +14,7 @@ class Code:
     """One code, as stable as the name of a function."""
 
     name: str
-    when: str  # it can be met
+    when: str  # it can occur
     means: str
     example: str
     fix: str
@@ -30,14 +25,12 @@ class Code:
         return "\n".join(lines)
 
 
-CODES: Mapping[str, Code] = {
-    name: Code(name=name, when=when, means=means, example=example, fix=fix)
-    for when, table in (
-        ("while the config is read, before anything starts", CONFIG),
-        ("while the plan is made, before anything starts", PLACEMENT),
-        ("while a job starts or runs", RUNNING),
-        ("while a text task is made or played", TEXT),
-        ("while the settings of another library are imported", IMPORTING),
-    )
-    for name, (means, example, fix) in table.items()
-}
+@functools.cache
+def codes() -> Mapping[str, Code]:
+    """All codes by name, read from the file on the first call."""
+    tables = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
+    return {
+        name: Code(name=name, when=when, means=means, example=example, fix=fix)
+        for when, table in tables.items()
+        for name, (means, example, fix) in table.items()
+    }

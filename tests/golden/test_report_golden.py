@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.placement.show.picture import render_svg
 from rlplace.planning import explain_accelerator, explain_component, render_diff, render_report
 from tests.unit.placement.reports import APART, SIX, llm, ppo
 
@@ -16,7 +15,6 @@ HERE = Path(__file__).parent / "reports"
 TEXTS: dict[str, Callable[[], str]] = {
     "hybrid.txt": lambda: render_report(ppo()),
     "six-components.txt": lambda: render_report(llm(model=None)),
-    "six-components.svg": lambda: render_svg(llm(model=None).plan),
     "diff.txt": lambda: render_diff(ppo(name="hybrid"), ppo(APART, name="disaggregated")),
     "component.txt": lambda: explain_component(ppo(), "rollout"),
     "stays.txt": lambda: explain_component(

@@ -1,4 +1,4 @@
-"""What an error says, word for word, and that it survives the way between processes."""
+"""The text of errors, and that they survive pickling between processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OUT_OF_RANGE = Problem(
 )
 
 
-def test_a_problem_reads_as_the_house_form() -> None:
+def test_a_problem_in_the_standard_error_format() -> None:
     assert OUT_OF_RANGE.render() == (
         "cluster.component_placement.actor: accelerator 8 does not exist            [accelerator-out-of-range]\n"
         "    got: 0-8     (hybrid_ppo.yaml:7)\n"

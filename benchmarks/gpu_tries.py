@@ -200,7 +200,7 @@ def grpo() -> str:
         subprocess.run(["scripts/train", *grpo_words(), f"runner.output_dir={folder}"], check=True)
         (file,) = Path(folder).glob("*/summary.json")
         summary = json.loads(file.read_text(encoding="utf-8"))
-    if not summary["tokens_learned"] or not math.isfinite(summary["reward_last"]):
+    if not summary["tokens_learned"] or not math.isfinite(summary["return_last"]):
         sys.exit("nothing was learned")
     per_iteration = summary["train_s"] / summary["iterations"]
     spent = ", ".join(f"{name} {value / summary['iterations']:.2f}" for name, value in summary["seconds"].items())

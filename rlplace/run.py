@@ -1,4 +1,4 @@
-"""Executes one plan: the run's folder, the launch, the loop until done, the summary. What is trained, the job says."""
+"""Executes one plan: the run's folder, the launch, the loop until done, the summary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -33,49 +33,69 @@ from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
 from rlplace.report.sinks import Console, Sink, make_sinks
-from rlplace.report.summary import compare_memory, waits_of
+from rlplace.report.summary import Measures, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup
 from rlplace.workers.worker import Worker
 
 
-class Course(Protocol):
-    """How a kind of job goes on from iteration to iteration, and what it says of itself at the end."""
+class RunDriver:
+    """Runs iterations until the last one or the goal, and sums the run up. Its clock starts when it is made."""
 
-    def started(self, start_s: float) -> None:
-        """All workers are ready, after so many seconds."""
-        ...
+    def __init__(
+        self,
+        measures: Measures,
+        *,
+        iterations: int,
+        goal: float | None,
+        env_steps: int | None = None,
+        eval_every: int = 0,
+    ) -> None:
+        """`env_steps` of an iteration; None: its steps are the answers that the engines count.
+
+        `eval_every`: iterations between evaluations on held-out prompts, 0 for none.
+        """
+        self.progress = Progress(measures=measures, began=time.perf_counter())
+        self._iterations, self._goal, self._env_steps, self._eval_every = iterations, goal, env_steps, eval_every
 
     def train(self, loop: Loop, sinks: Sequence[Sink]) -> None:
-        """Iterations until the goal or the end is reached."""
-        ...
-
-    def summary(self, folder: Path) -> dict[str, Any]:
-        """The run in numbers, also of one that was cut short."""
-        ...
-
-    def text(self, summary: Mapping[str, Any]) -> str: ...
+        progress = self.progress
+        while progress.iterations < self._iterations:
+            at = progress.iterations
+            numbers = loop.iteration(at, evaluate=bool(self._eval_every) and at % self._eval_every == 0)
+            steps = int(numbers.get("rollout/answers", 0)) if self._env_steps is None else self._env_steps
+            progress.add(numbers, steps)
+            if self._env_steps is not None:
+                numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
+                if progress.mean_return is not None:
+                    numbers["env/mean_return"] = progress.mean_return
+            for sink in sinks:
+                sink.write(progress.iterations, progress.steps, numbers)
+            if progress.reached(self._goal):
+                break
+        if self._eval_every:
+            progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Launchable:
-    """What a run is told by its kind of job: `ppo_run` and `llm_run` make them."""
+class JobSpec:
+    """Everything that `run` needs of a job: made by `ppo_run` and `llm_run`."""
 
     cluster: ClusterConfig
     runner: RunnerConfig | LlmRunnerConfig
     plan: AnyPlan
     workers: Mapping[str, type[Worker]]  # by component
-    told: Any  # the `config` of every worker
+    arguments: Any  # the `config` of every worker
     case: MemoryCase
     ledger: MemoryLedger  # of the case
-    course: Course
+    driver: RunDriver
     console: Console
     saved: Mapping[str, str]  # component -> name of what is saved of it in the end
     iterations: int | None = None  # of the whole run, where its length is counted in them
 
 
-def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
+def run(job: JobSpec, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
     """Trains until the goal or the end is reached. Returns the run's folder.
 
     Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
@@ -96,7 +116,7 @@ def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> 
         groups = launch(cluster, job)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         start_s = time.perf_counter() - began
-        job.course.started(start_s)
+        job.driver.progress.start_s = start_s
         print(f"ready after {start_s:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
         loop = make_loop(
@@ -108,11 +128,11 @@ def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> 
         )
         try:
             with _watched(channels, runner.watchdog_s):
-                job.course.train(loop, sinks)
+                job.driver.train(loop, sinks)
             loop.save({component: folder / name for component, name in job.saved.items()})
         finally:
             held = loop.memory.held
-            ended = job.course.summary(folder) | {
+            ended = summary(job.driver.progress, folder) | {
                 "memory": compare_memory(job.ledger, held),
                 "waits": waits_of(view(channels)),
                 "utilisation": loop.usage.record(count_business(job.plan.placement, job.plan.schedule.needs).at_work),
@@ -121,11 +141,11 @@ def run(job: Launchable, report: PlanReport, *, resolved: Mapping[str, Any]) -> 
             if loop.usage.last:
                 write_whole(folder / "timeline.svg", timeline_of(loop, job))
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-            print(job.course.text(ended), flush=True)
+            print(summary_text(ended), flush=True)
     return folder
 
 
-def timeline_of(loop: Loop, job: Launchable) -> str:
+def timeline_of(loop: Loop, job: JobSpec) -> str:
     usage = loop.usage
     return render_timeline(usage.last, usage.accelerators, job.plan.placement.components, "last iteration")
 
@@ -134,7 +154,7 @@ def _watched(channels: Mapping[str, Channel], stall_s: float) -> AbstractContext
     return Watchdog(channels, stall_s=stall_s) if stall_s else contextlib.nullcontext()
 
 
-def launch(cluster: Cluster, job: Launchable) -> dict[str, WorkerGroup]:
+def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan, runner = job.plan, job.runner
     cluster.reserve([slot for c in plan.placement.components for slot in plan.placement.slots(c)])
@@ -156,7 +176,7 @@ def launch(cluster: Cluster, job: Launchable) -> dict[str, WorkerGroup]:
         for component in plan.placement.components
     }
     builders = {
-        component: (job.workers[component].create_group(job.told), plan.placement.get_strategy(component), own)
+        component: (job.workers[component].create_group(job.arguments), plan.placement.get_strategy(component), own)
         for component, own in ends.items()
     }
     return cluster.launch_all(builders, seed=runner.seed)
@@ -192,7 +212,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def sinks_of(job: Launchable, folder: Path) -> Iterator[list[Sink]]:
+def sinks_of(job: JobSpec, folder: Path) -> Iterator[list[Sink]]:
     sinks = make_sinks(job.runner.sinks, folder, job.console)
     try:
         yield sinks

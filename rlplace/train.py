@@ -26,7 +26,7 @@ from rlplace.placement.show.report import PlanReport, make_report
 from rlplace.placement.show.report_text import render_report
 
 if TYPE_CHECKING:  # what starts workers waits until the plan was shown
-    from rlplace.run import Launchable
+    from rlplace.run import JobSpec
 
 USAGE = """\
 Trains a policy on a declared placement.
@@ -43,7 +43,7 @@ configs:
 
 exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
 
-Prepared = tuple["PlanReport", bool, "Callable[[], Launchable]"]  # the plan, whether that is all, how it is launched
+Prepared = tuple["PlanReport", bool, "Callable[[], JobSpec]"]  # the plan, whether that is all, how it is launched
 
 DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
 
@@ -135,7 +135,7 @@ def read_llm_plan(composed: compose.Composed, *, launched: bool) -> tuple[LlmCon
 
 def _job(composed: compose.Composed) -> int:
     prepare = _language if is_llm_job(composed.mapping) else _simulated
-    report, dry_run, launchable = prepare(composed)
+    report, dry_run, job_spec = prepare(composed)
     _show(render_report(report))
     if not report.fits:
         print(_counted(report.shortages), file=sys.stderr)
@@ -145,7 +145,7 @@ def _job(composed: compose.Composed) -> int:
         return DONE
     from rlplace.run import run
 
-    run(launchable(), report, resolved=composed.mapping)
+    run(job_spec(), report, resolved=composed.mapping)
     return DONE
 
 
@@ -160,24 +160,24 @@ def _show(text: str) -> None:
 def _simulated(composed: compose.Composed) -> Prepared:
     config, plan = read_plan(composed)
 
-    def launchable() -> Launchable:
+    def job_spec() -> JobSpec:
         from rlplace.ppo_run import ppo_run
 
         return ppo_run(config, plan)
 
-    return make_report(composed.name, plan, memory_case(plan, config, None)), config.dry_run, launchable
+    return make_report(composed.name, plan, memory_case(plan, config, None)), config.dry_run, job_spec
 
 
 def _language(composed: compose.Composed) -> Prepared:
     dry_run = bool(composed.mapping.get("dry_run", False))
     config, layout = read_llm_plan(composed, launched=not dry_run)
 
-    def launchable() -> Launchable:
+    def job_spec() -> JobSpec:
         from rlplace.llm_run import llm_run
 
         return llm_run(config, layout)
 
-    return make_report(composed.name, layout, llm_memory_case(layout, config)), dry_run, launchable
+    return make_report(composed.name, layout, llm_memory_case(layout, config)), dry_run, job_spec
 
 
 def _plan_only(config: LlmConfig, composed: compose.Composed) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""The end of a run in numbers: who waited for whom."""
+"""The end of a run in numbers and in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.waiting import view
 from rlplace.errors import ChannelTimeout
-from rlplace.report.summary import Progress, summary, summary_text, waits_of
+from rlplace.report.summary import SIMULATED, TEXT, Progress, summary, summary_text, waits_of
 
 
 def test_a_summary_says_who_waited_for_whom_in_each_channel() -> None:
@@ -26,10 +26,48 @@ def test_a_summary_says_who_waited_for_whom_in_each_channel() -> None:
     assert waits["actions"]["consumer_wait_s"] > 0 == waits["actions"]["producer_wait_s"]
     assert (waits["actions"]["items"], waits["actions"]["staleness_max"]) == (2, 1)
     waits["actions"] |= {"consumer_wait_s": 12.34, "producer_wait_s": 0.5}
-    text = summary_text(summary(Progress(began=0.0), Path("runs/x")) | {"waits": waits})
+    text = summary_text(summary(Progress(measures=SIMULATED, began=0.0), Path("runs/x")) | {"waits": waits})
     assert "waited     actions: env for rollout 12.3 s, rollout for env 0.5 s   summed over ranks" in text
     assert "idle" not in text
 
 
 def test_a_summary_without_channels_says_nothing_of_waits() -> None:
-    assert "waited" not in summary_text(summary(Progress(began=0.0), Path("runs/x")))
+    assert "waited" not in summary_text(summary(Progress(measures=SIMULATED, began=0.0), Path("runs/x")))
+
+
+def iteration(reward: float, **more: float) -> dict[str, float]:
+    stages = {"time/rollout_s": 2.0, "time/learn_s": 3.0, "time/iteration_s": 6.0, "time/overhead_s": 1.5}
+    return {"actor/reward": reward, "rollout/tokens": 100.0, "actor/tokens_learned": 90.0, **stages, **more}
+
+
+def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
+    progress = Progress(measures=TEXT, began=0.0, start_s=4.0)
+    progress.add(iteration(0.1, **{"eval/reward": 0.05, "time/evaluate_s": 1.0}), 64)
+    progress.add(iteration(0.4), 64)
+    progress.add_evaluation({"eval/reward": 0.5, "time/evaluate_s": 1.0}, version=2)
+    report = summary(progress, Path("runs/x"))
+    assert (report["return_first"], report["return_last"]) == (0.1, 0.4)
+    assert report["evaluations"] == {"0": 0.05, "2": 0.5}
+    assert (report["tokens_generated"], report["tokens_learned"], report["iterations"]) == (200, 180, 2)
+    assert report["seconds"]["evaluate"] == 2.0
+    assert report["overhead_share"] == 0.25
+    text = summary_text(report)
+    assert "reward     0.100 -> 0.400" in text
+    assert "held out   0.050 -> 0.500   (mean reward of greedy answers, after 0 and 2 iterations)" in text
+    assert "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
+    assert "rollout 4.0, learn 6.0, evaluate 2.0" in text
+
+
+def test_a_run_that_never_learned_says_so() -> None:
+    text = summary_text(summary(Progress(measures=TEXT, began=0.0), Path("runs/x")))
+    assert "reward     none -> none" in text
+    assert "held out" not in text
+
+
+@pytest.mark.parametrize(("goal", "reached"), [(None, False), (0.4, True), (0.41, False)])
+def test_the_last_iteration_decides_whether_the_goal_is_reached(goal: float | None, reached: bool) -> None:
+    progress = Progress(measures=TEXT, began=0.0)
+    assert not progress.reached(goal)
+    progress.add(iteration(0.9), 64)
+    progress.add(iteration(0.4), 64)
+    assert progress.reached(goal) == reached

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("codes", "errors"),
+    ("codes", "errors", "units"),
     (
         "config",
         "llm_config",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlplace.placement.memory.case import MemoryCase
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.memory.solve import Knob, Solution
+from rlplace.units import show_bytes
 
 
 def render_solution(case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None) -> str:
@@ -31,7 +31,7 @@ def _tightest(ledger: MemoryLedger) -> str:
     if account is None:
         return "no accelerator is used"
     many = len(account.numbers) > 1
-    of = f" of {show_gib(account.capacity_bytes)}" if account.capacity_bytes else ""
+    of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
     worst = account.worst
     who = f"accelerators {account.numbers} hold" if many else f"accelerator {account.numbers} holds"
-    return f"{who} {show_gib(worst.total_bytes)}{of} in {worst.moment}"
+    return f"{who} {show_bytes(worst.total_bytes)}{of} in {worst.moment}"

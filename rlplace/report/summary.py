@@ -13,6 +13,7 @@ from rlplace.comm.waiting import ChannelView
 from rlplace.placement.memory import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.report.utilisation import usage_lines
+from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
 
@@ -231,7 +232,7 @@ def _memory_lines(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list
     lines: list[str] = []
     for component, rows in memory.items():
         sizes = ", ".join(
-            f"{word} {_size(size['measured'])} ({_size(size['predicted'])})"
+            f"{word} {show_bytes(size['measured'])} ({show_bytes(size['predicted'])})"
             for word, size in rows.items()
             if word != "off"
         )
@@ -239,10 +240,3 @@ def _memory_lines(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list
     if lines:
         lines[-1] += "   per accelerator, measured (predicted)"
     return lines
-
-
-def _size(size_bytes: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 1 << power:
-            return f"{size_bytes / (1 << power):.1f} {unit}"
-    return f"{size_bytes} B"

@@ -44,6 +44,7 @@ from rlplace.comm.shared.slab_files import (
     word_of,
 )
 from rlplace.errors import OutputError, Problem
+from rlplace.units import show_bytes
 
 __all__ = ["SMALLEST", "SlabPool", "SlabReader", "SlabRef", "reclaim", "slab_size"]
 
@@ -209,7 +210,7 @@ class SlabPool:
                     self._spilled = True
                     _LOG.warning(
                         "%s has no room for %s more: what does not fit goes through %s, which is slower",
-                        self._folder.parent, space.readable(size), place.resolve(),
+                        self._folder.parent, show_bytes(size), place.resolve(),
                     )  # fmt: skip
                 return
         raise _no_room(self._folder, size)
@@ -307,8 +308,8 @@ def _no_room(folder: Path, size: int) -> OutputError:
         Problem(
             code="shm-full",
             key=f"shared memory of this node, {folder}",
-            what=f"no room for {space.readable(size)} more, nor on disk",
-            why=f"{space.readable(space.free_bytes(folder))} are free; items wait there until they are taken",
+            what=f"no room for {show_bytes(size)} more, nor on disk",
+            why=f"{show_bytes(space.free_bytes(folder))} are free; items wait there until they are taken",
             fix="more shared memory (docker run --shm-size=...), or channels of less capacity",
         )
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlplace.errors import ClusterError, Problem
+from rlplace.units import show_bytes
 
 Allocate = Callable[[Path, int], None]  # file, bytes
 
@@ -44,19 +45,9 @@ def too_small(folder: Path, needed_bytes: int, *, key: str = "cluster") -> Clust
         Problem(
             code="shm-too-small",
             key=key,
-            what=f"{readable(needed_bytes)} of shared memory are needed on this node, {readable(free)} are free",
+            what=f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free",
             got=str(folder),
             why="items between processes of one node lie in shared memory, up to the capacity of their channel",
             fix=f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})",
         )
     )
-
-
-def readable(size_bytes: int) -> str:
-    """ "1.5 GiB"."""
-    size, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{size_bytes} B"

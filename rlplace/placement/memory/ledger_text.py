@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplace.placement.memory.formulas import FORMULAS
 from rlplace.placement.memory.ledger import Account, Load, MemoryLedger
-from rlplace.placement.memory.sizes import show_gib
+from rlplace.units import byte_unit, show_bytes
 
 WIDTH = 100
 _MOST_ACCOUNTS = 8
@@ -37,21 +37,21 @@ def _verdict(ledger: MemoryLedger) -> str:
     if tightest is None:
         return "memory: no accelerator is used"
     worst, numbers = tightest.worst, tightest.numbers
-    used = show_gib(worst.total_bytes)
+    used = show_bytes(worst.total_bytes)
     where = f"accelerator{'s' * (len(numbers) > 1)} {_clipped(str(numbers), 30)} in {worst.moment}: {used}"
     if not tightest.capacity_bytes:
         return f"memory: fullest {where}; how much there is, is not known"
     lacking = "".join(f"\n  {component}: {why}" for component, why in ledger.lacking)
     word = "fits" if ledger.fits else "does not fit"
-    return f"memory: {word}; tightest {where} of {show_gib(tightest.capacity_bytes)}{lacking}"
+    return f"memory: {word}; tightest {where} of {show_bytes(tightest.capacity_bytes)}{lacking}"
 
 
 def _accelerators(account: Account) -> str:
     many = len(account.numbers) > 1
-    has = f"{show_gib(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
+    has = f"{show_bytes(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
     title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
     worst = account.worst
-    holds = ", ".join(f"{h.component} {h.part.value} {show_gib(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
+    holds = ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
     more = len(worst.holds) - _MOST_HOLDS
     told = f"{worst.moment} holds {holds or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
     lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(told, WIDTH - 4))]
@@ -62,7 +62,7 @@ def _table(account: Account) -> list[str]:
     """One row per moment that differs, one column per component; the worst moment is marked."""
     shown = _telling(account.loads)
     components = list(dict.fromkeys(hold.component for load in account.loads for hold in load.holds))
-    scale, unit = _unit(account)
+    scale, unit = byte_unit(account.worst.total_bytes)
     rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
     for load in shown:
         free = _number(account.capacity_bytes - load.total_bytes, scale) if account.capacity_bytes else "?"
@@ -91,15 +91,6 @@ def _right(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
     return (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def _unit(account: Account) -> tuple[int, str]:
-    """One unit for a whole table, fit for its worst moment."""
-    most = account.worst.total_bytes
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if most >= scale:
-            return scale, unit
-    return 1, "bytes"
-
-
 def _number(size: int, scale: int) -> str:
     if scale == 1:
         return str(size)
@@ -111,12 +102,12 @@ def _hosts(hosts: Sequence[Account]) -> str:
     for account in hosts[:_MOST_ACCOUNTS]:
         worst = account.worst
         where = f"node{'s' * (len(account.numbers) > 1)} {_clipped(str(account.numbers), 40)}"
-        of = f" of {show_gib(account.capacity_bytes)}" if account.capacity_bytes else ""
-        holds = ", ".join(f"{h.component} {h.part.value} {show_gib(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
-        told = f"{where}: {show_gib(worst.total_bytes)}{of}" + (f" in {worst.moment}: {holds}" if holds else "")
+        of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
+        holds = ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
+        told = f"{where}: {show_bytes(worst.total_bytes)}{of}" + (f" in {worst.moment}: {holds}" if holds else "")
         lines += textwrap.wrap(told, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
         if account.shared_bytes:
-            lines.append(f"    shared memory per node: {show_gib(account.shared_bytes)}")
+            lines.append(f"    shared memory per node: {show_bytes(account.shared_bytes)}")
     if len(hosts) > _MOST_ACCOUNTS:
         lines.append(f"  ... and {len(hosts) - _MOST_ACCOUNTS} more kinds of node")
     return "\n".join(lines)

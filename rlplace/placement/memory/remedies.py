@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from rlplace.placement.memory.case import MemoryCase
 from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare
 from rlplace.placement.memory.ledger import Account, MemoryLedger
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.memory.solve import Knob, largest, solve
 from rlplace.placement.memory.trained import TrainedModel
 from rlplace.placement.schedule import Residency
+from rlplace.units import show_bytes
 
 _MOST_STEPS = 6
 _MOST_FACTOR = 64  # more is no remedy but another job
@@ -124,7 +124,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[_Change]:
         return
     copied = case.ledger().host_bytes(component, Residency.OFF)
     seconds = 2 * copied / _copy_bytes_per_s(case)
-    cost = f"a rank copies {show_gib(copied)} each way per iteration, about {seconds:.1f} s"
+    cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
     leaving = dict.fromkeys(_sharers(case, component), True)
     yield _Change(
         fix=f"{case.block(component)}.enable_offload: true",

@@ -9,8 +9,8 @@ from rlplace.placement.memory.case import MemoryCase
 from rlplace.placement.memory.demands import EngineModel, KvBytes
 from rlplace.placement.memory.ledger import Account
 from rlplace.placement.memory.remedies import Remedy, find_remedies, shortest
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.memory.solve import Knob, solve
+from rlplace.units import show_bytes
 
 _MOST_HOLDERS = 5
 
@@ -39,7 +39,7 @@ def _does_not_fit(account: Account, remedies: Sequence[Remedy], helped: bool) ->
         key="cluster.component_placement",
         what=f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small",
         got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
-        why=_holders(f"{'each' if many else 'it'} has {show_gib(account.capacity_bytes)}", account),
+        why=_holders(f"{'each' if many else 'it'} has {show_bytes(account.capacity_bytes)}", account),
         fix=proposals(remedies) if helped else f"accelerators of {_needed(account)} or more, or less on each",
     )
 
@@ -51,17 +51,17 @@ def _host_too_small(account: Account, remedies: Sequence[Remedy], helped: bool) 
         key="cluster.component_placement",
         what=f"the host memory of node{'s' * many} {account.numbers} is too small",
         got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
-        why=_holders(f"a node has {show_gib(account.capacity_bytes)}", account),
+        why=_holders(f"a node has {show_bytes(account.capacity_bytes)}", account),
         fix=proposals(remedies) if helped else f"hosts of {_needed(account)} or more, or less on each",
     )
 
 
 def _needed(account: Account) -> str:
-    return show_gib(account.worst.total_bytes)
+    return show_bytes(account.worst.total_bytes)
 
 
 def _excess(account: Account) -> str:
-    return show_gib(account.worst.total_bytes - account.capacity_bytes)
+    return show_bytes(account.worst.total_bytes - account.capacity_bytes)
 
 
 def _when(account: Account) -> str:
@@ -71,10 +71,10 @@ def _when(account: Account) -> str:
 
 def _holders(has: str, account: Account) -> str:
     holds = account.worst.holds
-    lines = [f"{h.component}: {h.part.value} {show_gib(h.size_bytes)}" for h in holds[:_MOST_HOLDERS]]
+    lines = [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in holds[:_MOST_HOLDERS]]
     rest = sum(h.size_bytes for h in holds[_MOST_HOLDERS:])
     if rest:
-        lines.append(f"all others {show_gib(rest)}")
+        lines.append(f"all others {show_bytes(rest)}")
     return "\n".join([f"{has}; the largest holders are", *lines])
 
 
@@ -82,7 +82,7 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     """The `fix` of a problem: one line for each; None where there are none."""
     if not remedies:
         return None
-    lines = [f"{r.fix}        saves {show_gib(r.saves_bytes)}; costs: {r.cost}" for r in remedies]
+    lines = [f"{r.fix}        saves {show_bytes(r.saves_bytes)}; costs: {r.cost}" for r in remedies]
     if not remedies[0].also:
         return "\n".join(f"{'or: ' * (i > 0)}{line}" for i, line in enumerate(lines))
     end = [] if remedies[-1].enough else ["and still it does not fit: more or larger accelerators are needed"]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlplace.placement.journeys import AnyPlan, journeys
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.routes import Way
 from rlplace.placement.show.columns import clipped, indented, table
 from rlplace.placement.show.report import PlanReport
+from rlplace.units import show_bytes
 
 _NONE = "-"
 _LONGEST = 31
@@ -135,12 +135,12 @@ def _levels(plan: AnyPlan, component: str) -> str:
 def _moves(left: PlanReport, right: PlanReport) -> Iterator[Line]:
     yield _line("moves", *(str(_count_moves(r.plan)) for r in (left, right)))
     if left.traffic.total_bytes or right.traffic.total_bytes:
-        yield _line("copied to hosts", *(show_gib(r.traffic.to_host_bytes) for r in (left, right)))
-        yield _line("copied from hosts", *(show_gib(r.traffic.from_host_bytes) for r in (left, right)))
+        yield _line("copied to hosts", *(show_bytes(r.traffic.to_host_bytes) for r in (left, right)))
+        yield _line("copied from hosts", *(show_bytes(r.traffic.from_host_bytes) for r in (left, right)))
         for way in Way:
             sizes = [r.traffic.weights_bytes.get(way, 0) for r in (left, right)]
             if any(sizes):
-                yield _line(f"weights, {way.value}", *map(show_gib, sizes))
+                yield _line(f"weights, {way.value}", *map(show_bytes, sizes))
 
 
 def _count_moves(plan: AnyPlan) -> int:
@@ -165,14 +165,14 @@ def _memory(left: PlanReport, right: PlanReport) -> Iterator[Line]:
     yield _line("fullest accelerator holds", *(_tightest(r) for r in reports))
     yield _line("margin there", *(_margin(r) for r in reports))
     if any(_shared(r) for r in reports):
-        yield _line("shared memory per node", *(show_gib(_shared(r)) for r in reports))
+        yield _line("shared memory per node", *(show_bytes(_shared(r)) for r in reports))
 
 
 def _tightest(report: PlanReport) -> str:
     tightest = report.ledger.tightest
     if tightest is None:
         return _NONE
-    return f"{show_gib(tightest.worst.total_bytes)} in {tightest.worst.moment}"
+    return f"{show_bytes(tightest.worst.total_bytes)} in {tightest.worst.moment}"
 
 
 def _shared(report: PlanReport) -> int:
@@ -183,7 +183,7 @@ def _margin(report: PlanReport) -> str:
     tightest = report.ledger.tightest
     if tightest is None or tightest.margin_bytes is None:
         return _NONE
-    return show_gib(tightest.margin_bytes)
+    return show_bytes(tightest.margin_bytes)
 
 
 def _both(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from rlplace.placement.journeys import AnyPlan, journeys
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import Account, Load
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.columns import clipped, indented, table
 from rlplace.placement.show.report import PlanReport
+from rlplace.units import show_bytes
 
 
 def explain_component(report: PlanReport, component: str) -> str:
@@ -35,7 +35,7 @@ def explain_accelerator(report: PlanReport, number: int) -> str:
     topology, placement = report.plan.topology, report.plan.placement
     node, local = topology.local(number)
     home = topology.nodes[node]
-    size = f", {show_gib(home.memory_bytes)}" if home.memory_bytes else ""
+    size = f", {show_bytes(home.memory_bytes)}" if home.memory_bytes else ""
     title = f"accelerator {number}: number {local} of node {node} ({home.product or home.kind}{size})"
     residents = [(c, _ranks_on(placement.slots(c), number)) for c in placement.components]
     residents = [(c, ranks) for c, ranks in residents if ranks]
@@ -121,14 +121,18 @@ def _talks(plan: AnyPlan, component: str) -> Iterator[tuple[str, str, str, str]]
 def _weighs(report: PlanReport, component: str) -> list[str]:
     ledger = report.ledger
     rows = [
-        (level.word, show_gib(ledger.bytes(component, level)), f"host {show_gib(ledger.host_bytes(component, level))}")
+        (
+            level.word,
+            show_bytes(ledger.bytes(component, level)),
+            f"host {show_bytes(ledger.host_bytes(component, level))}",
+        )
         for level in Residency
     ]
     if not any(ledger.bytes(component, level) or ledger.host_bytes(component, level) for level in Residency):
         return ["not known"]
     working = {stage: parts for f in ledger.footprints[component] for stage, parts in f.working.items()}
     rows += [
-        (f"working in {stage}", f"+ {show_gib(sum(parts.values()))}", ", ".join(p.value for p in parts))
+        (f"working in {stage}", f"+ {show_bytes(sum(parts.values()))}", ", ".join(p.value for p in parts))
         for stage, parts in working.items()
     ]
     return table(rows)
@@ -139,12 +143,12 @@ def _loads(report: PlanReport, account: Account, names: Sequence[str]) -> Iterat
         if load.moment.entering:
             continue
         stage = load.moment.stage
-        cells = (f"{report.plan.schedule.residency[stage][c].word}, {show_gib(load.of(c))}" for c in names)
-        yield stage, *cells, show_gib(load.total_bytes), _free(account, load)
+        cells = (f"{report.plan.schedule.residency[stage][c].word}, {show_bytes(load.of(c))}" for c in names)
+        yield stage, *cells, show_bytes(load.total_bytes), _free(account, load)
 
 
 def _free(account: Account, load: Load) -> str:
-    return show_gib(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
+    return show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
 
 
 def _ranks_on(slots: Sequence[Slot], number: int) -> list[int]:

@@ -8,7 +8,6 @@ from html import escape
 from rlplace.errors import Problem
 from rlplace.placement.journeys import journeys
 from rlplace.placement.memory.ledger import Account, Load
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency, Transition
 from rlplace.placement.show.page_style import CSS
@@ -17,6 +16,7 @@ from rlplace.placement.show.picture_style import colour
 from rlplace.placement.show.render import lives_in, machine
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.ways import ways_of
+from rlplace.units import show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
@@ -72,16 +72,16 @@ def _tiles(report: PlanReport) -> str:
     tightest = report.ledger.tightest
     if tightest is not None and report.memory_known:
         worst, numbers = tightest.worst, _clipped(str(tightest.numbers))
-        of = f" of {show_gib(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
+        of = f" of {show_bytes(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
         where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
-        tiles.append((f"{show_gib(worst.total_bytes)}{of}", f"at most, {where}"))
+        tiles.append((f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"))
     moves = sum(len(e.releases) + len(e.acquires) for e in report.plan.schedule.entries.values())
     copied = report.traffic.to_host_bytes + report.traffic.from_host_bytes
-    told = f"{show_gib(copied)} to and from hosts" if copied else "in each iteration"
+    told = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
     tiles.append((f"{moves} move{'s' * (moves != 1)}", told if moves else "everybody stays where it is"))
     if weights := sum(report.traffic.weights_bytes.values()):
         ways = " and ".join(way.value.replace("_", " ") for way in report.traffic.weights_bytes)
-        tiles.append((show_gib(weights), f"of weights in each sync, {ways}"))
+        tiles.append((show_bytes(weights), f"of weights in each sync, {ways}"))
     cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 
@@ -103,7 +103,7 @@ def _memory(report: PlanReport) -> Iterator[str]:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:
-        has = f"{show_gib(account.capacity_bytes)} each" if account.capacity_bytes else "memory not known"
+        has = f"{show_bytes(account.capacity_bytes)} each" if account.capacity_bytes else "memory not known"
         many = "s" * (len(account.numbers) > 1)
         yield f"<h3>accelerator{many} {escape(_clipped(str(account.numbers)))} ({account.kind}, {has})</h3>"
         yield _table(("", "", ">held", ">free"), [_load(report, account, load) for load in account.loads])
@@ -113,9 +113,9 @@ def _memory(report: PlanReport) -> Iterator[str]:
 
 
 def _load(report: PlanReport, account: Account, load: Load) -> tuple[str, ...]:
-    free = show_gib(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
+    free = show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
     mark = "!" if account.capacity_bytes and load.total_bytes > account.capacity_bytes else ""
-    return str(load.moment), _bar(report, account, load), show_gib(load.total_bytes), mark + free
+    return str(load.moment), _bar(report, account, load), show_bytes(load.total_bytes), mark + free
 
 
 def _bar(report: PlanReport, account: Account, load: Load) -> str:
@@ -128,8 +128,8 @@ def _bar(report: PlanReport, account: Account, load: Load) -> str:
         if not holds:
             continue
         width = load.of(component) * scale
-        lines = "\n".join(f"{hold.part.value} {show_gib(hold.size_bytes)}" for hold in holds)
-        told = escape(f"{component} {show_gib(load.of(component))}\n{lines}")
+        lines = "\n".join(f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds)
+        told = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
         parts.append(
             f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{told}</title></rect>'
         )

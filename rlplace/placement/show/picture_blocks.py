@@ -8,10 +8,10 @@ from xml.sax.saxutils import escape
 
 from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.picture_rows import Row, holding, load_of
 from rlplace.placement.show.picture_style import colour, width_of
+from rlplace.units import show_bytes
 
 _GAP = 6  # pixels between blocks of one column
 _USUAL_FONT, _LEAST_FONT = 12, 10
@@ -78,13 +78,13 @@ def _told(stage: str, component: str, state: str, run: Sequence[Row], size: int)
     """What the pointer reads."""
     rows = f"{run[0].label}, " if len(run) == 1 else f"{run[0].label} to {run[-1].label}, "
     nodes = run[0].fold.label
-    held = f": {show_gib(size)} on each accelerator" if size else ""
+    held = f": {show_bytes(size)} on each accelerator" if size else ""
     return f"{component} on {rows}{nodes}, {state} in {stage}{held}"
 
 
 def _label(component: str, state: str, size: int, look: str, box: Box) -> Iterator[str]:
     """Name, state and bytes, one below the other; on one line where the block is low, turned where it is narrow."""
-    bytes_held = show_gib(size) if size else ""
+    bytes_held = show_bytes(size) if size else ""
     words = component.split(".")  # reward.math on two lines
     fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
     if box.height < _TWO_LINES:
@@ -129,6 +129,6 @@ def _text(look: str, x: float, y: float, size_px: float, shown: str, more: str =
 
 
 def _overflow(box: Box, held: int, capacity: int) -> Iterator[str]:
-    told = f"{show_gib(held)} of {show_gib(capacity)}: does not fit"
+    told = f"{show_bytes(held)} of {show_bytes(capacity)}: does not fit"
     yield f'<g><title>{told}</title><rect class="over" {box.place}/>'
     yield f'<text class="alarm" x="{box.x:.1f}" y="{box.y - 5:.1f}">{told}</text></g>'

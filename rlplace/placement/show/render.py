@@ -16,6 +16,7 @@ from rlplace.placement.schedule import Move, Residency, Transition
 from rlplace.placement.show.columns import INDENT, clipped, indented, table
 from rlplace.placement.show.fold import NodeFold, fold_nodes
 from rlplace.placement.ways import emulated, ways_of
+from rlplace.units import show_bytes
 
 WIDTH = 100
 _WIDEST_MAP = 16  # accelerators of a node that still get a column each
@@ -49,7 +50,7 @@ def _title(plan: AnyPlan) -> str:
 def machine(topology: Topology) -> str:
     """`H100, 80 GiB each`; every product where there are several."""
     kinds = dict.fromkeys((run.product or node.kind, run.memory_bytes) for node in topology.nodes for run in node.alike)
-    each = [f"{name}, {_bytes(memory)} each" if memory else name for name, memory in kinds]
+    each = [f"{name}, {show_bytes(memory)} each" if memory else name for name, memory in kinds]
     return " + ".join(each) or "no accelerators"
 
 
@@ -223,11 +224,3 @@ def lives_in(channel: ChannelPlan) -> str:
 
 def _short(row: Sequence[str]) -> tuple[str, ...]:
     return tuple(clipped(cell, 48) for cell in row)
-
-
-def _bytes(size: int) -> str:
-    unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if size >= _UNITS[u]), "B")
-    return f"{size / _UNITS[unit]:.4g} {unit}"
-
-
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

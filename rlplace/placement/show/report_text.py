@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rlplace.placement.counts import Count
 from rlplace.placement.dedicated import Business
 from rlplace.placement.memory.ledger_text import render_ledger
-from rlplace.placement.memory.sizes import show_gib
 from rlplace.placement.show.columns import indented, table
 from rlplace.placement.show.render import WIDTH, plan_sections, warning_sections
 from rlplace.placement.show.report import Comparison, PlanReport
+from rlplace.units import show_bytes
 
 
 def render_report(report: PlanReport) -> str:
@@ -54,7 +54,7 @@ def _savings(comparison: Comparison) -> str:
     stages = dict.fromkeys((*here.at_work, *apart.at_work))
     rows += [(f"at work in {stage}", _share(here, stage), _share(apart, stage)) for stage in stages]
     if comparison.here_bytes or comparison.apart_bytes:
-        rows.append(("fullest holds", show_gib(comparison.here_bytes), show_gib(comparison.apart_bytes)))
+        rows.append(("fullest holds", show_bytes(comparison.here_bytes), show_bytes(comparison.apart_bytes)))
     counted = textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)
     return "\n".join([title, *indented([*table(rows), *counted])])
 
@@ -70,7 +70,7 @@ def _traffic(report: PlanReport) -> str:
     traffic = report.traffic
     if not traffic.total_bytes:
         return ""
-    rows = [("to the hosts", show_gib(traffic.to_host_bytes), "what leaves is copied away")]
-    rows.append(("from the hosts", show_gib(traffic.from_host_bytes), "what comes back is copied in"))
-    rows += [("weights", show_gib(size), f"one sync, {way.value}") for way, size in traffic.weights_bytes.items()]
+    rows = [("to the hosts", show_bytes(traffic.to_host_bytes), "what leaves is copied away")]
+    rows.append(("from the hosts", show_bytes(traffic.from_host_bytes), "what comes back is copied in"))
+    rows += [("weights", show_bytes(size), f"one sync, {way.value}") for way, size in traffic.weights_bytes.items()]
     return "\n".join(["bytes in each iteration, samples not counted", *indented(table(rows))])

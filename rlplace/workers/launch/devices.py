@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
 from rlplace.placement.language.slots import Slot
+from rlplace.units import show_bytes_exactly
 
 
 class Device(Protocol):
@@ -104,9 +105,9 @@ def out_of_memory(
 ) -> AcceleratorOutOfMemory:
     """The refusal of `what`, with everybody who holds something on that accelerator, the largest first."""
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"{resident}: {label} {show_bytes(size)}" for (resident, label), size in largest if size]
+    lines = [f"{resident}: {label} {show_bytes_exactly(size)}" for (resident, label), size in largest if size]
     free = capacity_bytes - sum(held.values())
-    has = f"accelerator {number} has {show_bytes(capacity_bytes)}, {show_bytes(free)} free"
+    has = f"accelerator {number} has {show_bytes_exactly(capacity_bytes)}, {show_bytes_exactly(free)} free"
     strangers = [r.partition(" rank ")[0] for (r, _), size in largest if r != owner and " rank " in r and size]
     needed = capacity_bytes - free + size_bytes
     fix = f"cluster.accelerator.memory: {needed}"
@@ -117,7 +118,7 @@ def out_of_memory(
             code="accelerator-out-of-memory",
             key=owner,
             what=f"accelerator {number} is out of memory",
-            got=f"{what} needs {show_bytes(size_bytes)}",
+            got=f"{what} needs {show_bytes_exactly(size_bytes)}",
             why="\n".join([has + ("; resident are" if lines else "; nobody is resident"), *lines]),
             fix=fix,
         ),
@@ -156,14 +157,6 @@ def _size_after(words: str, text: str) -> int:
     if found is None:
         return 0
     return int(float(found.group(1)) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)))
-
-
-def show_bytes(size: int) -> str:
-    """`1.5 GiB (1610612736)`: readable, and exact where two sizes differ by little."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if abs(size) >= 1 << power:
-            return f"{size / (1 << power):.1f} {unit} ({size})"
-    return f"{size} bytes"
 
 
 class HostDevice:

@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import EmulatedDevice, Holding, MemoryAccount, show_bytes
+from rlplace.workers.launch.devices import EmulatedDevice, Holding, MemoryAccount
 
 
 def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
@@ -91,11 +91,3 @@ def test_many_threads_never_overfill() -> None:
     for thread in threads:
         thread.join()
     account.acquire(Holding(owner="last", accelerators=(0,)), 100, "all")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB (1536)"), (16 << 30, "16.0 GiB (17179869184)")],
-)
-def test_sizes_are_readable_and_exact(size: int, text: str) -> None:
-    assert show_bytes(size) == text

@@ -16,7 +16,7 @@ from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory import Measurements, MemoryCase, MemoryLedger, Moment, find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
-from rlplace.workers.launch.devices import show_bytes
+from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport
 
 
@@ -31,8 +31,8 @@ class Resident:
     foreseen_bytes: int
 
     def __str__(self) -> str:
-        foreseen = "" if self.size_bytes <= self.foreseen_bytes else f", foreseen {show_bytes(self.foreseen_bytes)}"
-        return f"{self.component} rank {self.rank}: {self.residency.word} {show_bytes(self.size_bytes)}{foreseen}"
+        foreseen = "" if self.size_bytes <= self.foreseen_bytes else f", foreseen {exact_bytes(self.foreseen_bytes)}"
+        return f"{self.component} rank {self.rank}: {self.residency.word} {exact_bytes(self.size_bytes)}{foreseen}"
 
 
 class MemoryMonitor:
@@ -136,8 +136,8 @@ class MemoryMonitor:
         first = max(wanted, key=lambda component: wanted[component])
         capacity = self._placement.topology.node_of(accelerator).memory_bytes
         free = capacity - sum(r.size_bytes for r in staying)
-        asked = ", ".join(f"{c} {coming[c].word} {show_bytes(size)}" for c, size in wanted.items())
-        memory = [f"accelerator {accelerator} has {show_bytes(capacity)}, {show_bytes(free)} free; resident are"]
+        asked = ", ".join(f"{c} {coming[c].word} {exact_bytes(size)}" for c, size in wanted.items())
+        memory = [f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"]
         problem = Problem(
             code="accelerator-out-of-memory",
             key=first,

@@ -11,7 +11,7 @@ def show_bytes(size: int) -> str:
     return f"{size / scale:.3g} {unit}" if abs(size) < 1000 * scale else f"{size / scale:.0f} {unit}"
 
 
-def show_bytes_exactly(size: int) -> str:
+def exact_bytes(size: int) -> str:
     """`1.5 GiB (1610612736)`, for texts that compare sizes which differ by little."""
     return f"{show_bytes(size)} ({size})" if abs(size) >= 1 << 10 else show_bytes(size)
 

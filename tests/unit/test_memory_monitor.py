@@ -44,8 +44,8 @@ def test_a_residue_beyond_the_plan_is_refused_before_anybody_moves_in() -> None:
     assert str(refused.value).splitlines() == [
         "rollout: accelerator 3 has no room for it on entry to rollout              [accelerator-out-of-memory]",
         "    got: needed: rollout full 44.4 GiB (47686942720)",
-        "    why: accelerator 3 has 80.0 GiB (85899345920), 44.0 GiB (47244640256) free; resident are",
-        "         reward rank 3: off 36.0 GiB (38654705664), foreseen 0 bytes",
+        "    why: accelerator 3 has 80 GiB (85899345920), 44 GiB (47244640256) free; resident are",
+        "         reward rank 3: off 36 GiB (38654705664), foreseen 0 bytes",
         *str(refused.value).splitlines()[4:],
     ]
     assert "rollout.gpu_memory_utilization: 0." in (refused.value.problem.fix or "")
@@ -81,7 +81,7 @@ def test_the_most_that_was_ever_measured_counts() -> None:
     moved(memory, "rollout", Residency.WEIGHTS, 15.0)
     moved(memory, "reward", Residency.OFF, 36.0)
     assert memory.held["rollout"][Residency.FULL] == 46 * GIB
-    with pytest.raises(AcceleratorOutOfMemory, match=r"rollout full 46\.0 GiB"):
+    with pytest.raises(AcceleratorOutOfMemory, match=r"rollout full 46 GiB"):
         memory.admit(entry.acquires, "rollout")
 
 
@@ -106,8 +106,8 @@ def test_a_lack_of_memory_is_told_with_residents_and_the_nearest_setting() -> No
     why = told.cause.problem.why or ""
     assert why.splitlines() == [
         "it has 80 GiB",
-        "measured after its last move: actor rank 5: full 11.0 GiB (11811160064)",
-        "measured after its last move: reward rank 5: off 512.0 MiB (536870912), foreseen 0 bytes",
+        "measured after its last move: actor rank 5: full 11 GiB (11811160064)",
+        "measured after its last move: reward rank 5: off 512 MiB (536870912), foreseen 0 bytes",
     ]
     assert "actor.micro_batch: " in (told.cause.problem.fix or "")
     assert str(told.cause) in str(told)

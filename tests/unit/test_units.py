@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.units import byte_unit, show_bytes, show_bytes_exactly
+from rlplace.units import byte_unit, exact_bytes, show_bytes
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_sizes_are_shown_in_the_largest_unit_that_fits(size: int, text: str) -> 
 
 @pytest.mark.parametrize(("size", "text"), [(1023, "1023 bytes"), (1536, "1.5 KiB (1536)")])
 def test_sizes_that_differ_by_little_are_shown_exactly_as_well(size: int, text: str) -> None:
-    assert show_bytes_exactly(size) == text
+    assert exact_bytes(size) == text
 
 
 def test_a_table_has_the_unit_of_its_largest_entry() -> None:

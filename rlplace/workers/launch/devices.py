@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
 from rlplace.placement.language.slots import Slot
-from rlplace.units import show_bytes_exactly
+from rlplace.units import exact_bytes
 
 
 class Device(Protocol):
@@ -105,9 +105,9 @@ def out_of_memory(
 ) -> AcceleratorOutOfMemory:
     """The refusal of `what`, with everybody who holds something on that accelerator, the largest first."""
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"{resident}: {label} {show_bytes_exactly(size)}" for (resident, label), size in largest if size]
+    lines = [f"{resident}: {label} {exact_bytes(size)}" for (resident, label), size in largest if size]
     free = capacity_bytes - sum(held.values())
-    has = f"accelerator {number} has {show_bytes_exactly(capacity_bytes)}, {show_bytes_exactly(free)} free"
+    has = f"accelerator {number} has {exact_bytes(capacity_bytes)}, {exact_bytes(free)} free"
     strangers = [r.partition(" rank ")[0] for (r, _), size in largest if r != owner and " rank " in r and size]
     needed = capacity_bytes - free + size_bytes
     fix = f"cluster.accelerator.memory: {needed}"
@@ -118,7 +118,7 @@ def out_of_memory(
             code="accelerator-out-of-memory",
             key=owner,
             what=f"accelerator {number} is out of memory",
-            got=f"{what} needs {show_bytes_exactly(size_bytes)}",
+            got=f"{what} needs {exact_bytes(size_bytes)}",
             why="\n".join([has + ("; resident are" if lines else "; nobody is resident"), *lines]),
             fix=fix,
         ),

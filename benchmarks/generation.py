@@ -23,10 +23,10 @@ from torch import Tensor
 
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
+from rlplace.workers.engines.contract import CacheBytes, Sampling
+from rlplace.workers.engines.vllm import VllmEngine
+from rlplace.workers.engines.vllm_support import VllmSettings
 from rlplace.workers.launch.devices import CudaDevice, Device
-from rlplace.workers.text_engine import CacheBytes, Sampling
-from rlplace.workers.vllm_engine import VllmEngine
-from rlplace.workers.vllm_support import VllmSettings
 
 PROMPT_TOKENS, SEQUENCES, CACHE_BYTES = 32, 32, 256 << 20
 

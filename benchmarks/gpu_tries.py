@@ -42,9 +42,9 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 def sleep(level: Literal[1, 2]) -> str:
     """Bytes and seconds of one sleep and wake, and what stays; the model must say the same after as before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.workers.text_engine import CacheBytes, Sampling
-    from rlplace.workers.vllm_engine import VllmEngine
-    from rlplace.workers.vllm_support import VllmSettings
+    from rlplace.workers.engines.contract import CacheBytes, Sampling
+    from rlplace.workers.engines.vllm import VllmEngine
+    from rlplace.workers.engines.vllm_support import VllmSettings
 
     torch.cuda.init()
     free = _free()

@@ -27,13 +27,13 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Observation
-from rlplace.workers.engine import Decision
-from rlplace.workers.env import EnvWorker
+from rlplace.workers.engines.vector_contract import Decision
 from rlplace.workers.job import TRAJECTORIES, Job
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.machines import declared_topology
-from rlplace.workers.rollout import RolloutWorker
+from rlplace.workers.roles.env import EnvWorker
+from rlplace.workers.roles.rollout import RolloutWorker
 
 ROWS, STEPS, LIMIT_S = 8, 64, 120.0
 CASES = ((8.0, 8.0), (8.0, 4.0), (4.0, 8.0))  # ms that simulator and policy take for a step of all rows

@@ -34,7 +34,7 @@ from rlplace.placement.show.report import make_report  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.train import read_llm_plan  # noqa: E402
 from rlplace.workers.roles.lm_actor import LmActor  # noqa: E402
-from rlplace.workers.text_rollout import TextRolloutWorker  # noqa: E402
+from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402
 
 TOKENS = 32  # of an answer, about the steps of an iteration: all answers are under way at once

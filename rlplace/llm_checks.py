@@ -15,10 +15,10 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.language.written import source_of
 from rlplace.placement.layout import Layout
-from rlplace.workers import vllm_support
-from rlplace.workers.judge_checks import check_judges
+from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems
-from rlplace.workers.text_prompts import check_prompts
+from rlplace.workers.roles.prompts import check_prompts
+from rlplace.workers.roles.scorer_checks import check_judges
 from rlplace.workers.training.trained_lm import not_run
 
 _SIMULATORS = ("env", "agent")  # roles without a model

@@ -13,9 +13,9 @@ from rlplace.workers.job import Job
 
 
 def ppo_run(config: RunConfig, plan: Plan) -> JobSpec:
-    from rlplace.workers.env import EnvWorker
     from rlplace.workers.roles.actor import PolicyActor
-    from rlplace.workers.rollout import RolloutWorker
+    from rlplace.workers.roles.env import EnvWorker
+    from rlplace.workers.roles.rollout import RolloutWorker
 
     steps = config.env.total_num_envs * config.algorithm.rollout_steps
     spaces = describe(config.env)

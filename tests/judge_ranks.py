@@ -21,10 +21,10 @@ from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.frozen_judges import ReferenceWorker, RewardModelWorker
-from rlplace.workers.judge import Judge
 from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS, LlmJob, samples_for, scores_of
+from rlplace.workers.roles.model_scorers import ReferenceWorker, RewardModelWorker
+from rlplace.workers.roles.scorer import Judge
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.lm_ranks import PROMPTS, made_up_samples
 from tests.worker_ranks import listen, rank_processes, rendezvous_at

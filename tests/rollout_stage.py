@@ -17,9 +17,9 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.env import EnvWorker
 from rlplace.workers.job import TRAJECTORIES, Job
-from rlplace.workers.rollout import RolloutWorker
+from rlplace.workers.roles.env import EnvWorker
+from rlplace.workers.roles.rollout import RolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 
 GYMS = "tests.gyms"  # where the simulators made for tests are registered

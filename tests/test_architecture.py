@@ -78,8 +78,8 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "textarena": {"envs.text"},
     "tokenizers": {"models.tokenizer"},
     "torch": {"algo", "comm.codec", "comm.device", "comm.weights", "models", "workers"},
-    "transformers": {"models", "workers.transformers_engine"},
-    "vllm": {"workers.vllm_engine", "workers.vllm_memory"},
+    "transformers": {"models", "workers.engines.transformers"},
+    "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
     "yaml": {"compose", "imports.yaml_file", "plan", "run"},
     "zmq": {"comm.network"},
 }
@@ -100,18 +100,18 @@ DRIVER = PLANNER | {
 }
 WITHOUT = {
     "numpy": PURE,
-    "ray": PLANNER | {"workers.env"},
+    "ray": PLANNER | {"workers.roles.env"},
     "torch": DRIVER
     | {
         "workers.roles.actor",
-        "workers.env",
+        "workers.roles.env",
         "workers.roles.lm_actor",
-        "workers.rollout",
-        "workers.text_env",
-        "workers.text_rollout",
+        "workers.roles.rollout",
+        "workers.roles.text_env",
+        "workers.roles.text_rollout",
     },  # 100 MB in every process that imports it
-    "transformers": DRIVER | {"workers.text_env", "workers.text_rollout"},
-    "vllm": DRIVER | {"workers.rollout", "workers.text_env", "workers.text_rollout"},
+    "transformers": DRIVER | {"workers.roles.text_env", "workers.roles.text_rollout"},
+    "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env", "workers.roles.text_rollout"},
 }
 
 FILE_LINES, FUNCTION_LINES = 600, 60
@@ -279,7 +279,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (wrong_doors, "loop", "def f():\n    import ray.util"),
         (wrong_doors, "workers.launch.group", "from ray import get"),
         (wrong_doors, "placement.spec", "import numpy"),
-        (wrong_doors, "workers.env", "import pandas"),
+        (wrong_doors, "workers.roles.env", "import pandas"),
         (wrong_doors, "train", "if TYPE_CHECKING:\n    from omegaconf import DictConfig"),
         (missing_purpose, "loop", "x = 1"),
         (too_long, "loop", "\n" * (FILE_LINES + 1)),

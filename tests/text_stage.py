@@ -20,7 +20,7 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, LlmJob
-from rlplace.workers.text_env import TextEnvWorker
+from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
 from tests.tiny_tokenizer import END

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlplace.envs.contract import Adapter
     from rlplace.envs.spaces import Spaces
 
-SHIPPED: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter"}
+SHIPPED: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
 _KEY = "env.adapter"
 
 

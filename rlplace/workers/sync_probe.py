@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplace.llm_config import LlmConfig
+    from rlplace.workers.engines.contract import TextEngine
     from rlplace.workers.llm_job import LlmJob
-    from rlplace.workers.text_engine import TextEngine
 
 NAME = "probe.logprobs"  # among the weights; no model has it
 _TOKENS = 32

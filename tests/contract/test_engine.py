@@ -15,8 +15,8 @@ from rlplace.errors import NotResident
 from rlplace.models.distributions import noise_shape
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engine import Engine
-from rlplace.workers.torch_engine import TorchEngine
+from rlplace.workers.engines.torch import TorchEngine
+from rlplace.workers.engines.vector_contract import Engine
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL

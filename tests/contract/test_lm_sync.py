@@ -17,9 +17,9 @@ from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
-from rlplace.workers.text_rollout import TextRolloutWorker
-from rlplace.workers.transformers_engine import TransformersEngine
+from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor
 from tests.rollout_stage import Ledger

@@ -14,8 +14,8 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory import Footprint, Placed, PolicyLearner, PolicySampler, policy_shape
 from rlplace.placement.memory.policy import PolicyShape
 from rlplace.placement.schedule import Residency
+from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.torch_engine import TorchEngine
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, Scenario, make_actor
 from tests.worker_ranks import listen, rank_processes, rendezvous_at

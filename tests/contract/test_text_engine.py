@@ -17,8 +17,8 @@ from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
+from rlplace.workers.engines.contract import CacheBytes, Sampling, TextEngine
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.text_engine import CacheBytes, Sampling, TextEngine
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, request_of, tiny_model
 
@@ -38,7 +38,7 @@ Build = Callable[[Path, Sampling, Device], TextEngine]
 
 
 def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
-    from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+    from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
 
     settings = TransformersSettings(
         model=folder,
@@ -51,8 +51,8 @@ def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> Tex
 
 
 def vllm_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
-    from rlplace.workers.vllm_engine import VllmEngine
-    from rlplace.workers.vllm_support import VllmSettings
+    from rlplace.workers.engines.vllm import VllmEngine
+    from rlplace.workers.engines.vllm_support import VllmSettings
 
     settings = VllmSettings(
         model=folder,

@@ -15,10 +15,10 @@ from torch import Tensor
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, Sampling
+from rlplace.workers.engines.sleep import KV_CACHE, WEIGHTS
+from rlplace.workers.engines.vllm_support import VllmSettings
 from rlplace.workers.launch.devices import CudaDevice, Device
-from rlplace.workers.sleep import KV_CACHE, WEIGHTS
-from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling
-from rlplace.workers.vllm_support import VllmSettings
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import tiny_model
 
@@ -72,7 +72,7 @@ def expected(folder: Path) -> np.ndarray:
 @pytest.fixture
 def build(folder: Path) -> Iterator[Build]:
     """Makes engines and closes them."""
-    from rlplace.workers.vllm_engine import VllmEngine
+    from rlplace.workers.engines.vllm import VllmEngine
 
     engines: list[VllmEngine] = []
 

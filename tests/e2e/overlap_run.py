@@ -18,7 +18,7 @@ from rlplace.run import run
 from rlplace.tokens import Sample
 from rlplace.train import read_llm_plan
 from rlplace.workers.roles.lm_actor import LmActor
-from rlplace.workers.text_rollout import TextRolloutWorker
+from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import placed
 

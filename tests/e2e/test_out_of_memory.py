@@ -17,8 +17,8 @@ from rlplace.placement.show.report import make_report
 from rlplace.ppo_run import ppo_run
 from rlplace.run import run
 from rlplace.train import read_plan
-from rlplace.workers.env import EnvWorker
-from rlplace.workers.rollout import RolloutWorker
+from rlplace.workers.roles.env import EnvWorker
+from rlplace.workers.roles.rollout import RolloutWorker
 from rlplace.workers.worker import MoveReport
 from tests.e2e.training import INLINE, placed
 

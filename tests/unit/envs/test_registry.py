@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.config import EnvConfig
 from rlplace.envs import check, describe, find_adapter
-from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
+from rlplace.envs.gymnasium.adapter import GymnasiumAdapter
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import ConfigError, Problem, Source
 

@@ -13,9 +13,9 @@ from rlplace.models.building import BUILDING
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
 from rlplace.models.lora import LoraSpec
+from rlplace.workers.engines.contract import CacheBytes, Sampling
+from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.text_engine import CacheBytes, Sampling
-from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
 from tests.rollout_stage import Ledger
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlplace.workers.expected_weights import EMBEDDING, HEAD, ExpectedWeights
+from rlplace.workers.engines.expected_weights import EMBEDDING, HEAD, ExpectedWeights
 
 NORM = "model.norm.weight"
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rlplace.llm_roles import CriticConfig
 from rlplace.models.reward_head import reward_head_problem
-from rlplace.workers.judge_checks import check_judges
+from rlplace.workers.roles.scorer_checks import check_judges
 from tests.judge_ranks import JudgeScenario
 from tests.tiny_lm import tiny_model, tiny_reward_model
 from tests.tiny_tokenizer import tiny_tokenizer

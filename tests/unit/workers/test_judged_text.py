@@ -12,9 +12,9 @@ from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.list_rewards import answer_text, prompt_text
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.judged_text import conversation, plain, queries, reads_text, same_tokens
 from rlplace.workers.llm_job import SAMPLES, samples_for
-from rlplace.workers.text_env import TextEnvWorker
+from rlplace.workers.roles.scored_text import conversation, plain, queries, reads_text, same_tokens
+from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.judge_ranks import JudgeScenario
 from tests.lm_ranks import made_up_samples
 from tests.text_stage import TextStage

@@ -9,7 +9,7 @@ import torch
 
 from rlplace.comm.weights.sync import ReceivedWeights, WeightSyncReport
 from rlplace.errors import WeightSyncError
-from rlplace.workers.kept_weights import KeptWeights
+from rlplace.workers.engines.kept_weights import KeptWeights
 
 A, B = "q_proj.lora_A.weight", "q_proj.lora_B.weight"
 OWNER = "rollout rank 0"

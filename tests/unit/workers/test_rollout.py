@@ -19,7 +19,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
-from rlplace.workers.rollout import RolloutWorker
+from rlplace.workers.roles.rollout import RolloutWorker
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 
 

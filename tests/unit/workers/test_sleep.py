@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from rlplace.placement.schedule import Residency
-from rlplace.workers.sleep import KV_CACHE, LEGAL, WEIGHTS, Level, Order, Sleep, Sleeper, SleepReport, orders
+from rlplace.workers.engines.sleep import KV_CACHE, LEGAL, WEIGHTS, Level, Order, Sleep, Sleeper, SleepReport, orders
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL

@@ -17,7 +17,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, Done
-from rlplace.workers.text_prompts import check_prompts
+from rlplace.workers.roles.prompts import check_prompts
 from tests.text_stage import TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
 

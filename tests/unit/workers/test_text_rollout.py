@@ -36,7 +36,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Completion, Request
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
-from rlplace.workers.text_rollout import TextRolloutWorker
+from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model

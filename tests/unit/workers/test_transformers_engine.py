@@ -9,8 +9,8 @@ import pytest
 
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
-from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling
-from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling
+from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlplace.workers.sleep import Order
-from rlplace.workers.vllm_memory import CpuMemory, CudaMemory
+from rlplace.workers.engines.sleep import Order
+from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
 
 
 class Gpu:

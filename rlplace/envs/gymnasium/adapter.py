@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from rlplace.config import EnvConfig
-    from rlplace.envs.gymnasium_vector import GymnasiumVector
+    from rlplace.envs.gymnasium.vector import GymnasiumVector
 
 # Arguments of gymnasium.make that are not the simulator's own, and the key of the config that says the same.
 _RESERVED = {
@@ -51,7 +51,7 @@ class GymnasiumAdapter:
             env.close()
 
     def make(self, config: EnvConfig, rows: int) -> GymnasiumVector:
-        from rlplace.envs.gymnasium_vector import GymnasiumVector
+        from rlplace.envs.gymnasium.vector import GymnasiumVector
 
         _require(config)
         return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))

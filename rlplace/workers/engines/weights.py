@@ -10,12 +10,12 @@ import torch
 from rlplace.comm.weights.receiver import receiver_of
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.workers.kept_weights import KeptWeights
+from rlplace.workers.engines.kept_weights import KeptWeights
 from rlplace.workers.llm_job import WEIGHTS, LlmJob
 from rlplace.workers.sync_probe import SyncProbe, probe_tokens, tolerance
 
 if TYPE_CHECKING:
-    from rlplace.workers.text_engine import TextEngine
+    from rlplace.workers.engines.contract import TextEngine
     from rlplace.workers.worker import WorkerContext
 
 

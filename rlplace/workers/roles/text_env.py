@@ -19,11 +19,11 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.judged_text import reads_text
 from rlplace.workers.llm_job import SAMPLES, LlmJob, samples_for
-from rlplace.workers.text_episodes import Dialogues, Limits
-from rlplace.workers.text_pass import Clock, Group, Pass
-from rlplace.workers.text_prompts import Prompts, conversation_of, prompts_of
+from rlplace.workers.roles.prompts import Prompts, conversation_of, prompts_of
+from rlplace.workers.roles.scored_text import reads_text
+from rlplace.workers.roles.text_episodes import Dialogues, Limits
+from rlplace.workers.roles.text_pass import Clock, Group, Pass
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, not_resident
 
 _TASK = "task"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlplace.comm.weights.memory import copy_tensor
 from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engine import Decision
+from rlplace.workers.engines.vector_contract import Decision
 from rlplace.workers.offload import storages
 from rlplace.workers.refusals import no_weights
 from rlplace.workers.worker import not_resident

@@ -15,8 +15,8 @@ from rlplace.llm_roles import CriticConfig, ReferenceConfig, RewardModelConfig
 from rlplace.models.reward_head import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.judged_text import same_tokens
 from rlplace.workers.reward_client import endpoint_of
+from rlplace.workers.roles.scored_text import same_tokens
 
 _READS_TOKENS = {
     "reference": "it says how likely it finds each token that the policy drew",

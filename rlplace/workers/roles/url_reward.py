@@ -12,9 +12,9 @@ import numpy as np
 from rlplace.envs.text.list_rewards import label_of
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.workers.judge import Judge, Samples, Tally
-from rlplace.workers.judged_text import queries, transcript_of
 from rlplace.workers.reward_client import RewardClient, endpoint_of
+from rlplace.workers.roles.scored_text import queries, transcript_of
+from rlplace.workers.roles.scorer import Judge, Samples, Tally
 
 _TURN_S = 0.5  # how often a wait for answers looks whether the run was cancelled, or new samples are here
 

@@ -24,12 +24,12 @@ import torch
 from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.expected_weights import ExpectedWeights
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, Sampling, answer_seed
+from rlplace.workers.engines.expected_weights import ExpectedWeights
+from rlplace.workers.engines.sleep import Sleep, Sleeper, SleepReport
+from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
+from rlplace.workers.engines.vllm_support import DTYPES, VllmSettings, check_installation
 from rlplace.workers.refusals import engine_busy, no_weights, prompt_too_long, share_of_nothing
-from rlplace.workers.sleep import Sleep, Sleeper, SleepReport
-from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, Sampling, answer_seed
-from rlplace.workers.vllm_memory import CpuMemory, CudaMemory
-from rlplace.workers.vllm_support import DTYPES, VllmSettings, check_installation
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:

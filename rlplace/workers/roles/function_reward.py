@@ -15,8 +15,8 @@ from rlplace.envs.text.rewards import Case
 from rlplace.errors import RewardError
 from rlplace.metrics import Metrics
 from rlplace.tokens import Sample
-from rlplace.workers.judge import Judge, Tally
-from rlplace.workers.judged_text import transcript_of
+from rlplace.workers.roles.scored_text import transcript_of
+from rlplace.workers.roles.scorer import Judge, Tally
 
 
 class RewardFunctionWorker(Judge):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlplace.workers.text_engine import Sampling
+from rlplace.workers.engines.contract import Sampling
 
 Chosen = tuple[Tensor, Tensor]  # token ids [B] and their log-probabilities [B]
 

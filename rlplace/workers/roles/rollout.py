@@ -13,12 +13,12 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS, Job
-from rlplace.workers.noise import RowNoise, normal, uniform
+from rlplace.workers.roles.noise import RowNoise, normal, uniform
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.sync import WeightReceiver
-    from rlplace.workers.engine import Decision, Engine
+    from rlplace.workers.engines.vector_contract import Decision, Engine
 
 
 class RolloutWorker(Worker):
@@ -42,7 +42,7 @@ class RolloutWorker(Worker):
         from rlplace.comm.weights.receiver import receiver_of
         from rlplace.models.distributions import noise_shape
         from rlplace.models.mlp import build_policy
-        from rlplace.workers.torch_engine import TorchEngine
+        from rlplace.workers.engines.torch import TorchEngine
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
         config, actions = self.config.config, self.config.spaces.actions

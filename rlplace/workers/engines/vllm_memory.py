@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlplace.workers.sleep import Order
+from rlplace.workers.engines.sleep import Order
 
 
 class LlmEngine(Protocol):

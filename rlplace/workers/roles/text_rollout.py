@@ -28,8 +28,8 @@ from rlplace.workers.refusals import logprob_not_finite
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, out_of_step
 
 if TYPE_CHECKING:
-    from rlplace.workers.engine_weights import EngineWeights
-    from rlplace.workers.text_engine import TextEngine
+    from rlplace.workers.engines.contract import TextEngine
+    from rlplace.workers.engines.weights import EngineWeights
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,8 +86,8 @@ class TextRolloutWorker(Worker):
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.workers.engine_choice import build_engine
-        from rlplace.workers.engine_weights import EngineWeights
+        from rlplace.workers.engines.build import build_engine
+        from rlplace.workers.engines.weights import EngineWeights
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
         self._engine = build_engine(self.config, self.context)

@@ -20,9 +20,9 @@ import numpy as np
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.judge import Intake, Judge, Judged, Samples, Tally, Values
-from rlplace.workers.judged_text import retold
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS
+from rlplace.workers.roles.scored_text import retold
+from rlplace.workers.roles.scorer import Intake, Judge, Judged, Samples, Tally, Values
 from rlplace.workers.worker import MoveReport, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup

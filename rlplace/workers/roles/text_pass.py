@@ -12,8 +12,8 @@ from rlplace.envs.text.rewards import Case
 from rlplace.errors import ChannelFull
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, Done, EndOfIteration
-from rlplace.workers.text_episodes import Dialogues, OpenEpisode
-from rlplace.workers.text_prompts import Prompts
+from rlplace.workers.roles.prompts import Prompts
+from rlplace.workers.roles.text_episodes import Dialogues, OpenEpisode
 from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
 
 Group = tuple[Sample, ...]  # in the order of their numbers

@@ -32,6 +32,8 @@ from rlplace.models.batch_cache import BatchCache, RowShape
 from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Finish, Request
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, answer_seed
+from rlplace.workers.engines.sampling import choose
 from rlplace.workers.offload import storages
 from rlplace.workers.refusals import (
     attention_not_full,
@@ -41,8 +43,6 @@ from rlplace.workers.refusals import (
     prompt_too_long,
     share_of_nothing,
 )
-from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, answer_seed
-from rlplace.workers.token_sampling import choose
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, TextEngine
+from rlplace.workers.engines.vllm_support import VllmSettings
 from rlplace.workers.llm_job import LlmJob
-from rlplace.workers.text_engine import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling, TextEngine
-from rlplace.workers.vllm_support import VllmSettings
 from rlplace.workers.worker import WorkerContext
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
     )
     memory = _memory(job.config, on_cpu=context.device.torch_name == "cpu")
     if rollout.engine == "transformers":
-        from rlplace.workers.transformers_engine import TransformersEngine, TransformersSettings
+        from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
 
         plain = TransformersSettings(
             model=job.model,
@@ -36,7 +36,7 @@ def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
             step_sequences=rollout.step_sequences,
         )
         return TransformersEngine(plain, sampling, device=context.device, owner=context.owner, rank=context.rank)
-    from rlplace.workers.vllm_engine import VllmEngine
+    from rlplace.workers.engines.vllm import VllmEngine
 
     settings = VllmSettings(
         model=job.model,

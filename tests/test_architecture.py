@@ -59,7 +59,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("network", "shared"),
         ("weights",),
     ),
-    "workers": (("engines", "ray_launch"), ("roles",)),
+    "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "datasets": {"envs.text"},

@@ -7,7 +7,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, with_share
 from rlplace.placement.turns import base_stage
-from rlplace.report.sinks import JUDGED_CONSOLE, TEXT_CONSOLE
+from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE
 from rlplace.report.summary import TEXT
 from rlplace.run import JobSpec, RunDriver
 from rlplace.workers.llm_job import LlmJob
@@ -40,7 +40,7 @@ def llm_run(config: LlmConfig, layout: Layout) -> JobSpec:
             goal=config.runner.stop_at_reward,
             eval_every=config.runner.eval_every,
         ),
-        console=JUDGED_CONSOLE if "infer" in map(base_stage, layout.schedule.stages) else TEXT_CONSOLE,
+        console=SCORED_CONSOLE if "infer" in map(base_stage, layout.schedule.stages) else TEXT_CONSOLE,
         saved={"actor": "policy"} | ({"critic": "critic"} if "critic" in placement.components else {}),
         iterations=config.runner.total_iterations,
     )

@@ -1,4 +1,4 @@
-"""One training iteration as prose; owns the policy version and the clock of the stages.
+"""Runs one training iteration stage by stage; owns the policy version and the clock of the stages.
 
 ::
 
@@ -30,7 +30,7 @@ from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 
 
 class Loop:
-    """Runs iterations over launched groups. `version` is the policy version the rollout ranks hold after sync."""
+    """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
     def __init__(
         self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, *, stage_timeout_s: float
@@ -53,32 +53,32 @@ class Loop:
         for stage in schedule.stages:
             if base_stage(stage) in of_turns:
                 self._bodies[stage] = functools.partial(of_turns[base_stage(stage)], stage)
-        self._judged = judged_in(schedule)
+        self._scored = scored_in(schedule)
         self._learned = [stage for stage in schedule.stages if base_stage(stage) == "learn"][-1]
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """All stages once. Returns the reduced metrics of all components with the seconds of stages and moves.
+        """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
 
-        `evaluate`: the policy first answers held-out prompts, which env must know how to ask. Raises WorkerError with
-        stage and version; TimeoutError when a stage exceeds its deadline.
+        With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version, and
+        TimeoutError when a stage exceeds its deadline.
         """
         bodies: dict[str, Sequence[str]] = {stage: (stage,) for stage in self._schedule.stages}
         if "reference" in self._schedule.works["sync"]:
             bodies["sync"] = ("sync", "refresh")
         if evaluate:
             bodies["rollout"] = ("evaluate", "rollout")
-        if self._judged is not None:
-            bodies[self._judged] = (*bodies[self._judged], "appraise")
+        if self._scored is not None:
+            bodies[self._scored] = (*bodies[self._scored], "appraise")
         numbers = self._through(bodies, index)
         return numbers | overhead(numbers, self._schedule.works)
 
     def evaluate(self, index: int) -> dict[str, float]:
-        """Held-out prompts under the last weights, after an iteration; then everything is where learning left it."""
+        """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
         asked = {"sync": ("sync",), "rollout": ("evaluate",)}
         return self._through({stage: asked.get(stage, ()) for stage in self._schedule.stages}, index)
 
     def save(self, folders: Mapping[str, Path]) -> None:
-        """Writes the models of these components, after the last iteration."""
+        """Write the models of these components to their folders, after the last iteration."""
         for component, folder in folders.items():
             held = [s for s in self._schedule.stages if self._schedule.residency[s][component] >= Residency.WEIGHTS]
             with self._in(held[-1]):
@@ -87,7 +87,7 @@ class Loop:
                 self._wait([self._groups[component].save_policy(str(folder))])
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
-        """Stage by stage, with what is done in each."""
+        """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
         numbers: dict[str, float] = {"time/moves_s": 0.0}
         began = time.perf_counter()
@@ -101,7 +101,7 @@ class Loop:
                 for body in bodies:
                     reports += self._bodies[body](index)
                     seconds, at_work = time.perf_counter() - at_work, time.perf_counter()
-                    for name in {body, base_stage(body)}:  # a turn's own, and those of its stage together
+                    for name in {body, base_stage(body)}:  # a sub-stage counts for itself and for its stage
                         key = f"time/{name.replace(' ', '_')}_s"
                         numbers[key] = numbers.get(key, 0.0) + seconds
                 self.usage.stage_ended(stage, moves_s=ready - entered, seconds=at_work - ready)
@@ -112,7 +112,7 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Moves on entry: every release is awaited, and the room it left looked at, before the first acquire starts."""
+        """Execute the moves on entry: await all releases, check the room, then start the acquires."""
         transition = self._schedule.first if self._at is None else self._schedule.between(self._at, stage)
         self._at = stage
         self._move(transition.releases)
@@ -120,7 +120,7 @@ class Loop:
         self._move(transition.acquires)
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Starts all moves together, waits for all and keeps what they left on the accelerators."""
+        """Start all moves together, wait for them and record the bytes they left on the accelerators."""
         pending = [self._groups[move.component].move(move.after) for move in moves]
         for move, reports in zip(moves, self._wait(pending), strict=True):
             self.memory.moved(move.component, reports)
@@ -131,26 +131,28 @@ class Loop:
         return self._gather([push, pull])
 
     def _refresh(self, index: int) -> list[Metrics]:
-        """A reference that is refreshed takes the actor's weights; both know when."""
+        """Send the actor's weights to a reference that is refreshed; both skip iterations that are not due."""
         return self._gather([self._groups[c].refresh(index, self.version) for c in ("actor", "reference")])
 
     def _rollout(self, index: int) -> list[Metrics]:
         stepping = self._groups["env"].run(index)
         answering = self._groups["rollout"].generate(index)
-        judging = [self._groups[c].infer(index, self.version) for c in judges_of(self._schedule.works["rollout"])]
-        return self._gather([stepping, answering, *judging])
+        scoring = [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.works["rollout"])]
+        return self._gather([stepping, answering, *scoring])
 
     def _evaluate(self, index: int) -> list[Metrics]:
         asking = self._groups["env"].evaluate(index)
         answering = self._groups["rollout"].generate(index)
-        asked, _ = self._work([asking, answering])  # what generating took is no number of an iteration
+        asked, _ = self._work(
+            [asking, answering]
+        )  # the seconds of generating held-out answers are not metrics of the iteration
         return asked
 
     def _infer(self, stage: str, index: int) -> list[Metrics]:
         return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.works[stage]])
 
     def _appraise(self, index: int) -> list[Metrics]:
-        (appraised,) = self._wait([self._groups["actor"].appraise(index)])  # on the host: no accelerator is at work
+        (appraised,) = self._wait([self._groups["actor"].appraise(index)])  # on the host, not on accelerators
         return appraised
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
@@ -162,7 +164,7 @@ class Loop:
         return [rank for group in self._work(pending) for rank in group]
 
     def _work(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
-        """What computes in the stage: the time of its accelerators is accounted for."""
+        """Wait for calls that compute and account the busy time of their accelerators."""
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):
             self.usage.worked(call.group.name, call.seconds(), ranks)
@@ -176,30 +178,30 @@ class Loop:
         try:
             yield
         except WorkerError as error:
-            told = self.memory.explain(error.at(stage=stage, version=self.version))
-            raise told from told.cause
+            explained = self.memory.explain(error.at(stage=stage, version=self.version))
+            raise explained from explained.cause
 
 
-def judges_of(works: Sequence[str]) -> tuple[str, ...]:
-    """Who of those at work in rollout judges what the others make."""
+def scorers_of(works: Sequence[str]) -> tuple[str, ...]:
+    """Return the active components of rollout that score samples while others generate them."""
     return tuple(c for c in works if role_of(c) in ("reference", "reward"))
 
 
-def judged_in(schedule: Schedule) -> str | None:
-    """The stage after which everybody has said what they have to say of an iteration's samples; None: nobody has to."""
+def scored_in(schedule: Schedule) -> str | None:
+    """Return the stage after which all scores of an iteration are there; None if no component scores."""
     inferring = [stage for stage in schedule.stages if base_stage(stage) == "infer"]
-    early = ["rollout"] if judges_of(schedule.works["rollout"]) else []
+    early = ["rollout"] if scorers_of(schedule.works["rollout"]) else []
     return next(reversed([*early, *inferring]), None)
 
 
-# By stage: the parts of it that are the work of a component, as its metrics call them.
+# Stage -> the metrics of a component that are work, not waiting.
 _WORK = {"rollout": ("sim_s", "policy_s", "infer_s"), "infer": ("infer_s",), "learn": ("learn_s",)}
 
 
 def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """What of an iteration was neither simulator, policy forward, judging nor learning, in seconds and as a share.
+    """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
 
-    Who is at work in the same stage overlaps, so the slowest of them counts as the work of the stage.
+    Components that work in the same stage overlap: the slowest of them counts as the work of the stage.
     """
     work = sum(
         max(

@@ -1,9 +1,9 @@
-"""What every rank was last measured to hold: who may come beside them, and what to change when there is no room.
+"""Tracks the measured bytes of every rank: checks the room before acquires and explains a lack of memory.
 
 ::
 
-    releases ──▶ all acknowledged, with measured bytes ──▶ room for all that comes? ── yes ──▶ acquires
-                                                                └ no ──▶ refused before anything moves
+    releases ──▶ all acknowledged, with measured bytes ──▶ room for what comes? ── yes ──▶ acquires
+                                                                └ no ──▶ error before anything moves
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Resident:
     rank: int
     residency: Residency
     size_bytes: int  # measured
-    foreseen_bytes: int
+    predicted_bytes: int
 
     def __str__(self) -> str:
-        foreseen = "" if self.size_bytes <= self.foreseen_bytes else f", foreseen {exact_bytes(self.foreseen_bytes)}"
-        return f"{self.component} rank {self.rank}: {self.residency.word} {exact_bytes(self.size_bytes)}{foreseen}"
+        predicted = "" if self.size_bytes <= self.predicted_bytes else f", predicted {exact_bytes(self.predicted_bytes)}"
+        return f"{self.component} rank {self.rank}: {self.residency.word} {exact_bytes(self.size_bytes)}{predicted}"
 
 
 class MemoryMonitor:
-    """Owned by the loop, which tells of every move. `case`: what the plan foresaw."""
+    """Compares measured with predicted bytes. Owned by the loop, which reports every move; `case` is the prediction."""
 
     def __init__(self, case: MemoryCase) -> None:
         self._case = case
@@ -52,7 +52,7 @@ class MemoryMonitor:
         return self._case.placement
 
     def moved(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """All ranks of a component have moved."""
+        """Record what all ranks of a component hold after a move."""
         self._now[component] = reports
         for residency in {report.residency for report in reports}:
             before = self._seen.get((component, residency), [0] * len(reports))
@@ -62,26 +62,26 @@ class MemoryMonitor:
 
     @property
     def held(self) -> Measurements:
-        """Bytes on each accelerator of every component's fullest rank, the most there ever were."""
+        """Return the highest bytes per accelerator ever measured, by component and residency, of its fullest rank."""
         held: dict[str, dict[Residency, int]] = {}
         for (component, residency), ranks in self._seen.items():
             held.setdefault(component, {})[residency] = max(ranks)
         return held
 
     @functools.cached_property
-    def _seats(self) -> Mapping[int, Sequence[tuple[str, int]]]:
-        """Accelerator -> (component, rank) of all who have it."""
-        seats: dict[int, list[tuple[str, int]]] = {}
+    def _occupants(self) -> Mapping[int, Sequence[tuple[str, int]]]:
+        """Map each accelerator to the (component, rank) pairs placed on it."""
+        occupants: dict[int, list[tuple[str, int]]] = {}
         for component in self._placement.components:
             for slot in self._placement.slots(component):
                 for accelerator in slot.accelerators:
-                    seats.setdefault(accelerator, []).append((component, slot.rank))
-        return seats
+                    occupants.setdefault(accelerator, []).append((component, slot.rank))
+        return occupants
 
     def on(self, accelerator: int) -> list[Resident]:
-        """The largest first; those that hold nothing are left out."""
+        """Return the ranks that hold memory on an accelerator, the largest first."""
         found: list[Resident] = []
-        for component, rank in self._seats[accelerator]:
+        for component, rank in self._occupants[accelerator]:
             report = self._now[component][rank] if component in self._now else None
             if report is not None and report.accelerator_bytes:
                 resident = Resident(
@@ -89,7 +89,7 @@ class MemoryMonitor:
                     rank=rank,
                     residency=report.residency,
                     size_bytes=report.accelerator_bytes,
-                    foreseen_bytes=self._ledger.bytes(component, report.residency),
+                    predicted_bytes=self._ledger.bytes(component, report.residency),
                 )
                 found.append(resident)
         return sorted(found, key=lambda resident: -resident.size_bytes)
@@ -97,30 +97,30 @@ class MemoryMonitor:
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, moves: Sequence[Move], stage: str) -> None:
-        """Raises AcceleratorOutOfMemory where those who come have no room beside what was measured of those who stay.
+        """Raise AcceleratorOutOfMemory if the components that move in have no room beside those that stay.
 
-        What comes is as large as it was measured before, at first as the plan foresees. Where nobody holds more than
-        foreseen there is nothing to check: the plan fits.
+        Those that stay count as measured. Those that move in count as measured before, the first time as predicted.
+        Nothing is checked while no component holds more than predicted: the plan fits.
         """
         coming = {move.component: move.after for move in moves}
-        if not any(self._larger_than_foreseen(c) for c in self._now if c not in coming):
+        if not any(self._larger_than_predicted(c) for c in self._now if c not in coming):
             return
         for accelerator in sorted({a for c in coming for slot in self._placement.slots(c) for a in slot.accelerators}):
             capacity = self._placement.topology.node_of(accelerator).memory_bytes
             staying = [r for r in self.on(accelerator) if r.component not in coming]
-            if not capacity or all(r.size_bytes <= r.foreseen_bytes for r in staying):
+            if not capacity or all(r.size_bytes <= r.predicted_bytes for r in staying):
                 continue
             wanted = {c: size for c in coming if (size := self._wanted(c, coming[c], accelerator))}
             lacking = sum(r.size_bytes for r in staying) + sum(wanted.values()) - capacity
             if lacking > 0:
                 raise self._no_room(accelerator, stage, coming, wanted, staying, lacking)
 
-    def _larger_than_foreseen(self, component: str) -> bool:
+    def _larger_than_predicted(self, component: str) -> bool:
         return any(r.accelerator_bytes > self._ledger.bytes(component, r.residency) for r in self._now[component])
 
     def _wanted(self, component: str, after: Residency, accelerator: int) -> int:
-        """Of all its ranks there."""
-        ranks = [rank for who, rank in self._seats[accelerator] if who == component]
+        """Return the bytes that all ranks of `component` on this accelerator will need."""
+        ranks = [rank for name, rank in self._occupants[accelerator] if name == component]
         seen = self._seen.get((component, after))
         return sum(seen[r] if seen is not None else self._ledger.bytes(component, after) for r in ranks)
 
@@ -152,7 +152,7 @@ class MemoryMonitor:
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, error: WorkerError) -> WorkerError:
-        """A lack of memory with all residents of that accelerator and what to change; other failures as they are."""
+        """Add the residents of the accelerator and a fix to an out-of-memory error; return other errors unchanged."""
         cause, held = error.cause, self._case.schedule().residency.get(error.stage or "", {})
         if not isinstance(cause, AcceleratorOutOfMemory) or cause.accelerator is None or error.component not in held:
             return error
@@ -175,21 +175,21 @@ class MemoryMonitor:
     def _fix(
         self, accelerator: int, stage: str, component: str, after: Residency, lacking: int, *, entering: bool
     ) -> str | None:
-        """The nearest settings with which the plan fits beside what was measured beyond it."""
+        """Return the nearest settings with which the plan fits, given what was measured beyond the prediction."""
         account = self._ledger.account(accelerator)
         load = next(m for m in account.loads if m.moment == Moment(stage=stage, entering=entering))
-        unforeseen = dict(self._unforeseen(accelerator))
+        beyond_plan = dict(self._beyond_plan(accelerator))
         margin = account.capacity_bytes - load.total_bytes
-        left = lacking + margin - sum(size for found in unforeseen.values() for size in found.values())
-        if left > 0:  # nobody else explains it
-            ranks = sum(who == component for who, _ in self._seats[accelerator])
-            row = unforeseen.setdefault(component, {})
+        left = lacking + margin - sum(size for found in beyond_plan.values() for size in found.values())
+        if left > 0:  # no other resident explains it
+            ranks = sum(name == component for name, _ in self._occupants[accelerator])
+            row = beyond_plan.setdefault(component, {})
             row[after] = row.get(after, 0) + -(-left // max(1, ranks))
-        return proposals(find_remedies(dataclasses.replace(self._case, unforeseen=unforeseen)))
+        return proposals(find_remedies(dataclasses.replace(self._case, unforeseen=beyond_plan)))
 
-    def _unforeseen(self, accelerator: int) -> Iterator[tuple[str, dict[Residency, int]]]:
-        """component -> what its ranks there were measured to hold beyond the plan, at the residency they are in."""
+    def _beyond_plan(self, accelerator: int) -> Iterator[tuple[str, dict[Residency, int]]]:
+        """Yield each component with the measured bytes beyond the prediction, at its present residency."""
         for resident in self.on(accelerator):
-            beyond = resident.size_bytes - resident.foreseen_bytes
+            beyond = resident.size_bytes - resident.predicted_bytes
             if beyond > 0:
                 yield resident.component, {resident.residency: beyond}

@@ -23,7 +23,7 @@ Metrics = Mapping[str, Metric]  # "component/name" -> number; seconds end in _s,
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
-    """One number per name over all ranks that reported it. Names nobody has data for (all weights 0) are left out.
+    """Reduce each name over all ranks that reported it. Names without data (all weights 0) are left out.
 
     Raises ValueError when two ranks disagree on how a name is reduced.
     """

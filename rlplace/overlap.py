@@ -1,4 +1,4 @@
-"""Iterations whose engines go on generating while the actor learns; no sample is older than `max_staleness` versions.
+"""Runs iterations whose engines generate while the actor learns, with samples at most `max_staleness` versions old.
 
 ::
 
@@ -8,8 +8,8 @@
                             push 1     push 2
 
 Iteration i is learned by policy version i. Its first request follows, in the queue of every engine, a pull of the
-version that admitted it, which is i - n or later; versions only rise, so no token of it is older than n. Work that
-would come too early waits: nothing that was generated is dropped.
+version that admitted it, which is i - n or later; versions only rise, so no token of it is older than n. A request
+that would come too early waits; no generated sample is dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplace.errors import WorkerError
-from rlplace.loop import Loop, judges_of, overhead
+from rlplace.loop import Loop, overhead, scorers_of
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
-from rlplace.report.utilisation import Seats, Usage
+from rlplace.report.utilisation import Occupancy, Usage
 from rlplace.workers.launch import deadlines
 from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 
@@ -35,7 +35,7 @@ _GENERATING = ("env", "rollout")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """An iteration whose samples are all made."""
+    """An iteration whose samples are all generated."""
 
     calls: tuple[Pending, ...]
     seconds: float  # from the first request to the last answer
@@ -43,11 +43,11 @@ class Generated:
 
 
 class Generation:
-    """Owns which iteration env and engines are at. None of its methods waits."""
+    """Tracks and advances the iteration that env and engines are at. No method waits."""
 
     def __init__(self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int) -> None:
         self.under_way: tuple[Pending, ...] = ()
-        self.over: dict[int, Generated] = {}  # by iteration, until somebody takes it
+        self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
         self.admitting = True
         self._groups, self._ahead, self._iterations = groups, ahead, iterations
         self._begun = 0  # iterations
@@ -58,15 +58,15 @@ class Generation:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the start in which something was generated."""
+        """Return the seconds since the start in which env and engines generated."""
         return self._over_s + (0.0 if self._began_s is None else time.perf_counter() - self._began_s)
 
     def push(self, version: int) -> None:
-        """Engines that generate take it between two steps; go_on asks the others to."""
+        """Note a new version. Engines at work load it between two steps; `go_on` asks idle ones to load it."""
         self._pushed = version
 
     def go_on(self) -> None:
-        """Takes note of what is over and begins what is due; nothing more once a call has failed."""
+        """Record finished iterations and start due ones; start nothing after a failed call."""
         calls = [call for pending in self.under_way for call in pending.calls.values()]
         if not all(call.done() and call.exception() is None for call in calls):
             return
@@ -91,12 +91,12 @@ class Generation:
 
 
 class OverlapUsage(Usage):
-    """What is generated during a stage is told when it is over: all stages but sync are one."""
+    """Usage that merges all stages but sync, because generation reports its work only when it ends."""
 
     STAGE = "rollout || learn"
 
-    def __init__(self, seats: Seats) -> None:
-        super().__init__(seats)
+    def __init__(self, occupancy: Occupancy) -> None:
+        super().__init__(occupancy)
         self._moves_s = self._stages_s = 0.0  # of this iteration, so far
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
@@ -119,7 +119,7 @@ def make_loop(
     stage_timeout_s: float,
     iterations: int | None,
 ) -> Loop:
-    """The loop of a schedule. Where rollout runs ahead, nothing is generated beyond `iterations`, those of a run."""
+    """Make the loop of a schedule. A rollout that runs ahead stops after `iterations`, the length of the run."""
     if schedule.needs.ahead:
         assert iterations is not None, "only jobs that count iterations run ahead"
         return Overlap(schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=iterations)
@@ -127,7 +127,7 @@ def make_loop(
 
 
 class Overlap(Loop):
-    """A Loop whose rollout runs ahead of learning, for a schedule in which env and rollout never leave."""
+    """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class Overlap(Loop):
         super().__init__(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
         self.usage = OverlapUsage({name: [slot.accelerators for slot in group.slots] for name, group in groups.items()})
         self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=iterations)
-        self._judging: list[Pending] = []  # who keeps up with what is generated, in this iteration
+        self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """As Loop's; `evaluate` waits until nothing is generated, so that one version answers.
+        """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
 
-        `time/rollout_s` is how long its samples were generated, by then or before; `time/overlap_s` how long those of
-        later iterations were meanwhile.
+        `time/rollout_s` is the time in which its samples were generated; `time/overlap_s` the time in which samples of
+        later iterations were generated during this one.
         """
         generation, busy_s = self._generation, self._generation.busy_s
         generation.admitting = not evaluate
@@ -170,9 +170,11 @@ class Overlap(Loop):
         return self._gather([push])
 
     def _rollout(self, index: int) -> list[Metrics]:
-        """Begins what is due. Nobody waits for all samples here: who takes them takes them one group after another."""
+        """Start the iterations that are due and return at once: consumers take samples one group after another."""
         self._generation.admitting = True
-        self._judging = [self._groups[c].infer(index, self.version) for c in judges_of(self._schedule.works["rollout"])]
+        self._scoring = [
+            self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.works["rollout"])
+        ]
         self._generation.go_on()
         return []
 
@@ -184,23 +186,23 @@ class Overlap(Loop):
         learned, over = super()._learn(stage, index), self._generation.over
         if stage != self._learned:
             return learned
-        self._wait_until(lambda: index in over, self._judging)
-        return learned + self._gather([*over[index].calls, *self._judging])
+        self._wait_until(lambda: index in over, self._scoring)
+        return learned + self._gather([*over[index].calls, *self._scoring])
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
         self._wait_until(lambda: all(p.done() for p in pending), pending)
         return super()._wait(pending)
 
     def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
-        """Keeps env and engines going meanwhile; what fails there, or in `pending`, fails all of them together."""
+        """Wait for `over` and keep env and engines going; a failure there or in `pending` fails all of them."""
         generation, deadline_s = self._generation, time.monotonic() + self._timeout_s
         while True:
             generation.go_on()
-            everybody = list(dict.fromkeys([*pending, *self._judging, *generation.under_way]))
-            calls = [call for p in everybody for call in p.calls.values()]
+            waiting = list(dict.fromkeys([*pending, *self._scoring, *generation.under_way]))
+            calls = [call for p in waiting for call in p.calls.values()]
             left = [call for call in calls if not call.done()]
             if any(call.done() and call.exception() for call in calls):
-                wait_all(everybody, self._timeout_s)
+                wait_all(waiting, self._timeout_s)
             if over():
                 return
             if not left:
@@ -208,7 +210,7 @@ class Overlap(Loop):
                 continue  # its last call has ended just now
             patience_s = max(0.0, deadline_s - time.monotonic())
             if not concurrent.futures.wait(left, patience_s, concurrent.futures.FIRST_COMPLETED).done:
-                raise deadlines.passed(everybody, self._timeout_s)
+                raise deadlines.passed(waiting, self._timeout_s)
 
     @contextmanager
     def _in(self, stage: str) -> Iterator[None]:

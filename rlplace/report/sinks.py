@@ -1,4 +1,4 @@
-"""Where the numbers of an iteration go: a line on the console, a line of JSON, a TensorBoard record.
+"""Writes the metrics of an iteration: a line on the console, a line of JSON, a TensorBoard record.
 
 A sink writes at once and completely: what a file holds is whole iterations, also after a full disk or a kill.
 """
@@ -26,10 +26,10 @@ LINES_PER_HEADER = 40
 
 
 class Sink(Protocol):
-    """Takes one iteration at a time. `env_steps` counts all envs since the start of the run."""
+    """Takes one iteration at a time. `env_steps` counts env steps or answers since the start of the run."""
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Raises OutputError when a file cannot take it; then nothing of it is in the file."""
+        """Write one iteration. Raises OutputError if a file cannot take it whole; the file is then unchanged."""
         ...
 
     def close(self) -> None:
@@ -77,13 +77,13 @@ _TEXT = (
     Column("tokens", "actor/length_learned", ",.1f", 8),  # of an answer, on average
     Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
 )
-_JUDGED = (
+_SCORED = (
     Column("kl", "actor/kl_reference", ",.2f", 8),  # of a sample, from the reference
     Column("infer s", "time/infer_s", ".2f", 8),
 )
 RUN_CONSOLE = Console("env steps", (*_SIMULATED, *_STAGES))
 TEXT_CONSOLE = Console("answers", (*_TEXT, *_STAGES))
-JUDGED_CONSOLE = Console("answers", (*_TEXT, *_JUDGED, *_STAGES))
+SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 class ConsoleSink:

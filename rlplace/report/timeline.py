@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from rlplace.placement.show.picture_style import FONT, colour, style, width_of
-from rlplace.report.utilisation import SYNC, StageUse, share_out
+from rlplace.report.utilisation import SYNC, StageUse, shares_of
 
 WIDTH, _MARGIN, _LEFT, _TOP, _LANE, _GAP = 960, 28, 72, 118, 22, 5
 _MOST_ROWS = 64
@@ -30,17 +30,17 @@ def render_timeline(
     shown = accelerators[:_MOST_ROWS]
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     height = bottom + 62
-    shares = share_out(uses, accelerators, total) if accelerators else None
-    told = "" if shares is None else f"{shares.busy:.0%} at work, {shares.bubble:.0%} idle, "
-    told += "" if shares is None else f"{shares.moves:.0%} moves, {shares.sync:.0%} sync"
+    shares = shares_of(uses, accelerators, total) if accelerators else None
+    shares_text = "" if shares is None else f"{shares.busy:.0%} at work, {shares.bubble:.0%} idle, "
+    shares_text += "" if shares is None else f"{shares.moves:.0%} moves, {shares.sync:.0%} sync"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="one iteration of {total:.3g} s: {told}" font-family="{FONT}">',
+        f'role="img" aria-label="one iteration of {total:.3g} s: {shares_text}" font-family="{FONT}">',
         style(len(components)),
         _LOOK,
         f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="12"/>',
         f'<text class="title ink" x="{_MARGIN}" y="44">{escape(name or "one iteration")}: {total:.3g} s</text>',
-        f'<text class="soft" x="{_MARGIN}" y="66">{told}</text>',
+        f'<text class="soft" x="{_MARGIN}" y="66">{shares_text}</text>',
         *_ticks(total, scale, bottom),
         *_stages(uses, scale, len(shown)),
     ]
@@ -68,17 +68,17 @@ def _at_work(
     use: StageUse, work: Mapping[str, float], components: Sequence[str], at: tuple[float, float], scale: float
 ) -> Iterator[str]:
     x, y = at
-    turns = sum(work.values()) <= use.seconds
-    lane = _LANE if turns else _LANE / len(work)
+    one_lane = sum(work.values()) <= use.seconds
+    lane = _LANE if one_lane else _LANE / len(work)
     for component, seconds in work.items():
         width = min(seconds, use.seconds) * scale
         look = f"f{colour(components.index(component))}"
         yield _box(look, x, y, width, lane, f"{component} {seconds:.3g} s of {use.stage}")
-        x, y = (x + width, y) if turns else (x, y + lane)
+        x, y = (x + width, y) if one_lane else (x, y + lane)
 
 
 def _stages(uses: Sequence[StageUse], scale: float, rows: int) -> Iterator[str]:
-    """What is the same on all accelerators: moves and sync, and idle below whoever is at work."""
+    """Draw what is the same on all accelerators: moves, sync, and the idle background of each stage."""
     x = float(_LEFT)
     begins: list[float] = []
     for use in uses:

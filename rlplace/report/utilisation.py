@@ -18,16 +18,16 @@ from typing import Any
 
 from rlplace.metrics import Metrics
 
-_WAITING = ("wait_s", "infer_wait_s", "put_s")  # ends of the metrics by which a rank says how long it waited
+_WAITING = ("wait_s", "infer_wait_s", "put_s")  # last part of the metrics in which a rank reports waiting
 SYNC = "sync"
 
-Seats = Mapping[str, Sequence[tuple[int, ...]]]  # component -> the accelerators of each of its ranks
+Occupancy = Mapping[str, Sequence[tuple[int, ...]]]  # component -> the accelerators of each of its ranks
 Work = Mapping[int, Mapping[str, float]]  # accelerator -> component -> seconds at work
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """One stage of one iteration, or of several together."""
+    """One stage of one iteration, or summed over iterations."""
 
     stage: str
     moves_s: float  # on entry
@@ -35,11 +35,11 @@ class StageUse:
     work: Work
 
     def busy_s(self, accelerator: int) -> float:
-        """Residents that work at the same time count together, up to the whole stage."""
+        """Return the busy seconds of an accelerator: the sum over its components, at most the whole stage."""
         return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
 
-    def and_then(self, other: StageUse) -> StageUse:
-        """Both together."""
+    def plus(self, other: StageUse) -> StageUse:
+        """Return the sum of both."""
         work = {a: dict(row) for a, row in self.work.items()}
         for accelerator, row in other.work.items():
             mine = work.setdefault(accelerator, {})
@@ -52,7 +52,7 @@ class StageUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of the time of all accelerators in use; they add up to 1, less what the driver itself took."""
+    """Shares of the time of all accelerators in use. They add up to 1 less the time of the driver itself."""
 
     busy: float
     bubble: float  # idle within a stage
@@ -61,52 +61,52 @@ class Shares:
 
 
 class Usage:
-    """Collects what ranks report, stage by stage. Owned by the loop; one thread."""
+    """Collects the busy seconds that ranks report, stage by stage. Owned by the loop; used by one thread."""
 
-    def __init__(self, seats: Seats) -> None:
-        self.accelerators = tuple(sorted({a for ranks in seats.values() for held in ranks for a in held}))
+    def __init__(self, occupancy: Occupancy) -> None:
+        self.accelerators = tuple(sorted({a for ranks in occupancy.values() for held in ranks for a in held}))
         self.seconds = 0.0  # of all iterations
         self.last: tuple[StageUse, ...] = ()  # of the latest iteration
-        self._seats = seats
+        self._occupancy = occupancy
         self._work: dict[int, dict[str, float]] = {}  # of the stage that runs
         self._stages: list[StageUse] = []  # of the iteration that runs
         self._totals: dict[str, StageUse] = {}
 
     def worked(self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]) -> None:
-        """Every rank was so long inside a method, and reported this."""
-        for held, inside, metrics in zip(self._seats[component], seconds, ranks, strict=True):
+        """Record the seconds that each rank spent inside a method, less the waiting it reports."""
+        for held, inside, metrics in zip(self._occupancy[component], seconds, ranks, strict=True):
             busy = max(0.0, inside - waited(metrics))
             for accelerator in held:
                 row = self._work.setdefault(accelerator, {})
                 row[component] = row.get(component, 0.0) + busy
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
-        """Whatever worked since the last one has worked in this stage."""
+        """Close a stage: all work recorded since the last one belongs to it."""
         self._stages.append(StageUse(stage=stage, moves_s=moves_s, seconds=seconds, work=self._work))
         self._work = {}
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
-        """The shares of an iteration that took so long, as metrics; none where no accelerator is used."""
+        """Close an iteration. Return its shares as metrics; none where no accelerator is used."""
         self.last, self._stages = tuple(self._stages), []
         self.seconds += seconds
         for use in self.last:
             before = self._totals.get(use.stage)
-            self._totals[use.stage] = use if before is None else before.and_then(use)
+            self._totals[use.stage] = use if before is None else before.plus(use)
         if not self.accelerators:
             return {}
-        shares = share_out(self.last, self.accelerators, seconds)
+        shares = shares_of(self.last, self.accelerators, seconds)
         return {f"util/{name}_share": value for name, value in dataclasses.asdict(shares).items()}
 
     def totals(self) -> tuple[StageUse, ...]:
-        """Of all iterations, by stage."""
+        """Return the sums over all iterations, by stage."""
         return tuple(self._totals.values())
 
     def record(self, planned: Mapping[str, int]) -> dict[str, Any]:
-        """The whole run as plain values. `planned`: how many accelerators the plan has at work in each stage."""
+        """Return the whole run as plain values. `planned`: accelerators at work by stage, according to the plan."""
         if not self.accelerators or not self.seconds:
             return {}
         uses = self.totals()
-        shares = share_out(uses, self.accelerators, self.seconds)
+        shares = shares_of(uses, self.accelerators, self.seconds)
         return {
             "accelerators": len(self.accelerators),
             "accelerator_hours": len(self.accelerators) * self.seconds / 3600,
@@ -126,12 +126,12 @@ class Usage:
 
 
 def waited(metrics: Metrics) -> float:
-    """Seconds in which a rank waited for others, as it reports itself."""
+    """Return the seconds in which a rank waited for others, from its own metrics."""
     return sum(metric.value for name, metric in metrics.items() if name.rpartition("/")[2] in _WAITING)
 
 
-def share_out(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> Shares:
-    """`seconds`: of all of it, of which `uses` tell."""
+def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> Shares:
+    """Divide `seconds` of all accelerators into work, idle time, moves and sync."""
     stages = [use for use in uses if use.stage != SYNC]
     everything = len(accelerators) * seconds
     busy = sum(use.busy_s(a) for use in stages for a in accelerators)
@@ -145,7 +145,7 @@ def share_out(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: fl
 
 
 def _accelerator(uses: Sequence[StageUse], number: int) -> dict[str, dict[str, float]]:
-    """Busy and idle seconds of one accelerator by stage."""
+    """Return busy and idle seconds of one accelerator by stage."""
     return {
         use.stage: {"busy_s": use.busy_s(number), "idle_s": use.seconds - use.busy_s(number)}
         for use in uses
@@ -154,7 +154,7 @@ def _accelerator(uses: Sequence[StageUse], number: int) -> dict[str, dict[str, f
 
 
 def usage_lines(record: Mapping[str, Any]) -> list[str]:
-    """What the end of a run says of it."""
+    """Render the record for the summary of a run."""
     if not record:
         return []
     shares, many = record["shares"], record["accelerators"]

@@ -31,7 +31,8 @@ class Resident:
     predicted_bytes: int
 
     def __str__(self) -> str:
-        predicted = "" if self.size_bytes <= self.predicted_bytes else f", predicted {exact_bytes(self.predicted_bytes)}"
+        more = self.size_bytes > self.predicted_bytes
+        predicted = f", predicted {exact_bytes(self.predicted_bytes)}" if more else ""
         return f"{self.component} rank {self.rank}: {self.residency.word} {exact_bytes(self.size_bytes)}{predicted}"
 
 

@@ -40,15 +40,7 @@ def test_a_residue_beyond_the_plan_is_refused_before_anybody_moves_in() -> None:
     with pytest.raises(AcceleratorOutOfMemory) as refused:
         memory.admit(entry.acquires, "rollout")
     assert refused.value.accelerator == 3
-    assert str(refused.value) in PAGE
-    assert str(refused.value).splitlines() == [
-        "rollout: accelerator 3 has no room for it on entry to rollout              [accelerator-out-of-memory]",
-        "    got: needed: rollout full 44.4 GiB (47686942720)",
-        "    why: accelerator 3 has 80 GiB (85899345920), 44 GiB (47244640256) free; resident are",
-        "         reward rank 3: off 36 GiB (38654705664), foreseen 0 bytes",
-        *str(refused.value).splitlines()[4:],
-    ]
-    assert "rollout.gpu_memory_utilization: 0." in (refused.value.problem.fix or "")
+    assert str(refused.value) in PAGE  # with all numbers and the fix
 
 
 def test_what_is_proposed_then_fits() -> None:

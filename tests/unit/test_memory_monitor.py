@@ -99,7 +99,7 @@ def test_a_lack_of_memory_is_told_with_residents_and_the_nearest_setting() -> No
     assert why.splitlines() == [
         "it has 80 GiB",
         "measured after its last move: actor rank 5: full 11 GiB (11811160064)",
-        "measured after its last move: reward rank 5: off 512 MiB (536870912), foreseen 0 bytes",
+        "measured after its last move: reward rank 5: off 512 MiB (536870912), predicted 0 bytes",
     ]
     assert "actor.micro_batch: " in (told.cause.problem.fix or "")
     assert str(told.cause) in str(told)

@@ -13,7 +13,7 @@ from rlplace.llm_roles import JudgeConfig, TrainedConfig
 from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import Layout
 from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems

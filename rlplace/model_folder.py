@@ -11,7 +11,7 @@ from typing import TypeVar
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import JudgeConfig, RewardModelConfig, TrainedConfig
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 
 _Block = TypeVar("_Block", bound=TrainedConfig | JudgeConfig)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlplace.placement.batches import BatchSizes
     from rlplace.placement.channels import ChannelHome, ChannelPlan
-    from rlplace.placement.language.groups import NodeGroups, read_node_groups
+    from rlplace.placement.language.groups import NodeGroups, RuntimeEnv, read_node_groups
     from rlplace.placement.language.hybrid import HybridComponentPlacement
-    from rlplace.placement.language.slots import Slot, Surroundings
-    from rlplace.placement.language.strategies import (
+    from rlplace.placement.language.slots import (
         ComponentPlacementStrategy,
         FlexiblePlacementStrategy,
         NodePlacementStrategy,
         PackedPlacementStrategy,
         PlacementStrategy,
+        Slot,
     )
     from rlplace.placement.layout import Layout, make_layout
     from rlplace.placement.machines.declare import declare_topology
@@ -55,11 +55,11 @@ __all__ = [
     "Residency",
     "Route",
     "Routes",
+    "RuntimeEnv",
     "Savings",
     "Schedule",
     "Share",
     "Slot",
-    "Surroundings",
     "Topology",
     "Transition",
     "Way",
@@ -82,7 +82,7 @@ _NAMES_OF = {
     "channels": "ChannelHome ChannelPlan",
     "machines.declare": "declare_topology",
     "machines.discover": "topology_of_ray",
-    "language.groups": "NodeGroups read_node_groups",
+    "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",
     "needs": "rlhf_needs",
@@ -94,8 +94,7 @@ _NAMES_OF = {
     "routes": "Route Routes Share Way derive_routes",
     "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule",
     "sharing": "Savings",
-    "language.slots": "Slot Surroundings",
-    "language.strategies": "ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
+    "language.slots": "Slot ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
     "PackedPlacementStrategy PlacementStrategy",
     "machines.topology": "Links Node Topology",
 }

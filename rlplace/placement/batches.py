@@ -8,7 +8,7 @@ from math import lcm
 
 from rlplace.errors import Problem, Source
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

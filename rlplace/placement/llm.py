@@ -21,7 +21,7 @@ from rlplace.placement.channels import ChannelPlan, flows_of
 from rlplace.placement.deadlock import check_flows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import Layout, make_layout, placed_names
 from rlplace.placement.llm_channels import (
     TextSizes,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from rlplace.errors import Problem, Source
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 from rlplace.placement.schedule import Needs, Residency
 
 _KEY = "algorithm.max_staleness"

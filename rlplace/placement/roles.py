@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 from rlplace.llm_roles import RewardModelConfig
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import placed_names
 from rlplace.placement.memory.model_config import read_model
 from rlplace.structure import show

@@ -23,8 +23,8 @@ from rlplace.errors import (
     WorkerTimeout,
 )
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.language.slots import Slot, Surroundings
-from rlplace.placement.language.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
+from rlplace.placement.language.groups import RuntimeEnv
+from rlplace.placement.language.slots import FlexiblePlacementStrategy, NodePlacementStrategy, Slot
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
@@ -43,8 +43,8 @@ class Surrounded(FlexiblePlacementStrategy):
 
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> tuple[Slot, ...]:
         slots = super().get_placement(cluster, isolate_accelerator)
-        found = Surroundings(env_vars=(("OMP_NUM_THREADS", "2"),), interpreter=sys.executable)
-        return tuple(dataclasses.replace(slot, surroundings=found) for slot in slots)
+        found = RuntimeEnv(env_vars=(("OMP_NUM_THREADS", "2"),), interpreter=sys.executable)
+        return tuple(dataclasses.replace(slot, runtime_env=found) for slot in slots)
 
 
 @pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])

@@ -17,7 +17,7 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
-from rlplace.placement.language.strategies import FlexiblePlacementStrategy
+from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
@@ -71,8 +71,8 @@ def test_a_killed_worker_frees_whoever_waits_for_it_and_leaves_nothing() -> None
 DRIVER = """
     import sys
     from rlplace.config import AcceleratorConfig
-    from rlplace.placement.language.strategies import FlexiblePlacementStrategy
     from rlplace.workers.launch.cluster import Cluster
+    from rlplace.placement.language.slots import FlexiblePlacementStrategy
     from tests.contract.launch_workers import Probe
 
     with Cluster(1, 2, accelerator=AcceleratorConfig(kind="emulated")) as cluster:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from rlplace.errors import WorkerError
-from rlplace.placement.language.strategies import PackedPlacementStrategy
+from rlplace.placement.language.slots import PackedPlacementStrategy
 from rlplace.workers.launch.cluster import Cluster
 from tests.contract.launch_workers import Probe
 

@@ -114,7 +114,7 @@ def beside(value: object, actor: object = "0-3", topology: Topology = EIGHT, **o
 
 
 def hardware(**changes: Any) -> Callable[[], object]:
-    return laid_out(PAIR, group(hardware={"type": "Franka"} | changes))
+    return laid_out(PAIR, group(hardware={"type": "Arm"} | changes))
 
 
 def flow(**changes: Any) -> Callable[[], object]:
@@ -135,7 +135,7 @@ MIXED_NODE = NodeConfig(
     accelerators=4, mixed=(AcceleratorRunConfig(count=3, product="A100"), AcceleratorRunConfig(count=2, product="L40"))
 )
 TWO_PRODUCTS = declare_topology([NodeConfig(mixed=MIXED_NODE.mixed)])
-ROBOT = {"type": "Franka", "configs": [{"robot_ip": "10.0.0.1", "node_rank": 0}]}
+ROBOT = {"type": "Arm", "configs": [{"robot_ip": "10.0.0.1", "node_rank": 0}]}
 
 ERRORS: dict[str, Callable[[], object]] = {
     "accelerator-out-of-range": wrong(HYBRID | {"actor": "0-8"}),
@@ -164,6 +164,7 @@ ERRORS: dict[str, Callable[[], object]] = {
     "unplaced-component": wrong({"actor": "0-7", "rollout": "4-7"}),
     # blocks, counts, relations
     "bad-count": beside({"accelerators": -1}),
+    "comma-in-braces": beside({"placement": "0-3", "5-7": None}),
     "circular-placement": beside({"same_as": "rollout"}),
     "copy-spans-nodes": beside({"placement": "2-5", "tensor_parallel_size": 4}, 0, TWO),
     "not-enough-free": beside({"accelerators": 6}),
@@ -194,7 +195,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "node-outside-group": laid_out(PAIR, group(env_configs=[{"node_ranks": "0-1"}]), topology=TWO),
     "overlapping-env-configs": laid_out(PAIR, group(env_configs=[{"node_ranks": 0}, {"node_ranks": 0}])),
     "overlapping-node-groups": in_group("train,more", group(), group(label="more")),
-    "unknown-hardware": hardware(type="franka"),
     # roles
     "critic-missing": job({"actor,rollout,env": "0-7"}),
     "needs-no-accelerators": job({"actor,rollout,critic,env": "0-7", "reward": "0-7"}, reward={"url": "http://judge"}),

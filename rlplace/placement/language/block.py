@@ -1,129 +1,300 @@
-"""The whole `component_placement` block -> one spec per component, with every problem of every line."""
+"""The `component_placement` block -> one spec per component, with every problem of every line.
+
+::
+
+    actor: 0-7                                                 numbers: int, text, list; "rest"; "1/2"
+    actor: {node_group: a800, placement: 0-63}                 numbers of a node group
+    actor: {accelerators: [0, 1, 4], ranks_per_accelerator: 2} ranks spread by a rule
+    actor: {accelerators: 4}                                   how many; the engine picks them
+    rollout: {same_as: actor, tensor_parallel_size: 4}         the place of another component
+    rollout: {same_as: env, process: shared}                   and its processes
+    reward: cpu                                                on no accelerator: a process of the first node
+    reward: {node_group: node, placement: "1:0-3"}             four processes of node 1
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_parallel, respread
+from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
-from rlplace.placement.language.lines import Line, names_of, read_line
-from rlplace.placement.language.parallel import check_parallel
-from rlplace.placement.language.presets import expand_preset, is_preset
-from rlplace.placement.language.processes import join_processes
-from rlplace.placement.language.relative import Resolution
-from rlplace.placement.language.spec import ComponentSpec
-from rlplace.placement.language.written import PATH, Written, write_down
-from rlplace.structure import show
+from rlplace.placement.language.presets import expand_preset
+from rlplace.placement.language.relative import Count, Line, Numbers, Resolution, Rest, SameAs
+from rlplace.placement.language.spec import CPU, ComponentSpec, Homes, Parallel, Segment, role_of
+from rlplace.placement.language.text import PATH, Text, show
+from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
+
+_PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
+_COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")
+KEYS = ("node_group", *_PLACES, *_COUNTS, "tensor_parallel_across_nodes", "process")
+_FRACTION = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
+# The ranks of these roles form a process group of their own, and a process joins only one.
+_OWN_GROUP = ("actor", "critic", "reference", "reward")
 
 
 def read_block(
-    block: object, groups: NodeGroups, components: Sequence[str] | None, sources: Mapping[str, Source]
+    value: object, groups: NodeGroups, components: Sequence[str] | None, sources: Mapping[str, Source]
 ) -> tuple[dict[str, ComponentSpec], list[Problem]]:
     """The specs of the components that are placed rightly, and the problems of the others."""
-    if not isinstance(block, Mapping) or not block:
-        return {}, [_no_block(block, components, sources.get(PATH))]
-    if is_preset(block):
-        plain, problems = expand_preset(block, groups.topology.num_accelerators, components, sources)
-        return ({}, problems) if problems else read_block(plain, groups, components, sources)
+    block = Text.of(value, PATH, "component_placement", sources)
+    if not isinstance(value, Mapping) or not value:
+        what = "places no component" if value is None or value == {} else "expected one line per component"
+        fix = block.line(dict.fromkeys(components or ("actor",), "all"))
+        block.reject("empty-placement", what, "it tells which accelerators each component uses", fix)
+        return {}, block.problems
+    if "preset" in value:
+        plain = expand_preset(block, groups.topology.num_accelerators, components)
+        return ({}, block.problems) if block.problems else read_block(plain, groups, components, sources)
     lines: list[Line] = []
     named: set[str] = set()
-    placed: set[str] = set()
-    problems = []
-    for leaf, value in block.items():
-        line, wrong = read_line(str(leaf), value, groups, sources)
-        problems += _check_names(write_down(PATH, str(leaf), value, sources), named, components)
-        problems += wrong
-        named.update(names_of(str(leaf)))
-        if line is not None:
-            lines.append(line)
-            placed.update(line.names)
-    resolution = Resolution(lines, frozenset(named - placed))
-    problems += resolution.problems
+    for key in value:
+        text = block.child(str(key))
+        names = tuple(n.strip() for n in text.leaf.split(","))
+        line = None if _split_key(block, text, components) else read_line(text, names, groups)
+        _check_names(text, names, named, components)
+        named.update(names)
+        lines += [line] if line is not None else []
+    resolution = Resolution(lines, named - {name for line in lines for name in line.names})
     specs: dict[str, ComponentSpec] = {}
-    for i, (pool, segments) in sorted(resolution.answers.items()):
+    for i, (pool, segments) in sorted(resolution.placed.items()):
         line = lines[i]
-        wrong = check_parallel(line, pool, segments, sources)
-        problems += wrong
-        for name in line.names if not wrong else ():
-            spec = ComponentSpec(
-                name=name,
-                pool=pool,
-                written=segments,
-                key=line.whole.key,
-                text=line.whole.text,
-                parallel=line.parallel,
-            )
-            specs.setdefault(name, spec)
-    sharers = (name for line in lines if line.shares_process for name in line.names)
-    marked = [name for name in dict.fromkeys(sharers) if name in specs]
-    sharing, wrong = join_processes(specs, marked, sources, complete=not problems)
-    specs |= sharing
-    problems += wrong
-    problems += _unplaced(components or (), named, sources.get(PATH))
-    return specs, problems
+        if check_parallel(line.whole, line.names[0], line.parallel, pool, segments):
+            for name in line.names:
+                spec = ComponentSpec(
+                    name=name,
+                    pool=pool,
+                    written=segments,
+                    key=line.whole.key,
+                    text=line.whole.text,
+                    parallel=line.parallel,
+                )
+                specs.setdefault(name, spec)
+    sharers = {n: line for line in reversed(lines) if line.shares_process for n in line.names if n in specs}
+    specs |= _join_processes(specs, {n: sharers[n] for n in specs if n in sharers}, complete=not block.problems)
+    # A misspelt name is one problem, reported where it stands; not a second one about the name it should have been.
+    meant = {did_you_mean(name, components or ()) for name in named if name not in (components or ())}
+    why = "the algorithm needs " + ", ".join(components or ()) + "; each needs accelerators"
+    for missing in (c for c in components or () if c not in named and c not in meant):
+        problem = Problem(
+            code="unplaced-component",
+            key=PATH,
+            what=f"{missing} is not placed",
+            source=block.source,
+            why=why,
+            fix=f"{missing}: all",
+        )
+        block.problems.append(problem)
+    return specs, block.problems
 
 
-def _check_names(written: Written, named: set[str], components: Sequence[str] | None) -> list[Problem]:
-    problems: list[Problem] = []
+def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> bool:
+    """Reject `{actor,rollout: 0-3}`, which YAML reads as {actor: null, rollout: 0-3}.
+
+    In a block without braces, entries stand on lines of their own; there a key without a value is simply empty.
+    """
+    assert isinstance(block.value, Mapping)
+    keys = [str(k) for k in block.value]
+    at = keys.index(text.leaf)
+    end = next((i for i, k in enumerate(keys[at:], at) if block.child(k).value is not None), len(keys))
+    if text.value is not None or end == len(keys):
+        return False
+    joined, following = keys[at : end + 1], block.child(keys[end])
+    if text.source != following.source or (components is not None and not {*joined} <= {*components}):
+        return False
+    if at == 0 or block.child(keys[at - 1]).value is not None:  # once for all keys that were split
+        what = f"YAML ends a key at the comma, so that {', '.join(joined[:-1])} has no value"
+        why = "inside braces, commas separate entries; a key with a comma is quoted there"
+        fix = f"{show(','.join(joined), inside=True)}: {show(following.value, inside=True)}"
+        text.reject("comma-in-braces", what, why, fix, got=", ".join([*joined[:-1], f"{joined[-1]}: {following.text}"]))
+    return True
+
+
+def _check_names(text: Text, names: Sequence[str], named: set[str], components: Sequence[str] | None) -> None:
     at = 0
-    names = names_of(written.leaf)
+    got = f"{text.leaf}: {text.text}"
     for i, name in enumerate(names):
-        at = written.leaf.index(name, at)
+        at = text.leaf.index(name, at)
         span = (at, at + max(1, len(name)))
         at += len(name)
         if name in named or name in names[:i]:
-            fix = f"name {name} in one line only"
-            what, why = (
-                f"{name} is placed twice",
-                "a component has one placement; several pieces of it are joined by commas",
-            )
-            problems.append(_name_problem("component-placed-twice", written, what, span, why, fix))
+            what, fix = f"{name} is placed twice", f"name {name} in one line only"
+            why = "a component has one placement; several pieces of it are joined by commas"
+            text.reject("component-placed-twice", what, why, fix, span=span, got=got)
         elif not name:
-            fix = ",".join(n for n in names if n) or "actor"
+            fix = f"{','.join(n for n in names if n) or 'actor'}: {show(text.value, inside=True)}"
             why = "a comma in the key gives several components the same placement"
-            problems.append(
-                _name_problem(
-                    "unknown-component", written, "a component name is missing", span, why, f"{fix}: {written.text}"
-                )
-            )
+            text.reject("unknown-component", "a component name is missing", why, fix, span=span, got=got)
         elif components is not None and name not in components:
             near = did_you_mean(name, [c for c in components if c not in names])
             what = f"no component is called {name!r}" + (f", did you mean {near!r}?" if near else "")
             why = "the components of this algorithm are " + ", ".join(components)
-            fix = f"{near}: {written.text}" if near and len(names) == 1 else f"rename or remove {name}"
-            problems.append(_name_problem("unknown-component", written, what, span, why, fix))
-    return problems
+            fix = f"rename or remove {name}"
+            if near and len(names) == 1:
+                fix = f"{near}: {show(text.value, inside=True)}"
+            text.reject("unknown-component", what, why, fix, span=span, got=got)
 
 
-def _name_problem(code: str, written: Written, what: str, span: tuple[int, int], why: str, fix: str) -> Problem:
-    got = f"{written.leaf}: {written.text}"
-    return Problem(code=code, key=written.key, what=what, got=got, span=span, source=written.source, why=why, fix=fix)
-
-
-def _unplaced(components: Sequence[str], named: set[str], source: Source | None) -> list[Problem]:
-    # A misspelt name is one problem, told where it stands; not a second one about the name it should have been.
-    meant = {did_you_mean(name, components) for name in named if name not in components}
-    return [
-        Problem(
-            code="unplaced-component",
-            key=PATH,
-            what=f"{component} is not placed",
-            source=source,
-            why="the algorithm needs " + ", ".join(components) + "; each needs accelerators",
-            fix=f"{component}: all",
+def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line | None:
+    """A line, or None where a problem was found that needs no other line to be seen."""
+    value = whole.value
+    if isinstance(value, str) and value.strip() == CPU:
+        value = {"node_group": ANY_NODE, "placement": 0}
+    cluster = groups[WHOLE_CLUSTER]
+    if not isinstance(value, Mapping):
+        asked = _read_place(whole, cluster)
+        if asked is None or (isinstance(asked, Numbers) and not check_fit(whole, asked.segments, cluster)):
+            return None
+        return Line(names=names, whole=whole, where=whole, pool=cluster, asked=asked)
+    block = dataclasses.replace(whole, value=value)
+    before = len(block.problems)
+    block.check_keys(KEYS)
+    pool = groups.pool_of(block.child("node_group")) if "node_group" in value else cluster
+    counts = _read_counts(block)
+    process = block.child("process", "own")
+    if process.value not in ("shared", "own"):
+        why = "own: each rank has a process; shared: with the rank of another component at the same place"
+        process.reject("bad-placement", "expected shared or own", why, "process: shared")
+    places = [k for k in _PLACES if k in value]
+    if len(places) != 1:
+        left = {k: v for k, v in value.items() if k in KEYS and k not in places[1:]} | (
+            {} if places else {"placement": "all"}
         )
-        for component in components
-        if component not in named and component not in meant
-    ]
-
-
-def _no_block(block: object, components: Sequence[str] | None, source: Source | None) -> Problem:
-    return Problem(
-        code="empty-placement",
-        key=PATH,
-        what="places no component" if block is None or block == {} else "expected one line per component",
-        got=None if block is None else show(block),
-        source=source,
-        why="it says which accelerators each component uses",
-        fix="component_placement: {" + ", ".join(f"{c}: all" for c in components or ("actor",)) + "}",
+        what = "is placed twice: " + " and ".join(places) if places else "is placed nowhere"
+        block.reject("bad-placement", what, "exactly one of " + ", ".join(_PLACES) + " is given", block.line(left))
+    if len(places) != 1 or pool is None:
+        return None
+    where = block.child(places[0])
+    asked = _read_place(where, pool)
+    each, sharing = counts.get("accelerators_per_rank", 1), counts.get("ranks_per_accelerator", 1)
+    if each > 1 and sharing > 1:
+        why = "a rank has several accelerators, or several ranks share one"
+        fix = "remove one of accelerators_per_rank and ranks_per_accelerator"
+        block.reject("bad-placement", "spreads its ranks both ways", why, fix)
+    if asked is None or len(block.problems) > before:
+        return None
+    if isinstance(asked, Numbers):
+        asked = Numbers(segments=_fitting(where, asked.segments, pool, each, sharing))
+    if len(block.problems) > before:
+        return None
+    return Line(
+        names=names,
+        whole=block,
+        where=where,
+        pool=pool,
+        asked=asked,
+        each=each,
+        sharing=sharing,
+        parallel=Parallel(
+            tensor_parallel_size=counts.get("tensor_parallel_size", 1),
+            data_parallel_size=counts.get("data_parallel_size"),
+            across_nodes=bool(value.get("tensor_parallel_across_nodes")),
+        ),
+        shares_process=process.value == "shared",
     )
+
+
+def _read_counts(block: Text) -> dict[str, int]:
+    assert isinstance(block.value, Mapping)
+    counts: dict[str, int] = {}
+    for key in (k for k in _COUNTS if k in block.value):
+        count = block.child(key).count()
+        if count is not None and key == "ranks_per_accelerator" and count > MOST_RANKS_EACH:
+            why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one are taken for a typing mistake"
+            block.child(key).reject("too-many-ranks", f"{count:,} ranks on each accelerator", why, f"{key}: 1")
+        elif count is not None:
+            counts[key] = count
+    across = block.child("tensor_parallel_across_nodes", False)
+    if not isinstance(across.value, bool):
+        across.reject("bad-placement", "expected true or false", "it is a permission", across.line(True))
+    return counts
+
+
+def _fitting(where: Text, segments: Sequence[Segment], pool: Pool, each: int, sharing: int) -> tuple[Segment, ...]:
+    """The segments, spread by the rule where there is one; without meaning where problems are recorded."""
+    if not check_fit(where, segments, pool) or each * sharing == 1:
+        return tuple(segments)
+    if ":" in where.text:
+        at = where.text.index(":")
+        text = ",".join(part.split(":")[0] for part in re.sub(r'[\[\]"]', "", where.text).split(","))
+        why = "ranks_per_accelerator and accelerators_per_rank spread the ranks already"
+        where.reject("bad-placement", "the ranks are given twice", why, where.line(text), span=(at, at + 1))
+        return ()
+    return respread(where, [s.accelerators for s in segments], pool, each, sharing)
+
+
+def _read_place(where: Text, pool: Pool) -> Numbers | Count | Rest | SameAs | None:
+    value = where.value
+    if where.leaf == "same_as":
+        if isinstance(value, str) and value.strip():
+            return SameAs(component=value.strip())
+        where.reject("bad-placement", "expected a component", "it names one", "same_as: actor")
+        return None
+    if where.leaf == "accelerators" and isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)):
+        if isinstance(value, bool) or int(value) < 1:
+            why = f"it is how many {pool.noun}s are wanted"
+            where.reject("bad-count", "expected at least 1", why, "accelerators: 1")
+            return None
+        return Count(count=int(value), why=f"asked for are {int(value)} {pool.noun}s")
+    if isinstance(value, str):
+        if value.strip() == "rest":
+            return Rest()
+        if match := _FRACTION.fullmatch(value):
+            return _fraction(where, int(match[1]), int(match[2]), pool)
+    segments = read_segments(where, pool)
+    return None if segments is None else Numbers(segments=segments)
+
+
+def _fraction(where: Text, part: int, whole: int, pool: Pool) -> Count | None:
+    if part <= whole and pool.count * part % whole == 0:
+        count = pool.count * part // whole
+        return Count(count=count, why=f"{part}/{whole} of {pool.count} {pool.noun}s are {count}")
+    what, fix = f"{part}/{whole} is more than all there is", where.line("all")
+    if part <= whole:
+        what = f"{part}/{whole} of {pool.count} {pool.noun}s is no whole number"
+        near = max(1, pool.count * part // whole)
+        fix = where.line(near if where.leaf == "accelerators" else {"accelerators": near})
+    where.reject("uneven-fraction", what, pool.describe(), fix)
+    return None
+
+
+def _join_processes(
+    specs: Mapping[str, ComponentSpec], sharers: Mapping[str, Line], *, complete: bool
+) -> dict[str, ComponentSpec]:
+    """The components with `process: shared`, named after those at the same place, rank by rank.
+
+    Not `complete`: some lines could not be read, so a component that seems alone may not be.
+    """
+    texts = {name: line.whole.child("process", "shared") for name, line in sharers.items()}
+    own = [name for name in sharers if role_of(name) in _OWN_GROUP]
+    others = [name for name in specs if role_of(name) not in _OWN_GROUP]
+    for name in own:
+        why = f"the {name} ranks form a process group of their own, and a process can join only one"
+        fix = "process: own" + (f"        (those that may share: {', '.join(others)})" if others else "")
+        texts[name].reject("process-of-its-own", f"{name} cannot share its processes", why, fix)
+    if own or not complete:
+        return {}
+    if len(sharers) == 1:
+        (name,) = sharers
+        other = next((c for c in others if c != name), None)
+        why = "a process is shared by components at the same place that both have process: shared"
+        fix = "process: own" + (f"        (or: {other}: {{same_as: {name}, process: shared}})" if other else "")
+        texts[name].reject("process-alone", f"{name} shares its processes with no other component", why, fix)
+        return {}
+    places: dict[tuple[object, ...], list[str]] = {}
+    for name in sharers:  # the same accelerators, rank by rank; without accelerators, the same nodes
+        homes = Homes.of(specs[name])
+        place = (specs[name].node_group, *(column.tobytes() for column in (homes.node, homes.first, homes.count)))
+        places.setdefault(place, []).append(name)
+    single = [names[0] for names in places.values() if len(names) == 1]
+    for name in single[1:] or single:  # of two that are apart, the second is reported
+        partner = next(other for other in sharers if other != name)
+        shown = ", ".join(f"{c} is {specs[c].render()}" for c in (name, partner))
+        why = f"rank by rank they need the same accelerators of one node group: {shown}"
+        fix = f"{name}: {{same_as: {partner}, process: shared}}"
+        texts[name].reject("process-apart", f"{name} and {partner} are at different places", why, fix)
+    shared = {name: "+".join(names) for names in places.values() for name in names if len(names) > 1}
+    return {name: dataclasses.replace(specs[name], process=process) for name, process in shared.items()}

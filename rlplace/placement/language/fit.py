@@ -1,138 +1,123 @@
-"""Whether one component's segments fit their pool: they exist, are used once, divide evenly, and no rank is cut."""
+"""Whether ranks fit where they are placed: numbers exist and are used once, ranks divide evenly, none is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from rlplace.errors import Problem
-from rlplace.placement.language.grammar import MOST_MISTAKES
-from rlplace.placement.language.spec import Segment, render_segments
-from rlplace.placement.language.written import Written
-from rlplace.placement.machines.pools import NODE, Pool, Stretch
-from rlplace.placement.machines.ranges import Mistake, Ranges, show_range
+from rlplace.placement.language.grammar import split_at, stripped
+from rlplace.placement.language.spec import Parallel, Segment, parts, render_segments, spread
+from rlplace.placement.language.text import Text
+from rlplace.placement.machines.pools import NODE, Interval, Pool
+from rlplace.placement.machines.ranges import Ranges, show_range
 
-RULE_RANKS = "the ranks of a component are 0, 1, 2, ..., each given exactly once"
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
-def check_fit(written: Written, segments: Sequence[Segment], pool: Pool) -> list[Problem]:
-    """Every problem of one written placement. Linear in segments and the nodes they cover, whatever the ranks."""
-    if problems := check_exist(written, segments, pool):
-        return problems  # what follows would be said about numbers that are not there
-    wrong = (p for s in segments if (p := _too_many(written, s, pool) or _uneven(written, s, segments, pool)))
-    uneven = list(islice(wrong, MOST_MISTAKES))
-    problems = uneven + _duplicates(written, segments, pool)[:MOST_MISTAKES] + _rank_order(written, segments)
-    if not uneven:
-        cut = (p for s in segments if (p := _cut(written, s, segments, pool)) is not None)
-        problems += islice(cut, MOST_MISTAKES)
-    return problems
+def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
+    """Whether one written placement fits; else its problems are recorded.
+
+    Costs grow with segments and the nodes they cover, not with ranks.
+    """
+    if not check_exist(text, segments, pool):
+        return False
+    before = len(text.problems)
+    for segment in segments:
+        if not _too_many(text, segment, pool):
+            _check_even(text, segment, segments, pool)
+    even = len(text.problems) == before
+    _check_duplicates(text, segments, pool)
+    _check_rank_order(text, segments)
+    for segment in segments if even else ():
+        _check_cut(text, segment, segments, pool)
+    return len(text.problems) == before
 
 
-def check_exist(written: Written, segments: Sequence[Segment], pool: Pool) -> list[Problem]:
-    """Numbers that the pool does not have."""
-    missing = (p for s in segments if (p := _out_of_range(written, s, pool)) is not None)
-    return list(islice(missing, MOST_MISTAKES))
+def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
+    """Whether the pool has all these numbers."""
+    total, before = pool.count, len(text.problems)
+    for segment in segments:
+        numbers = segment.accelerators
+        if numbers.stop <= total:
+            continue
+        span = _columns(text, segment, 0)
+        missing = range(max(numbers.start, total), numbers.stop)
+        everything = text.line("all")
+        # A segment with ranks of its own would become uneven when its accelerators are cut.
+        fix = everything
+        if numbers.start < total:
+            if ":" not in text.text:
+                fix = text.with_part(span, show_range(range(numbers.start, total))) + f"        (or: {everything})"
+            at = text.text.rindex("-", *span) + 1
+            span = (at + len(text.text[at:]) - len(text.text[at:].lstrip()), span[1])
+        many = len(missing) > 1
+        text.reject(
+            "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range",
+            f"{pool.noun}{'s' if many else ''} {show_range(missing)} do{'' if many else 'es'} not exist",
+            f"ranges include both ends, and {pool.describe()}",
+            fix,
+            span=span,
+        )
+    return len(text.problems) == before
 
 
-def _out_of_range(written: Written, segment: Segment, pool: Pool) -> Problem | None:
-    total, numbers = pool.count, segment.accelerators
-    code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
-    if numbers.stop <= total:
-        return None
-    span = written.part(segment.span, 0)
-    missing = range(max(numbers.start, total), numbers.stop)
-    replacement = None
-    if numbers.start < total:
-        dash = written.text.rindex("-", *span)
-        replacement = written.text[: span[0]] + show_range(range(numbers.start, total)) + written.text[span[1] :]
-        at = dash + 1
-        while written.text[at] == " ":
-            at += 1
-        span = (at, span[1])
-    many = len(missing) > 1
-    mistake = Mistake(
-        code=code,
-        what=f"{pool.noun}{'s' if many else ''} {show_range(missing)} do{'' if many else 'es'} not exist",
-        span=span,
-        why=f"ranges include both ends, and {pool.describe()}",
-    )
-    everything = f"{written.leaf}: all"
-    # A segment with ranks of its own would become uneven when its accelerators are cut.
-    if replacement is None or ":" in written.text:
-        return written.problem(mistake, fix=everything)
-    return written.problem(mistake, fix=f"{written.line(replacement)}        (or: {everything})")
+def _columns(text: Text, segment: Segment, index: int) -> tuple[int, int]:
+    """Columns of what stands before (0) or, where written, after (1) the colon of a segment."""
+    found = list(split_at(text.text, ":", *segment.span))
+    return stripped(text.text, *found[min(index, len(found) - 1)])
 
 
-def _too_many(written: Written, segment: Segment, pool: Pool) -> Problem | None:
+def _too_many(text: Text, segment: Segment, pool: Pool) -> bool:
     accelerators = len(segment.accelerators)
-    most = MOST_RANKS_EACH * accelerators
-    if len(segment.ranks) <= most:
-        return None
-    mistake = Mistake(
-        code="too-many-ranks",
-        what=f"{len(segment.ranks):,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}",
-        span=written.part(segment.span, 1),
-        why=f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are taken for a typing mistake",
+    if segment.ranks.stop - segment.ranks.start <= MOST_RANKS_EACH * accelerators:
+        return False
+    text.reject(
+        "too-many-ranks",
+        f"{segment.ranks.stop - segment.ranks.start:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}",
+        f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are taken for a typing mistake",
+        text.line(show_range(segment.accelerators)),
+        span=_columns(text, segment, 1),
     )
-    return written.problem(mistake, fix=written.line(show_range(segment.accelerators)))
+    return True
 
 
-def _uneven(written: Written, segment: Segment, segments: Sequence[Segment], pool: Pool) -> Problem | None:
+def _check_even(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
     ranks, accelerators = len(segment.ranks), len(segment.accelerators)
     if ranks % accelerators == 0 or accelerators % ranks == 0:
-        return None
-    below, above = _even_counts(ranks, accelerators)
-    low, high = (_renumbered(segments, {segment: n}) for n in (below, above))
-    mistake = Mistake(
-        code="uneven-ranks",
-        what=f"{ranks} ranks do not divide over {accelerators} {pool.noun}s",
-        span=segment.span,
-        why=f"ranks spread evenly: their number is a multiple or a divisor of the number of {pool.noun}s",
-    )
-    return written.problem(mistake, fix=f"{written.line(low)}        (or: {written.line(high)})")
-
-
-def _even_counts(ranks: int, accelerators: int) -> tuple[int, int]:
-    """The nearest numbers of ranks below and above that divide evenly."""
-    if ranks > accelerators:
+        return
+    if ranks > accelerators:  # the nearest numbers of ranks below and above that divide evenly
         below = ranks // accelerators * accelerators
-        return below, below + accelerators
-    below = next(n for n in range(ranks, 0, -1) if accelerators % n == 0)
-    above = next(n for n in range(ranks, accelerators + 1) if accelerators % n == 0)
-    return below, above
+        above = below + accelerators
+    else:
+        below = next(n for n in range(ranks, 0, -1) if accelerators % n == 0)
+        above = next(n for n in range(ranks, accelerators + 1) if accelerators % n == 0)
+    low, high = (text.line(_renumbered(segments, {segment: n})) for n in (below, above))
+    what = f"{ranks} ranks do not divide over {accelerators} {pool.noun}s"
+    why = f"ranks spread evenly: their number is a multiple or a divisor of the number of {pool.noun}s"
+    text.reject("uneven-ranks", what, why, f"{low}        (or: {high})", span=segment.span)
 
 
-def _duplicates(written: Written, segments: Sequence[Segment], pool: Pool) -> list[Problem]:
-    problems: list[Problem] = []
+def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     ordered = sorted(segments, key=lambda s: s.accelerators.start)
-    reach = ordered[0] if ordered else None
+    reach = ordered[0]
     for segment in ordered[1:]:
-        assert reach is not None
         twice = range(segment.accelerators.start, min(segment.accelerators.stop, reach.accelerators.stop))
         if twice:
             later = max(segment, reach, key=attrgetter("span"))
-            numbers = f"{pool.noun}{'s' * (len(twice) > 1)} {show_range(twice)}"
-            mistake = Mistake(
-                code="duplicate-accelerator",
-                what=f"{numbers} {'are' if len(twice) > 1 else 'is'} given twice",
-                span=written.part(later.span, 0),
-                why=f"several ranks share one {pool.noun} when they are written as one segment, accelerators:ranks",
-            )
             once = Ranges.of(s.accelerators for s in segments)
-            fix = written.line(str(once))
+            fix = text.line(str(once))
             if len(once.pieces) == 1:
                 fix += f"        (or two ranks on each: {once}:0-{2 * len(once) - 1})"
-            problems.append(written.problem(mistake, fix=fix))
+            numbers = f"{pool.noun}{'s' * (len(twice) > 1)} {show_range(twice)}"
+            what = f"{numbers} {'are' if len(twice) > 1 else 'is'} given twice"
+            why = f"several ranks share one {pool.noun} when they are written as one segment, accelerators:ranks"
+            text.reject("duplicate-accelerator", what, why, fix, span=_columns(text, later, 0))
         if segment.accelerators.stop > reach.accelerators.stop:
             reach = segment
-    return problems
 
 
-def _rank_order(written: Written, segments: Sequence[Segment]) -> list[Problem]:
-    """Ranks given twice or left out."""
-    problems: list[Problem] = []
+def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
+    """Reject the first ranks that are given twice or left out; it shifts all that follow."""
     expected = 0
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         ranks = segment.ranks
@@ -140,36 +125,32 @@ def _rank_order(written: Written, segments: Sequence[Segment]) -> list[Problem]:
             wrong = range(expected, ranks.start) or range(ranks.start, min(expected, ranks.stop))
             code, verb = ("rank-gap", "left out") if ranks.start > expected else ("duplicate-rank", "given twice")
             many = len(wrong) > 1
-            mistake = Mistake(
-                code=code,
-                what=f"rank{'s' if many else ''} {show_range(wrong)} {'are' if many else 'is'} {verb}",
-                span=written.part(segment.span, 1),
-                why=RULE_RANKS,
-            )
-            problems.append(written.problem(mistake, fix=written.line(_renumbered(segments, {}))))
-        expected = max(expected, ranks.stop)
-    return problems[:1]  # the first one shifts all that follow
+            what = f"rank{'s' if many else ''} {show_range(wrong)} {'are' if many else 'is'} {verb}"
+            why = "the ranks of a component are 0, 1, 2, ..., each given exactly once"
+            text.reject(code, what, why, text.line(_renumbered(segments, {})), span=_columns(text, segment, 1))
+            return
+        expected = ranks.stop
 
 
-def _cut(written: Written, segment: Segment, segments: Sequence[Segment], pool: Pool) -> Problem | None:
-    """A rank with parts on two nodes, or on accelerators of two products."""
+def _check_cut(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
+    """Reject a rank with parts on two nodes, or on accelerators of two products."""
     each = segment.accelerators_per_rank
-    stretch = pool.cut(segment.accelerators, each)
-    if stretch is None:
-        return None
-    rank = segment.ranks.start + (stretch.first - segment.accelerators.start) // each
+    after = pool.cut(segment.accelerators, each)
+    if after is None:
+        return
+    rank = segment.ranks.start + (after.first - segment.accelerators.start) // each
     fewer = next(n for n in range(each - 1, 0, -1) if each % n == 0 and pool.cut(segment.accelerators, n) is None)
+    code, what, why = cut_between(pool.interval_of(after.first - 1), after, pool)
     held = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}"
-    code, what, why = _cut_between(pool.stretch_of(stretch.first - 1), stretch, pool)
-    mistake = Mistake(code=code, what=f"{held}, {what}", span=segment.span, why=why)
-    text = _renumbered(segments, {segment: len(segment.accelerators) // fewer})
-    return written.problem(
-        mistake, fix=f"{written.line(text)}        ({fewer} {pool.noun}{'s' * (fewer > 1)} for each rank)"
+    fix = text.line(
+        _renumbered(segments, {segment: len(segment.accelerators) // fewer}),
+        f"{fewer} {pool.noun}{'s' * (fewer > 1)} for each rank",
     )
+    text.reject(code, f"{held}, {what}", why, fix, span=segment.span)
 
 
-def _cut_between(before: Stretch, after: Stretch, pool: Pool) -> tuple[str, str, str]:
-    """(code, what, why) of a rank that lies on both."""
+def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str, str]:
+    """(code, what, why) of a rank that lies on both intervals."""
     if before.node == after.node:
         why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
         return "rank-spans-products", "of two products", why
@@ -179,7 +160,7 @@ def _cut_between(before: Stretch, after: Stretch, pool: Pool) -> tuple[str, str,
     return "rank-spans-nodes", "on two nodes", why
 
 
-def _renumbered(segments: Sequence[Segment], counts: dict[Segment, int]) -> str:
+def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
     """The placement with consecutive ranks in the written order; `counts` changes how many ranks a segment has."""
     renumbered: list[Segment] = []
     following = 0
@@ -188,3 +169,87 @@ def _renumbered(segments: Sequence[Segment], counts: dict[Segment, int]) -> str:
         renumbered.append(Segment(accelerators=segment.accelerators, ranks=range(following, following + count)))
         following += count
     return render_segments(renumbered)
+
+
+def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing: int) -> tuple[Segment, ...]:
+    """Consecutive ranks over `pieces` in their order; none where a rank would not fit, which is recorded.
+
+    A rank has `each` numbers, or `sharing` ranks have one.
+    """
+    joined: list[range] = []
+    for piece in pieces:
+        if joined and joined[-1].stop == piece.start:
+            joined[-1] = range(joined[-1].start, piece.stop)
+        else:
+            joined.append(piece)
+    for piece in joined:
+        after = pool.cut(piece, each)
+        if len(piece) % each and after is None:
+            what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
+            why = f"a rank has {each} neighbours: accelerators_per_rank"
+            text.reject("uneven-ranks", what, why, "accelerators_per_rank: 1")
+            return ()
+        if after is not None:
+            code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
+            fewer = next(n for n in range(each - 1, 0, -1) if len(piece) % n == 0 and pool.cut(piece, n) is None)
+            what = f"a rank of {each} {pool.noun}s would lie on both sides of {pool.noun} {after.first}, {on}"
+            text.reject(code, what, why, f"accelerators_per_rank: {fewer}")
+            return ()
+    return spread(joined, each, sharing)
+
+
+def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segments: Sequence[Segment]) -> bool:
+    """Whether the parallel sizes of a line fit the segments it got: copies are whole, each on one node."""
+    tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
+    if tensor == 1 and data is None:
+        return True
+    text = line.child("tensor_parallel_size", tensor)
+    total = sum(len(s.accelerators) for s in segments)
+    sharing = max(s.ranks_per_accelerator for s in segments)
+    uneven = next((e for s in segments if (e := s.accelerators_per_rank) % tensor and tensor % e), None)
+    if not pool.holds_accelerators:
+        text = text if tensor > 1 else line.child("data_parallel_size", data)
+        what = f"there are only {pool.noun}s here"
+        why = f"a model is sliced over accelerators, and {pool.describe()}"
+        fix = f"remove {text.leaf}"
+    elif sharing > 1 and tensor > 1:
+        what = f"{sharing} ranks share each accelerator"
+        why = "a copy that is sliced over several accelerators has each of them for itself"
+        fix = text.line(1, "or one rank per accelerator")
+    elif total % tensor:
+        what = f"{total} accelerators do not divide into copies of {tensor}"
+        why = f"{name} is on {total} accelerators; each copy takes {tensor} of them"
+        fix = text.line(next(n for n in range(min(tensor, total), 0, -1) if total % n == 0))
+    elif data is not None and data * tensor != total:
+        text = line.child("data_parallel_size", data)
+        what = f"{data} copies x {tensor} = {data * tensor} accelerators, placed on {total}"
+        why = f"the copies together use exactly the {total} accelerators that {name} has"
+        fix = text.line(total // tensor)
+    elif uneven is not None:
+        what = f"ranks of {uneven} accelerators do not divide into copies of {tensor}"
+        why = "a rank holds whole copies, or a copy is made of whole ranks"
+        fix = text.line(uneven)
+    else:
+        return parallel.across_nodes or _copies_on_one_node(text, tensor, pool, segments)
+    text.reject("parallel-sizes", what, why, fix)
+    return False
+
+
+def _copies_on_one_node(text: Text, tensor: int, pool: Pool, segments: Sequence[Segment]) -> bool:
+    filled, began = 0, -1  # accelerators of the copy under way, and the node it is on
+    for segment in sorted(segments, key=lambda s: s.ranks.start):
+        for interval, numbers in parts(segment, pool):
+            if filled and interval.node != began:
+                what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"
+                why = (
+                    f"node {interval.node} starts at accelerator {interval.first} of "
+                    f"{show_range(segment.accelerators)}; slices of a layer exchange data in every step, "
+                    "which the network slows down"
+                )
+                held = [len(n) for s in segments for _, n in parts(s, pool)]
+                fewer = next(n for n in range(tensor - 1, 0, -1) if all(count % n == 0 for count in held))
+                fix = text.line(fewer, "or accept it: tensor_parallel_across_nodes: true")
+                text.reject("copy-spans-nodes", what, why, fix)
+                return False
+            filled, began = (filled + len(numbers)) % tensor, interval.node
+    return True

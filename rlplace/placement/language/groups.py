@@ -1,11 +1,14 @@
-"""`cluster.node_groups` -> labelled nodes, what the numbers of each group count, and the surroundings of its processes.
+"""`cluster.node_groups` -> labelled nodes, what the numbers of each group count, and the environment of its processes.
 
 ::
 
     node_groups:
       - {label: a800, node_ranks: 0-7, env_configs: [{node_ranks: 0-7, env_vars: [{GLOO_SOCKET_IFNAME: eth0}]}]}
       - {label: cpu, node_ranks: 8-9, ignore_hardware: true}              numbers are nodes
-      - {label: franka, node_ranks: 10, hardware: {type: Franka, configs: [{robot_ip: 10.0.0.1, node_rank: 10}]}}
+      - {label: arms, node_ranks: 10, hardware: {type: Arm, configs: [{ip: 10.0.0.1, node_rank: 10}]}}
+
+Hardware of any type is numbered by node and then as written; a process finds the block of each of its items in
+`slot.hardware`.
 """
 
 from __future__ import annotations
@@ -14,14 +17,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlplace.errors import Problem, Source, did_you_mean
-from rlplace.placement.language.environments import read_environments
 from rlplace.placement.language.fit import check_exist
-from rlplace.placement.language.grammar import read_segments
-from rlplace.placement.language.hardware import read_hardware
-from rlplace.placement.language.slots import Surroundings
-from rlplace.placement.language.written import Written, check_keys, source_of, write_down
+from rlplace.placement.language.grammar import read_segments, split_at, stripped
+from rlplace.placement.language.text import Text, show
 from rlplace.placement.machines.pools import (
+    ACCELERATOR,
     ANY_NODE,
+    NODE,
     WHOLE_CLUSTER,
     HardwareItem,
     Pool,
@@ -31,12 +33,20 @@ from rlplace.placement.machines.pools import (
     node_pool,
     whole_cluster,
 )
-from rlplace.placement.machines.ranges import Mistake, Ranges, split_at, stripped
+from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
-from rlplace.structure import show
 
 PATH = "cluster.node_groups"
 _KEYS = ("label", "node_ranks", "env_configs", "hardware", "ignore_hardware")
+_ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeEnv:
+    """What a process finds on its node beside the machine itself."""
+
+    env_vars: tuple[tuple[str, str], ...] = ()
+    interpreter: str = ""  # path of the Python to run; "": the driver's
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +54,24 @@ class NodeGroup:
     """Some nodes under one label."""
 
     label: str
-    nodes: Ranges
     pool: Pool
-    surroundings: Mapping[int, Surroundings]  # node rank -> what its processes find there; only where declared
+    runtime_envs: Mapping[int, RuntimeEnv]  # by node rank; only where declared
 
 
 class NodeGroups:
     """All node groups of a cluster, the two reserved ones included. Never changes."""
 
-    def __init__(self, topology: Topology, groups: Sequence[NodeGroup] = ()) -> None:
+    def __init__(self, topology: Topology, groups: Sequence[NodeGroup] = (), broken: Sequence[str] = ()) -> None:
+        """`broken` are labels of groups with problems: they exist, and have no pool."""
         self.topology = topology
-        self.groups = {g.label: g for g in groups}
         self._pools = {WHOLE_CLUSTER: whole_cluster(topology), ANY_NODE: node_pool(topology.nodes)}
         self._pools |= {g.label: g.pool for g in groups}
-        self.surroundings = {(g.label, node): s for g in groups for node, s in g.surroundings.items()}
+        self._broken = frozenset(broken)
+        self.runtime_envs = {(g.label, node): env for g in groups for node, env in g.runtime_envs.items()}
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(self._pools)
+        return tuple(label for label in self._pools if "," not in label)
 
     def __getitem__(self, label: str) -> Pool:
         """What the numbers of one group, or of several joined by commas, count. Raises KeyError for no such label."""
@@ -69,66 +79,52 @@ class NodeGroups:
             self._pools[label] = joined_pool([self._pools[part] for part in label.split(",")], label)
         return self._pools[label]
 
-    def read(self, written: Written) -> tuple[Pool | None, list[Problem]]:
-        """The pool that a `node_group` value names: one label, several with commas, or a list of them."""
-        parts = list(_labels(written))
-        problems = [p for i, (at, label) in enumerate(parts) if (p := self._wrong(written, at, label, parts[:i]))]
-        if problems or not parts:
-            return None, problems or [
-                written.whole("unknown-node-group", "names no node group", self._known(), written.line(self.labels[-1]))
-            ]
-        pools = [self._pools[label] for _, label in parts]
-        if len({p.noun for p in pools}) > 1:
-            what = "mixes " + " and ".join(f"{p.noun}s ({p.label})" for p in pools)
-            why = "the numbers of one placement count one kind of thing"
-            return None, [written.whole("mixed-node-groups", what, why, written.line(parts[0][1]))]
-        seen: set[int] = set()
-        for (at, label), pool in zip(parts, pools, strict=True):
-            nodes = {s.node for s in pool.stretches}
-            if both := sorted(seen & nodes):
-                mistake = Mistake(
-                    code="overlapping-node-groups",
-                    what=f"node {both[0]} is in {label} and in a group before it",
-                    span=at,
-                    why="groups that are joined have no node in common, else its accelerators had two numbers",
-                )
-                return None, [written.problem(mistake, fix=written.line(parts[0][1]))]
-            seen |= nodes
-        return self[",".join(label for _, label in parts)], []
+    def pool_of(self, text: Text) -> Pool | None:
+        """The pool that a `node_group` value names: one label, several with commas, or a list of them.
 
-    def _wrong(
-        self, written: Written, at: tuple[int, int], label: str, before: Sequence[tuple[tuple[int, int], str]]
-    ) -> Problem | None:
-        if label in (known for _, known in before):
-            left = [known for _, known in before]
-            mistake = Mistake(
-                code="node-group-repeated",
-                what=f"node group {label} is named twice",
-                span=at,
-                why="several groups are joined one after the other, and an accelerator has one number",
-            )
-            return written.problem(mistake, fix=written.line(",".join(left)))
-        if label in self._pools and "," not in label:
+        None where a problem was recorded, here or for the group itself.
+        """
+        known = "the node groups of this cluster are " + ", ".join(self.labels)
+        found: list[str] = []
+        for at, label in _labels(text):
+            if label in found:
+                why = "several groups are joined one after the other, and an accelerator has one number"
+                fix = text.line(",".join(found))
+                text.reject("node-group-repeated", f"node group {label} is named twice", why, fix, span=at)
+                return None
+            if label in self._broken:
+                return None
+            if label not in self.labels:
+                near = did_you_mean(label, self.labels)
+                what = f"there is no node group {label!r}" + (f", did you mean {near!r}?" if near else "")
+                text.reject("unknown-node-group", what, known, text.with_part(at, near or WHOLE_CLUSTER), span=at)
+                return None
+            kinds = [f"{self[other].noun}s ({other})" for other in (*found[:1], label)]
+            if found and self[label].noun != self[found[0]].noun:
+                why = "the numbers of one placement count one kind of thing"
+                text.reject("mixed-node-groups", "mixes " + " and ".join(kinds), why, text.line(found[0]))
+                return None
+            if both := sorted(self._nodes(label) & {n for other in found for n in self._nodes(other)}):
+                what = f"node {both[0]} is in {label} and in a group before it"
+                why = "groups that are joined have no node in common, else its accelerators had two numbers"
+                text.reject("overlapping-node-groups", what, why, text.line(found[0]), span=at)
+                return None
+            found.append(label)
+        if not found:
+            text.reject("unknown-node-group", "names no node group", known, text.line(self.labels[-1]))
             return None
-        near = did_you_mean(label, self.labels)
-        hint = f", did you mean {near!r}?" if near else ""
-        mistake = Mistake(
-            code="unknown-node-group", what=f"there is no node group {label!r}{hint}", span=at, why=self._known()
-        )
-        text = written.text[: at[0]] + (near or WHOLE_CLUSTER) + written.text[at[1] :]
-        return written.problem(mistake, fix=written.line(text))
+        return self[",".join(found)]
 
-    def _known(self) -> str:
-        return "the node groups of this cluster are " + ", ".join(label for label in self._pools if "," not in label)
+    def _nodes(self, label: str) -> set[int]:
+        return {interval.node for interval in self[label].intervals}
 
 
-def _labels(written: Written) -> Iterator[tuple[tuple[int, int], str]]:
+def _labels(text: Text) -> Iterator[tuple[tuple[int, int], str]]:
     """Columns and text of each label; a label may be a number in YAML."""
-    for start, stop, item in written.items:
-        for part in split_at(written.text, ",", start, stop) if isinstance(item, str) else [(start, stop)]:
-            at = stripped(written.text, *part)
-            label = written.text[at[0] : at[1]].strip()
-            if label:
+    for start, stop, item in text.items:
+        for part in split_at(text.text, ",", start, stop) if isinstance(item, str) else [(start, stop)]:
+            at = stripped(text.text, *part)
+            if label := text.text[slice(*at)].strip():
                 yield at, label
 
 
@@ -136,89 +132,157 @@ def read_node_groups(
     blocks: Sequence[object], topology: Topology, sources: Mapping[str, Source]
 ) -> tuple[NodeGroups, list[Problem]]:
     """The groups that are declared rightly, and the problems of the others."""
-    groups: list[NodeGroup] = []
+    groups: dict[str, NodeGroup | None] = {}
     problems: list[Problem] = []
-    for i, block in enumerate(blocks):
-        path = f"{PATH}[{i}]"
-        if not isinstance(block, Mapping):
-            problems.append(_no_block(path, block, sources))
+    for i, value in enumerate(blocks):
+        block = Text.of(value, f"{PATH}[{i}]", "-", sources, problems)
+        if not isinstance(value, Mapping):
+            fix = "- {label: train, node_ranks: 0-1}"
+            block.reject("bad-node-group", "expected a block of keys", "a node group has a label and node_ranks", fix)
             continue
-        problems += check_keys(block, _KEYS, path, sources)
-        label, wrong = _read_label(block, path, [g.label for g in groups], sources)
-        nodes, more = read_node_ranks(block.get("node_ranks"), path, topology, sources)
-        problems += wrong + more
-        if wrong or more:
-            continue
-        group, wrong = _read_group(label, nodes, block, path, topology, sources)
-        problems += wrong
-        groups.append(group)
-    return NodeGroups(topology, groups), problems
+        before = len(problems)
+        block.check_keys(_KEYS)
+        label = _read_label(block.child("label"), groups)
+        nodes = read_nodes(block.child("node_ranks"), topology)
+        if label is not None:
+            group = _read_group(block, label, nodes, topology) if nodes is not None else None
+            groups.setdefault(label, group if len(problems) == before else None)
+    rightly = [group for group in groups.values() if group is not None]
+    return NodeGroups(topology, rightly, [label for label, group in groups.items() if group is None]), problems
 
 
-def _read_group(
-    label: str,
-    nodes: Ranges,
-    block: Mapping[str, object],
-    path: str,
-    topology: Topology,
-    sources: Mapping[str, Source],
-) -> tuple[NodeGroup, list[Problem]]:
-    surroundings, problems = read_environments(block.get("env_configs"), nodes, path, topology, sources)
+def _read_group(block: Text, label: str, nodes: Ranges, topology: Topology) -> NodeGroup:
+    assert isinstance(block.value, Mapping)
     members = [topology.nodes[n] for n in nodes]
-    items: list[HardwareItem] = []
-    if block.get("hardware") is not None:
-        items, more = read_hardware(block["hardware"], nodes, f"{path}.hardware", sources)
-        problems += more
+    envs = _read_envs(block.child("env_configs"), nodes, topology)
+    items = _read_hardware(block.child("hardware"), nodes)
     if items:
         pool = hardware_pool(items, items[0].type, label)
-    elif block.get("ignore_hardware") or not any(n.accelerators for n in members):
+    elif block.value.get("ignore_hardware") or not any(n.accelerators for n in members):
         pool = node_pool(members, label)
     else:
         pool = accelerator_pool(members, label)
-    return NodeGroup(label=label, nodes=nodes, pool=pool, surroundings=surroundings), problems
+    return NodeGroup(label=label, pool=pool, runtime_envs=envs)
 
 
-def _read_label(
-    block: Mapping[str, object], path: str, taken: Sequence[str], sources: Mapping[str, Source]
-) -> tuple[str, list[Problem]]:
-    label = block.get("label")
-    written = write_down(path, "label", label, sources)
-    if label is None or (isinstance(label, (bool, float, Sequence, Mapping)) and not isinstance(label, str)):
-        why = "component_placement refers to the group by its label"
-        return "", [written.whole("bad-label", "expected a name", why, "label: train")]
-    name = str(label).strip()
+def _read_label(text: Text, taken: Mapping[str, object]) -> str | None:
+    fix = "label: train"
+    if not isinstance(text.value, str | int) or isinstance(text.value, bool):
+        text.reject("bad-label", "expected a name", "component_placement refers to the group by its label", fix)
+        return None
+    name = str(text.value).strip()
     if name in (WHOLE_CLUSTER, ANY_NODE) or "," in name or not name:
         why = f"{WHOLE_CLUSTER} (all accelerators) and {ANY_NODE} (all nodes) are reserved; commas join labels"
-        return "", [written.whole("bad-label", f"{name!r} cannot be a label", why, "label: train")]
+        text.reject("bad-label", f"{name!r} cannot be a label", why, fix)
+        return None
     if name in taken:
-        why = "a label stands for one group; its nodes are joined by commas: node_ranks: 0-3,8"
-        return "", [written.whole("node-group-declared-twice", f"the label {name} is taken", why, f"label: {name}_2")]
-    return name, []
+        why = 'a label stands for one group; its nodes are joined by commas: node_ranks: "0-3,8"'
+        text.reject("node-group-declared-twice", f"the label {name} is taken", why, f"label: {name}_2")
+        return None
+    return name
 
 
-def read_node_ranks(
-    value: object, path: str, topology: Topology, sources: Mapping[str, Source]
-) -> tuple[Ranges, list[Problem]]:
-    """The nodes that a `node_ranks` value names."""
-    written = write_down(path, "node_ranks", value, sources)
+def read_nodes(text: Text, topology: Topology) -> Ranges | None:
+    """The nodes that a `node_ranks` value names; None where problems were recorded."""
     pool = node_pool(topology.nodes)
-    segments, problems = read_segments(written, pool)
-    if not problems:
-        problems = check_exist(written, segments, pool)
-    if not problems and ":" in written.text:
-        at = written.text.index(":")
-        mistake = Mistake(code="bad-placement", what="nodes have no ranks of processes here", span=(at, at + 1))
-        problems = [written.problem(mistake, fix=written.line(written.text.split(":")[0]))]
-    return Ranges.of(s.accelerators for s in segments), problems
+    segments = read_segments(text, pool)
+    if segments is None or not check_exist(text, segments, pool):
+        return None
+    if ":" in text.text:
+        at = text.text.index(":")
+        why = "node_ranks are numbers of nodes"
+        fix = text.line(text.text.split(":")[0].lstrip("["))
+        text.reject("bad-placement", "nodes have no ranks of processes here", why, fix, span=(at, at + 1))
+        return None
+    return Ranges.of(s.accelerators for s in segments)
 
 
-def _no_block(path: str, block: object, sources: Mapping[str, Source]) -> Problem:
-    return Problem(
-        code="bad-node-group",
-        key=path,
-        what="expected a block of keys",
-        got=show(block),
-        source=source_of(path, sources),
-        why="a node group has a label and node_ranks",
-        fix="- {label: train, node_ranks: 0-1}",
-    )
+def _read_envs(text: Text, members: Ranges, topology: Topology) -> dict[int, RuntimeEnv]:
+    """Node rank -> environment variables and interpreter, for the nodes that have an entry."""
+    found: dict[int, RuntimeEnv] = {}
+    if text.value is None:
+        return found
+    example = "{node_ranks: 0, env_vars: [{NAME: value}]}"
+    if not isinstance(text.value, Sequence) or isinstance(text.value, str):
+        why = "each entry is for some nodes"
+        text.reject("bad-env-config", "expected a list of blocks", why, f"env_configs: [{example}]")
+        return found
+    for i in range(len(text.value)):
+        block = text.child(i)
+        if not isinstance(block.value, Mapping):
+            block.reject("bad-env-config", "expected a block of keys", "an entry names nodes", f"- {example}")
+            continue
+        block.check_keys(_ENV_KEYS)
+        env = _read_env(block)
+        ranks = block.child("node_ranks", str(members))
+        nodes = read_nodes(ranks, topology) or Ranges()
+        if outside := nodes - members:
+            what = f"node {outside} is" if len(outside) == 1 else f"nodes {outside} are"
+            why = f"the group has nodes {members}"
+            ranks.reject("node-outside-group", f"{what} not in the group", why, ranks.line(str(members)))
+        declared = Ranges.of(range(n, n + 1) for n in found)
+        if twice := nodes & declared:
+            what = f"node{'s' * (len(twice) > 1)} {twice} ha{'ve' if len(twice) > 1 else 's'} an entry already"
+            left = members - declared
+            fix = ranks.line(str(left)) if left else "remove this entry"
+            ranks.reject("overlapping-env-configs", what, "a node of a group has one environment", fix)
+        found |= dict.fromkeys(nodes, env)
+    return found
+
+
+def _read_env(block: Text) -> RuntimeEnv:
+    interpreter = block.child("python_interpreter_path")
+    if not isinstance(interpreter.value or "", str):
+        fix = "python_interpreter_path: /opt/venv/bin/python"
+        interpreter.reject("bad-env-config", "expected a path", "it is the Python to run", fix)
+    text = block.child("env_vars")
+    given = text.value or ()
+    entries = [given] if isinstance(given, Mapping) else given
+    variables: dict[str, str] = {}
+    blocks = [e for e in entries if isinstance(e, Mapping)] if isinstance(entries, Sequence) else []
+    if not isinstance(entries, Sequence) or len(blocks) < len(entries):
+        why = "each entry of the list is one variable"
+        text.reject("bad-env-config", "expected NAME: value entries", why, "env_vars: [{NAME: value}]")
+    for name, value in ((str(k), v) for entry in blocks for k, v in entry.items()):
+        if name in variables:
+            fix = f"name {name} once"
+            text.reject("env-var-twice", f"{name} is set twice", "a variable has one value on a node", fix)
+        variables[name] = value if isinstance(value, str) else show(value)
+    return RuntimeEnv(env_vars=tuple(variables.items()), interpreter=str(interpreter.value or ""))
+
+
+def _read_hardware(text: Text, members: Ranges) -> list[HardwareItem]:
+    """The items of one group, numbered."""
+    if text.value is None:
+        return []
+    type_, configs = (text.child(key).value for key in ("type", "configs"))
+    lists_items = isinstance(configs, Sequence) and not isinstance(configs, str) and len(configs) > 0
+    blocks = configs if lists_items and isinstance(configs, Sequence) else ()
+    wrong: tuple[Text, str] | None = None
+    if not isinstance(text.value, Mapping):
+        wrong = (text, "expected a block of keys")
+    elif not isinstance(type_, str) or type_ in ("", ACCELERATOR, NODE):
+        wrong = (text.child("type"), "expected the name of a type")
+    elif not blocks:
+        wrong = (text.child("configs"), "expected a list with one block for each item")
+    elif any(not isinstance(block, Mapping) for block in blocks):
+        i = next(i for i, block in enumerate(blocks) if not isinstance(block, Mapping))
+        wrong = (text.child("configs").child(i), "expected a block of keys")
+    if wrong is not None:
+        why = "hardware has a type, and configs with one block for each item"
+        fix = f"hardware: {{type: Arm, configs: [{{node_rank: {members.pieces[0].start}}}]}}"
+        wrong[0].reject("bad-hardware", wrong[1], why, fix)
+        return []
+    text.check_keys(("type", "configs"))
+    found: list[tuple[int, Mapping[str, object]]] = []
+    for i, config in enumerate(blocks):
+        assert isinstance(config, Mapping)
+        node = config.get("node_rank")
+        if isinstance(node, int) and not isinstance(node, bool) and node in members:
+            found.append((node, config))
+            continue
+        rank = text.child("configs").child(i).child("node_rank")
+        what = "is on no node" if node is None else f"node {show(node)} is not in the group"
+        rank.reject("node-outside-group", what, f"the group has nodes {members}", rank.line(members.pieces[0].start))
+    found.sort(key=lambda entry: entry[0])
+    return [HardwareItem(number=i, node=node, type=str(type_), config=c) for i, (node, c) in enumerate(found)]

@@ -10,13 +10,10 @@ from rlplace.config import ClusterConfig, RunConfig
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
-from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot, topology_of
 from rlplace.placement.language.spec import ComponentSpec, Homes
-from rlplace.placement.language.strategies import ComponentPlacementStrategy, HasTopology, topology_of
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
-
-__all__ = ["COLLOCATED", "DISAGGREGATED", "HYBRID", "HybridComponentPlacement", "Slot", "read_component_placement"]
 
 COLLOCATED = "collocated"  # the same accelerators
 DISAGGREGATED = "disaggregated"  # none shared

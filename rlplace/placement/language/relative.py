@@ -1,32 +1,83 @@
-"""Lines that depend on other lines: counts take what is free, `rest` what is left, `same_as` what another one has.
+"""Lines that depend on other lines: counts take what is free, `rest` what is left, `same_as` copies another line.
 
-Numbers are settled first, then counts in written order, then rests, then `same_as` along its chain; so the answer does
-not depend on anything but the lines themselves.
+Numbers are settled first, then counts in written order, then rests, then `same_as` along its chain; so the result
+depends only on the lines themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
-from rlplace.errors import Problem, did_you_mean
-from rlplace.placement.language.lines import Count, Line, Numbers, Rest, SameAs
-from rlplace.placement.language.spec import Segment, spread
-from rlplace.placement.language.spreading import respread, split_by_stretch
+from rlplace.errors import did_you_mean
+from rlplace.placement.language.fit import respread
+from rlplace.placement.language.spec import Parallel, Segment, spread
+from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.ranges import Ranges
 
-Answer = tuple[Pool, tuple[Segment, ...]]
+Placed = tuple[Pool, tuple[Segment, ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """These ranks on these numbers."""
+
+    segments: tuple[Segment, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """That many numbers that no other component has; `why` tells where the count comes from."""
+
+    count: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """All numbers that no component with numbers or a count of its own has."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SameAs:
+    """The place of another component."""
+
+    component: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of `component_placement`, read."""
+
+    names: tuple[str, ...]
+    whole: Text  # key and value as they stand in `component_placement`
+    where: Text  # the part that places
+    pool: Pool
+    asked: Numbers | Count | Rest | SameAs
+    each: int = 1  # accelerators_per_rank
+    sharing: int = 1  # ranks_per_accelerator
+    parallel: Parallel = dataclasses.field(default_factory=Parallel)
+    shares_process: bool = False  # with the other lines of the same place that share theirs
+
+    @property
+    def unit(self) -> int:
+        """How many accelerators belong together on one node."""
+        return max(self.each, 1 if self.parallel.across_nodes else self.parallel.tensor_parallel_size)
+
+    def instead(self, value: object) -> str:
+        """The line with another value, to paste."""
+        return self.whole.line(value)
 
 
 class Resolution:
-    """Answers lines one kind after the other. Owns the answers and problems it collects."""
+    """Places lines, one kind after the other. Owns the places it found; problems go to the texts of the lines."""
 
     def __init__(self, lines: Sequence[Line], broken: Collection[str] = ()) -> None:
-        """`broken` are components whose own line has problems; what depends on them stays unanswered without one."""
-        self.answers: dict[int, Answer] = {}  # by index of the line
-        self.problems: list[Problem] = []
+        """`broken` are components whose own line has problems; lines that depend on them are left out silently."""
+        self.placed: dict[int, Placed] = {}  # by index of the line
         self._lines = lines
-        self._broken = frozenset(broken)
+        self._broken = {*broken}
         self._used: dict[str, Ranges] = {}  # noun, and the label of pools without accelerators -> numbers taken
         self._line_of = {name: i for i, line in reversed(list(enumerate(lines))) for name in line.names}
         for kind in (Numbers, Count, Rest):
@@ -46,14 +97,13 @@ class Resolution:
                 found = self._leftover(line)
         if not found:
             return
-        self.answers[i] = (line.pool, found)
-        if not isinstance(line.asked, Rest):  # two rests get the same
-            self._take(line.pool, Ranges.of(s.accelerators for s in found))
-
-    def _take(self, pool: Pool, numbers: Ranges) -> None:
-        if pool.holds_accelerators:
-            numbers = Ranges.of(outside for piece in numbers.pieces for _, outside in pool.outside(piece))
-        key = _key(pool)
+        self.placed[i] = (line.pool, found)
+        if isinstance(line.asked, Rest):  # two rests get the same
+            return
+        numbers = Ranges.of(s.accelerators for s in found)
+        if line.pool.holds_accelerators:
+            numbers = Ranges.of(outside for piece in numbers.pieces for _, outside in line.pool.outside(piece))
+        key = _key(line.pool)
         self._used[key] = self._used.get(key, Ranges()) | numbers
 
     def _free(self, pool: Pool) -> Ranges:
@@ -62,84 +112,68 @@ class Resolution:
 
     def _pick(self, line: Line, count: int, why: str) -> tuple[Segment, ...]:
         """The first free neighbours that are enough; else whole units from the front, wherever they are free."""
-        unit = line.unit
+        unit, noun = line.unit, line.pool.noun
         if count % unit:
-            fix = f"{line.where.leaf}: {-(-count // unit) * unit}"
+            what = f"{count} {noun}s do not divide into units of {unit}"
             why = f"{why}, in units of {unit} (accelerators_per_rank or tensor_parallel_size)"
-            what = f"{count} {line.pool.noun}s do not divide into units of {unit}"
-            self.problems.append(line.where.whole("uneven-ranks", what, why, fix))
+            line.where.reject("uneven-ranks", what, why, line.where.line(-(-count // unit) * unit))
             return ()
         free = self._free(line.pool)
         pieces = _first_fit(free, line.pool, count, unit)
-        if pieces is None:
-            what = f"{count} {line.pool.noun}s are not free"
-            left = f"{free} ({len(free)})" if free else "none"
-            why = f"{why}; free are {left}" + (f", in units of {unit} on one node" if unit > 1 else "")
-            why += f"; {line.pool.describe()}"
-            others = [n for other in self._lines if other is not line for n in other.names]
-            fix = f"{line.whole.leaf}: " + (f"{{same_as: {others[0]}}}" if others else "all")
-            self.problems.append(line.where.whole("not-enough-free", what, why, fix))
-            return ()
-        return spread(pieces, line.each, line.sharing)
+        if pieces is not None:
+            return spread(pieces, line.each, line.sharing)
+        left = f"{free} ({len(free)})" if free else "none"
+        why = f"{why}; free are {left}" + (f", in units of {unit} on one node" if unit > 1 else "")
+        others = [n for other in self._lines if other is not line for n in other.names]
+        fix = line.instead({"same_as": others[0]} if others else "all")
+        line.where.reject("not-enough-free", f"{count} {noun}s are not free", f"{why}; {line.pool.describe()}", fix)
+        return ()
 
     def _leftover(self, line: Line) -> tuple[Segment, ...]:
-        free = self._free(line.pool)
-        if not free:
-            why = f"the other components use every {line.pool.noun}; {line.pool.describe()}"
-            fix = f"{line.whole.leaf}: all"
-            self.problems.append(line.where.whole("nothing-left", "there is no rest", why, fix))
-            return ()
-        return self._spread(line, free.pieces, line.pool)
-
-    def _spread(self, line: Line, pieces: Sequence[range], pool: Pool) -> tuple[Segment, ...]:
-        segments, problems = respread(line.where, pieces, pool, line.each, line.sharing)
-        self.problems += problems
-        return segments
+        if free := self._free(line.pool):
+            return respread(line.where, free.pieces, line.pool, line.each, line.sharing)
+        why = f"the other components use every {line.pool.noun}; {line.pool.describe()}"
+        line.where.reject("nothing-left", "there is no rest", why, line.instead("all"))
+        return ()
 
     def _follow(self, i: int) -> None:
-        """Answers the lines from `i` along its chain, the last one first."""
+        """Place the lines from `i` along its chain of `same_as`, the last one first."""
         chain: list[int] = []
-        while isinstance(asked := self._lines[i].asked, SameAs) and i not in self.answers:
+        while isinstance(asked := self._lines[i].asked, SameAs) and i not in self.placed:
             if i in chain:
-                self.problems.append(self._circle([*chain[chain.index(i) :], i]))
-            elif asked.component not in {*self._line_of, *self._broken}:
-                self.problems.append(self._unknown(self._lines[i], asked.component))
-            else:
+                line = self._lines[i]
+                names = " -> ".join(self._lines[j].names[0] for j in [*chain[chain.index(i) :], i])
+                why = "one of them has to be placed in numbers"
+                line.where.reject("circular-placement", f"goes in a circle: {names}", why, line.instead("all"))
+            elif asked.component in self._line_of and asked.component not in self._broken:
                 chain.append(i)
-                if asked.component in self._broken:
-                    break
                 i = self._line_of[asked.component]
                 continue
+            elif asked.component not in self._broken:
+                self._reject_unknown(self._lines[i], asked.component)
             self._broken |= {*self._lines[i].names}
             break
         for at in reversed(chain):
-            self._copy(at, self.answers.get(i))
+            self._copy(at, self.placed.get(i))
             i = at
 
-    def _copy(self, i: int, found: Answer | None) -> None:
+    def _copy(self, i: int, found: Placed | None) -> None:
         line = self._lines[i]
         if found is None or self._broken & {*line.names}:
             self._broken |= {*line.names}
             return
         pool, segments = found
         if line.each * line.sharing > 1:
-            segments = self._spread(line, [s.accelerators for s in segments], pool)
+            segments = respread(line.where, [s.accelerators for s in segments], pool, line.each, line.sharing)
         if segments:
-            self.answers[i] = (pool, segments)
+            self.placed[i] = (pool, segments)
 
-    def _unknown(self, line: Line, target: str) -> Problem:
+    def _reject_unknown(self, line: Line, target: str) -> None:
         others = [n for n in self._line_of if n not in line.names]
         near = did_you_mean(target, others)
         what = f"no component is called {target!r}" + (f", did you mean {near!r}?" if near else "")
-        why = "placed are " + (", ".join(others) or "no others")
-        fix = f"same_as: {near or others[0]}" if others else f"{line.whole.leaf}: all"
-        return line.where.whole("unknown-component", what, why, fix)
-
-    def _circle(self, circle: Sequence[int]) -> Problem:
-        first = self._lines[circle[0]]
-        names = " -> ".join(self._lines[i].names[0] for i in circle)
-        why = "one of them has to say where it is in numbers"
-        return first.where.whole("circular-placement", f"goes in a circle: {names}", why, f"{first.whole.leaf}: all")
+        fix = line.where.line(near or others[0]) if others else line.instead("all")
+        line.where.reject("unknown-component", what, "placed are " + (", ".join(others) or "no others"), fix)
 
 
 def _key(pool: Pool) -> str:
@@ -148,15 +182,16 @@ def _key(pool: Pool) -> str:
 
 def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] | None:
     for piece in free.pieces:
-        starts = [piece.start, *(s.first for s in pool.stretches_in(piece)[1:])] if unit > 1 else [piece.start]
+        starts = [piece.start, *(s.first for s in pool.intervals_in(piece)[1:])] if unit > 1 else [piece.start]
         for start in starts:
             wanted = range(start, start + count)
             if wanted.stop <= piece.stop and pool.cut(wanted, unit) is None:
                 return [wanted]
     taken: list[range] = []
-    for piece in split_by_stretch(free.pieces, pool):
-        whole = min(count, len(piece)) // unit * unit
-        if whole:
-            taken.append(piece[:whole])
-            count -= whole
+    for piece in free.pieces:
+        for interval in pool.intervals_in(piece):  # no rank lies across two of them
+            part = range(max(interval.first, piece.start), min(interval.numbers.stop, piece.stop))
+            if whole := min(count, len(part)) // unit * unit:
+                taken.append(part[:whole])
+                count -= whole
     return None if count else taken

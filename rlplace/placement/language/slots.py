@@ -1,24 +1,33 @@
-"""Where one rank lives, and the arithmetic from "accelerators of each rank" to slots."""
+"""Slots: where one rank lives; and the strategies that turn what a Python caller asks for into one slot per process.
+
+::
+
+    PackedPlacementStrategy(0, 7, num_hardware_per_process=2)            [0,1] [2,3] [4,5] [6,7]
+    PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)  [0,2] [1,3] [4,6] [5,7]
+    FlexiblePlacementStrategy([[0], [4, 5]])                             [0] [4,5]
+    NodePlacementStrategy([0, 0, 1])                                     no accelerators; two on node 0, one on node 1
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
+from typing import Protocol, overload
 
-from rlplace.errors import PlacementError, Problem
-from rlplace.placement.language.spec import ComponentSpec, parts, process_name, segment_of
-from rlplace.placement.machines.pools import WHOLE_CLUSTER, HardwareItem, Pool, Stretch
+from rlplace.errors import PlacementError, Problem, did_you_mean
+from rlplace.placement.language.fit import cut_between
+from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
+from rlplace.placement.language.spec import ComponentSpec, Homes, parts, process_name, segment_of
+from rlplace.placement.machines.pools import (
+    WHOLE_CLUSTER,
+    HardwareItem,
+    Interval,
+    Pool,
+    accelerator_pool,
+    node_pool,
+)
 from rlplace.placement.machines.topology import Topology
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a process finds on its node beside the machine itself."""
-
-    env_vars: tuple[tuple[str, str], ...] = ()
-    interpreter: str = ""  # path of the Python to run; "": the driver's
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +44,51 @@ class Slot:
     visible_accelerators: tuple[int, ...] = ()  # numbered within the node; more than its own when not isolated
     node_group: str = WHOLE_CLUSTER
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
-    surroundings: Surroundings = Surroundings()
+    runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
     process: str = ""  # slots of one name live in one process: "env+rollout 3"; "": a process of its own
 
 
+def _make_slot(
+    rank: int,
+    numbers: Sequence[int],
+    local: tuple[int, int],
+    pool: Pool,
+    groups: NodeGroups,
+    isolate: bool,
+    component: str = "",
+    process: str = "",
+) -> Slot:
+    """The slot that holds `numbers` of `pool`; `local` is its rank on the node and how many there are."""
+    interval = pool.interval_of(numbers[0])
+    node = groups.topology.nodes[interval.node]
+    held = tuple(n - interval.first + interval.base for n in numbers) if pool.holds_accelerators else ()
+    own = tuple(n - node.first for n in held)
+    return Slot(
+        component=component,
+        rank=rank,
+        node=node.rank,
+        local_rank=local[0],
+        local_world_size=local[1],
+        accelerators=held,
+        local_accelerators=own,
+        visible_accelerators=own if isolate else tuple(range(node.accelerators)),
+        node_group=interval.node_group,
+        hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
+        runtime_env=groups.runtime_envs.get((interval.node_group, node.rank), RuntimeEnv()),
+        process=process,
+    )
+
+
 class Slots(Sequence[Slot]):
-    """The slots of one component by rank, each worked out when asked for: a million ranks cost what one does."""
+    """The slots of one component by rank, each computed when asked for: a million ranks cost what one does."""
 
-    __slots__ = ("_here", "_isolate", "_spec", "_surroundings", "_topology")
+    __slots__ = ("_groups", "_isolate", "_local", "_spec")
 
-    def __init__(
-        self,
-        spec: ComponentSpec,
-        topology: Topology,
-        *,
-        isolate: bool = True,
-        surroundings: Mapping[tuple[str, int], Surroundings] | None = None,
-    ) -> None:
-        """`surroundings` by (node group, node rank)."""
+    def __init__(self, spec: ComponentSpec, groups: NodeGroups, *, isolate: bool = True) -> None:
         self._spec = spec
-        self._topology = topology
+        self._groups = groups
         self._isolate = isolate
-        self._surroundings = surroundings or {}
-        self._here: dict[int, list[range]] = {}  # node -> its ranks, filled on first use
+        self._local: dict[int, list[range]] = {}  # node -> its ranks, filled on first use
 
     def __len__(self) -> int:
         return self._spec.world_size
@@ -72,18 +103,12 @@ class Slots(Sequence[Slot]):
         if not -len(self) <= rank < len(self):
             raise IndexError(f"{self._spec.name} has no rank {rank}, its ranks are 0-{len(self) - 1}")
         rank %= len(self)
-        numbers = segment_of(self._spec.written, rank).accelerators_of(rank)
-        return self._slot(rank, numbers, self._spec.pool.stretch_of(numbers.start))
+        return self._slot(rank, segment_of(self._spec.written, rank).accelerators_of(rank))
 
     def __iter__(self) -> Iterator[Slot]:
         for segment in self._spec.written:
-            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
-            rank = segment.ranks.start
-            for stretch, numbers in parts(segment, self._spec.pool):
-                for start in numbers[::each]:
-                    for _ in range(sharing):
-                        yield self._slot(rank, range(start, start + each), stretch)
-                        rank += 1
+            for rank in segment.ranks:
+                yield self._slot(rank, segment.accelerators_of(rank))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Slot.__eq__, self, other))
@@ -93,121 +118,222 @@ class Slots(Sequence[Slot]):
     def __repr__(self) -> str:
         return f"<{len(self)} slots of {self._spec.name}: {self._spec.render()}>"
 
-    def _slot(self, rank: int, numbers: range, stretch: Stretch) -> Slot:
-        pool, node = self._spec.pool, self._topology.nodes[stretch.node]
-        here = self._ranks_on(node.rank)
-        held: tuple[int, ...] = ()
-        local: tuple[int, ...] = ()
-        if pool.holds_accelerators:
-            first = numbers.start - stretch.first + stretch.base
-            held = tuple(range(first, first + len(numbers)))
-            local = tuple(range(first - node.first, first - node.first + len(numbers)))
-        return Slot(
-            component=self._spec.name,
-            rank=rank,
-            node=node.rank,
-            local_rank=sum(len(r) if r.stop <= rank else max(0, rank - r.start) for r in here),
-            local_world_size=sum(map(len, here)),
-            accelerators=held,
-            local_accelerators=local,
-            visible_accelerators=local if self._isolate else tuple(range(node.accelerators)),
-            node_group=stretch.node_group,
-            hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-            surroundings=self._surroundings.get((stretch.node_group, node.rank), Surroundings()),
-            process=process_name(self._spec.process, rank),
-        )
+    def _slot(self, rank: int, numbers: range) -> Slot:
+        spec = self._spec
+        here = self._ranks_on(spec.pool.interval_of(numbers.start).node)
+        local_rank = sum(len(r) if r.stop <= rank else max(0, rank - r.start) for r in here)
+        local = (local_rank, sum(map(len, here)))
+        process = process_name(spec.process, rank)
+        return _make_slot(rank, numbers, local, spec.pool, self._groups, self._isolate, spec.name, process)
 
     def _ranks_on(self, node: int) -> list[range]:
-        if not self._here:
+        if not self._local:
             for segment in self._spec.written:
                 each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
                 start = segment.ranks.start
-                for stretch, numbers in parts(segment, self._spec.pool):
+                for interval, numbers in parts(segment, self._spec.pool):
                     stop = start + len(numbers) // each * sharing
-                    ranks = self._here.setdefault(stretch.node, [])
+                    ranks = self._local.setdefault(interval.node, [])
                     if ranks and ranks[-1].stop == start:
                         ranks[-1] = range(ranks[-1].start, stop)
                     else:
                         ranks.append(range(start, stop))
                     start = stop
-        return self._here[node]
+        return self._local[node]
 
 
-def place(
-    accelerators: Sequence[Sequence[int]],
-    pool: Pool,
-    topology: Topology,
-    *,
-    isolate: bool = True,
-    key: str,
-    surroundings: Mapping[tuple[str, int], Surroundings] | None = None,
-) -> tuple[Slot, ...]:
-    """Slots of ranks 0..N-1, rank i holding `accelerators[i]` (numbers of `pool`, ascending, at least one).
+class HasTopology(Protocol):
+    """A cluster, as far as placement cares. One with labelled nodes has them in `node_groups`, a NodeGroups."""
 
-    `key` names in errors what asked for it. Raises PlacementError for numbers that do not exist and for a rank on two
-    nodes or on accelerators of two products.
+    @property
+    def topology(self) -> Topology: ...
+
+
+class PlacementStrategy(Protocol):
+    """Decides where the processes of one group live."""
+
+    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        """One slot per process, by rank. Raises PlacementError.
+
+        `isolate_accelerator=False` shows each process all accelerators of its node.
+        """
+        ...
+
+
+def topology_of(cluster: Topology | HasTopology) -> Topology:
+    return cluster if isinstance(cluster, Topology) else cluster.topology
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedPlacementStrategy:
+    """Accelerators start..end (both included) dealt out in order, `stride` apart within a process.
+
+    Slots carry an empty component name; launching the group fills it in.
     """
-    problems: list[Problem] = []
-    homes: list[Stretch] = []
-    for rank, numbers in enumerate(accelerators):
-        if not numbers or numbers[0] < 0 or numbers[-1] >= pool.count:
-            problems.append(_out_of_range(rank, numbers, pool, key))
-            continue
-        first, last = pool.stretch_of(numbers[0]), pool.stretch_of(numbers[-1])
-        if first != last:
-            problems.append(_spans(rank, numbers, first, last, key))
-        homes.append(first)
-    if problems:
-        raise PlacementError(problems)
-    world_sizes, seen = Counter(h.node for h in homes), Counter[int]()
-    slots: list[Slot] = []
-    for rank, (home, numbers) in enumerate(zip(homes, accelerators, strict=True)):
-        node = topology.nodes[home.node]
-        held = tuple(n - home.first + home.base for n in numbers) if pool.holds_accelerators else ()
-        local = tuple(n - node.first for n in held)
-        slots.append(
-            Slot(
-                component="",
-                rank=rank,
-                node=node.rank,
-                local_rank=seen[node.rank],
-                local_world_size=world_sizes[node.rank],
-                accelerators=held,
-                local_accelerators=local,
-                visible_accelerators=local if isolate else tuple(range(node.accelerators)),
-                node_group=home.node_group,
-                hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-                surroundings=(surroundings or {}).get((home.node_group, node.rank), Surroundings()),
-            )
+
+    start_hardware_rank: int
+    end_hardware_rank: int
+    num_hardware_per_process: int = 1
+    stride: int = 1
+    node_group: str | None = None
+
+    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        call = _Call(type(self).__name__, cluster)
+        pool = call.pool("node_group", self.node_group)
+        start, end = self.start_hardware_rank, self.end_hardware_rank
+        each, stride = self.num_hardware_per_process, self.stride
+        count, block = end - start + 1, each * stride
+        got = f"{start}-{end}"
+        for field, value in (("stride", stride), ("num_hardware_per_process", each)):
+            if value < 1:
+                raise call.error("bad-strategy", field, "must be at least 1", str(value), None, f"{field}=1")
+        if count < 1:
+            fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
+            raise call.error("reversed-range", "", "the range runs backwards", got, "both ends are included", fix)
+        if count % block:
+            what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
+            why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
+            fix = f"end_hardware_rank={start + max(1, count // block) * block - 1}"
+            raise call.error("uneven-packing", "", what, got, why, fix)
+        accelerators = [
+            range(first + lane, first + lane + block, stride)
+            for first in range(start, end + 1, block)
+            for lane in range(stride)
+        ]
+        return call.place(accelerators, pool, isolate_accelerator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlexiblePlacementStrategy:
+    """The accelerators of each process, written out. Several processes may share one."""
+
+    hardware_ranks_list: Sequence[Sequence[int]]
+    node_group_label: str | None = None
+
+    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        call = _Call(type(self).__name__, cluster)
+        pool = call.pool("node_group_label", self.node_group_label)
+        call.check_some("hardware_ranks_list", self.hardware_ranks_list, "[[0]]")
+        for rank, numbers in enumerate(self.hardware_ranks_list):
+            if len(set(numbers)) != len(numbers):
+                what, why = f"rank {rank} names an accelerator twice", "each entry is the set of one process"
+                fix = str(sorted(set(numbers)))
+                raise call.error("duplicate-accelerator", "", what, str(list(numbers)), why, fix)
+        return call.place([sorted(numbers) for numbers in self.hardware_ranks_list], pool, isolate_accelerator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodePlacementStrategy:
+    """One process per entry on that node, holding no accelerator. With a group, its nodes are numbered from 0."""
+
+    node_ranks: Sequence[int]
+    node_group_label: str | None = None
+
+    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        call = _Call(type(self).__name__, cluster)
+        label = self.node_group_label
+        pool = call.pool("node_group_label", label)
+        call.check_some("node_ranks", self.node_ranks, "[0]")
+        nodes = call.groups.topology.nodes
+        owner = "this cluster"
+        if label not in (None, WHOLE_CLUSTER):
+            nodes = tuple(nodes[n] for n in sorted({interval.node for interval in pool.intervals}))
+            owner = f"node group {label}"
+        unknown = sorted({n for n in self.node_ranks if not 0 <= n < len(nodes)})
+        if unknown:
+            why = f"{owner} has {len(nodes)} node{'s' * (len(nodes) != 1)}, numbered from 0"
+            what = f"node {unknown[0]} does not exist"
+            fix = str([n for n in self.node_ranks if n not in unknown] or [0])
+            raise call.error("node-out-of-range", "", what, str(list(self.node_ranks)), why, fix)
+        spots = [[n] for n in self.node_ranks]
+        return call.place(spots, node_pool(nodes, label or WHOLE_CLUSTER), isolate_accelerator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComponentPlacementStrategy:
+    """The place of one component of `component_placement`."""
+
+    spec: ComponentSpec
+    groups: NodeGroups
+
+    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        spec, topology = self.spec, topology_of(cluster)
+        if topology is self.groups.topology or topology == self.groups.topology:
+            return Slots(spec, self.groups, isolate=isolate_accelerator)
+        # Another cluster than the one it was planned for: every rank is checked against the nodes of that one.
+        homes = Homes.of(spec)
+        if spec.pool.holds_accelerators:
+            spots = [range(first, first + count) for first, count in zip(homes.first, homes.count, strict=True)]
+            pool = accelerator_pool(topology.nodes)
+        else:
+            spots = [range(node, node + 1) for node in homes.node]
+            pool = node_pool(topology.nodes)
+        slots = _Call(spec.key or spec.name, topology).place(spots, pool, isolate_accelerator)
+        return tuple(
+            dataclasses.replace(slot, component=spec.name, process=process_name(spec.process, slot.rank))
+            for slot in slots
         )
-        seen[node.rank] += 1
-    return tuple(slots)
 
 
-def _out_of_range(rank: int, numbers: Sequence[int], pool: Pool, key: str) -> Problem:
-    missing = [n for n in numbers if not 0 <= n < pool.count]
-    return Problem(
-        code="accelerator-out-of-range",
-        key=key,
-        what=f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}",
-        got=f"rank {rank}: {list(numbers)}",
-        why=pool.describe(),
-        fix=f"use numbers from 0 to {pool.count - 1}",
-    )
+class _Call:
+    """One call of a strategy: the node groups of its cluster, and `key` for the problems."""
 
+    def __init__(self, key: str, cluster: Topology | HasTopology) -> None:
+        self.key = key
+        groups = cluster if isinstance(cluster, NodeGroups) else getattr(cluster, "node_groups", None)
+        self.groups = groups if isinstance(groups, NodeGroups) else NodeGroups(topology_of(cluster))
 
-def _spans(rank: int, numbers: Sequence[int], first: Stretch, last: Stretch, key: str) -> Problem:
-    if first.node == last.node:
-        code, what = "rank-spans-products", f"rank {rank} would use accelerators of two products"
-        why = f"a rank uses accelerators of one product; on node {last.node} another one starts at {last.first}"
-    else:
-        code, what = "rank-spans-nodes", f"rank {rank} would live on nodes {first.node} and {last.node}"
-        why = f"a rank is one process on one node; node {last.node} starts at accelerator {last.first}"
-    return Problem(
-        code=code,
-        key=key,
-        what=what,
-        got=f"rank {rank}: {list(numbers)}",
-        why=why,
-        fix="let each rank's accelerators end where its node ends, or give each rank fewer of them",
-    )
+    def error(self, code: str, field: str, what: str, got: str, why: str | None, fix: str) -> PlacementError:
+        key = f"{self.key}.{field}" if field else self.key
+        return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
+
+    def pool(self, field: str, label: str | None) -> Pool:
+        """The pool of a node group, or of several joined by commas."""
+        names = (label or WHOLE_CLUSTER).split(",")
+        unknown = next((name for name in names if name not in self.groups.labels), None)
+        if unknown is None:
+            return self.groups[",".join(names)]
+        near = did_you_mean(unknown, self.groups.labels)
+        what = f"there is no node group {unknown!r}" + (f", did you mean {near!r}?" if near else "")
+        why = "the node groups of this cluster are " + ", ".join(self.groups.labels)
+        fix = f'{field}="{near}"' if near else "leave the node group out"
+        raise self.error("unknown-node-group", field, what, str(label), why, fix)
+
+    def check_some(self, field: str, values: Sequence[object], example: str) -> None:
+        if not values:
+            why = "a group has at least one process"
+            raise self.error("empty-placement", field, "names no process", "[]", why, f"{field}={example}")
+
+    def place(self, spots: Sequence[Sequence[int]], pool: Pool, isolate: bool) -> tuple[Slot, ...]:
+        """Slots of ranks 0..N-1, rank i holding `spots[i]` (numbers of `pool`, ascending).
+
+        Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
+        """
+        problems: list[Problem] = []
+        homes: list[Interval] = []
+        for rank, numbers in enumerate(spots):
+            got = f"rank {rank}: {list(numbers)}"
+            missing = [n for n in numbers if not 0 <= n < pool.count]
+            if missing or not numbers:
+                noun = pool.noun
+                what = f"{noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {noun}"
+                fix = f"use numbers from 0 to {pool.count - 1}"
+                error = self.error("accelerator-out-of-range", "", what, got, pool.describe(), fix)
+                problems += error.problems
+                continue
+            first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
+            homes.append(first)
+            if first != last:
+                code, on, why = cut_between(first, last, pool)
+                what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
+                fix = "let each rank's accelerators end where its node ends, or give each rank fewer of them"
+                problems += self.error(code, "", what, got, why, fix).problems
+        if problems:
+            raise PlacementError(problems)
+        world_sizes, seen = Counter(h.node for h in homes), Counter[int]()
+        slots: list[Slot] = []
+        for rank, (home, numbers) in enumerate(zip(homes, spots, strict=True)):
+            local = (seen[home.node], world_sizes[home.node])
+            slots.append(_make_slot(rank, numbers, local, pool, self.groups, isolate))
+            seen[home.node] += 1
+        return tuple(slots)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 
-from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool, Stretch
+from rlplace.placement.language.text import show
+from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
 from rlplace.placement.machines.ranges import Ranges, show_range
-from rlplace.structure import show
 
 CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 
@@ -69,7 +69,7 @@ class ComponentSpec:
     key: str = ""  # key path in the config
     text: str = ""  # verbatim
     parallel: Parallel = Parallel()
-    process: str = ""  # who shares its processes, rank by rank: "env+rollout"; "": each rank has one of its own
+    process: str = ""  # "env+rollout": they share processes, rank by rank; "": each rank has its own
     segments: tuple[Segment, ...] = dataclasses.field(init=False, repr=False)  # in global accelerator numbers
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ def role_of(component: str) -> str:
 
 
 def process_name(sharers: str, rank: int) -> str:
-    """The process of rank `rank` of these components, unique in a job: "env+rollout 3"; "" where nobody shares."""
+    """The process of rank `rank` of these components, unique in a job: "env+rollout 3"; "" without sharers."""
     return f"{sharers} {rank}" if sharers else ""
 
 
@@ -190,32 +190,32 @@ class Homes:
     node: array[int]
     first: array[int]  # global number of its first accelerator; -1 without
     count: array[int]  # how many accelerators it has, neighbours from there on
-    process: str = ""  # who shares its processes, rank by rank
+    process: str = ""  # "env+rollout": they share processes, rank by rank
 
     @classmethod
     def of(cls, spec: ComponentSpec) -> Homes:
         node, first, count = array("l"), array("l"), array("i")
         for segment in spec.written:
             each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
-            for stretch, numbers in parts(segment, spec.pool):
+            for interval, numbers in parts(segment, spec.pool):
                 ranks = len(numbers) // each * sharing
-                node.extend(repeat(stretch.node, ranks))
+                node.extend(repeat(interval.node, ranks))
                 if not spec.pool.holds_accelerators:
                     first.extend(repeat(-1, ranks))
                     count.extend(repeat(0, ranks))
                     continue
-                start = numbers.start - stretch.first + stretch.base
+                start = numbers.start - interval.first + interval.base
                 firsts: Iterable[int] = range(start, start + len(numbers), each)
                 first.extend(firsts if sharing == 1 else chain.from_iterable(repeat(f, sharing) for f in firsts))
                 count.extend(repeat(each, ranks))
         return cls(node=node, first=first, count=count, process=spec.process)
 
 
-def parts(segment: Segment, pool: Pool) -> list[tuple[Stretch, range]]:
-    """The stretches a segment lies on, with its numbers there."""
+def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
+    """The intervals a segment lies on, with its numbers there."""
     numbers = segment.accelerators
     return [
-        (s, range(max(s.first, numbers.start), min(s.numbers.stop, numbers.stop))) for s in pool.stretches_in(numbers)
+        (s, range(max(s.first, numbers.start), min(s.numbers.stop, numbers.stop))) for s in pool.intervals_in(numbers)
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rlplace.config import NodeConfig
 from rlplace.errors import PlacementError, Problem, Source
-from rlplace.placement.language.written import source_of
+from rlplace.placement.language.text import source_of
 from rlplace.placement.machines.topology import Links, Node, Run, Topology
 
 PATH = "cluster.nodes"

@@ -36,7 +36,7 @@ class HardwareItem:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Interval:
     """Neighbouring numbers of a pool that one rank may hold together: on one node, of one product."""
 
     first: int  # in the pool
@@ -56,18 +56,18 @@ class Pool:
 
     label: str  # the node group or groups as written
     noun: str  # what one number stands for
-    stretches: tuple[Stretch, ...]  # ascending, without gaps
+    intervals: tuple[Interval, ...]  # ascending, without gaps
     items: tuple[HardwareItem, ...] = ()  # by number, where the pool counts hardware
     _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     _runs: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_firsts", tuple(s.first for s in self.stretches))
-        object.__setattr__(self, "_runs", tuple(_runs(self.stretches)) if self.holds_accelerators else ())
+        object.__setattr__(self, "_firsts", tuple(s.first for s in self.intervals))
+        object.__setattr__(self, "_runs", tuple(_runs(self.intervals)) if self.holds_accelerators else ())
 
     @property
     def count(self) -> int:
-        return self.stretches[-1].numbers.stop
+        return self.intervals[-1].numbers.stop
 
     @property
     def all(self) -> Ranges:
@@ -77,20 +77,20 @@ class Pool:
     def holds_accelerators(self) -> bool:
         return self.noun == ACCELERATOR
 
-    def stretch_of(self, number: int) -> Stretch:
+    def interval_of(self, number: int) -> Interval:
         """Where `number`, which must exist, is."""
-        return self.stretches[bisect_right(self._firsts, number) - 1]
+        return self.intervals[bisect_right(self._firsts, number) - 1]
 
-    def stretches_in(self, window: range) -> tuple[Stretch, ...]:
+    def intervals_in(self, window: range) -> tuple[Interval, ...]:
         """Those that hold any number of `window`, ascending."""
         start = bisect_right(self._firsts, window.start) - 1
-        return self.stretches[start : bisect_right(self._firsts, window.stop - 1)]
+        return self.intervals[start : bisect_right(self._firsts, window.stop - 1)]
 
-    def cut(self, numbers: range, each: int) -> Stretch | None:
-        """The first stretch that begins in the middle of a rank when every rank holds `each` of `numbers`."""
-        for stretch in self.stretches_in(numbers)[1:]:
-            if (stretch.first - numbers.start) % each:
-                return stretch
+    def cut(self, numbers: range, each: int) -> Interval | None:
+        """The first interval that begins in the middle of a rank when every rank holds `each` of `numbers`."""
+        for interval in self.intervals_in(numbers)[1:]:
+            if (interval.first - numbers.start) % each:
+                return interval
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
@@ -117,34 +117,34 @@ class Pool:
         owner = "this cluster" if self.label in (WHOLE_CLUSTER, ANY_NODE) else f"node group {self.label}"
         if self.noun == NODE:
             return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
-        counts = [sum(s.count for s in group) for _, group in itertools.groupby(self.stretches, key=lambda s: s.node)]
+        counts = [sum(s.count for s in group) for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)]
         return f"{owner} has {describe_counts(self.noun, counts)}"
 
 
-def _runs(stretches: Iterable[Stretch]) -> list[tuple[int, int, int]]:
-    """(first, base, count) of stretches joined wherever both numberings go on."""
+def _runs(intervals: Iterable[Interval]) -> list[tuple[int, int, int]]:
+    """(first, base, count) of intervals joined wherever both numberings go on."""
     joined: list[tuple[int, int, int]] = []
-    for stretch in stretches:
+    for interval in intervals:
         if joined:
             first, base, count = joined[-1]
-            if base + count == stretch.base:
-                joined[-1] = (first, base, count + stretch.count)
+            if base + count == interval.base:
+                joined[-1] = (first, base, count + interval.count)
                 continue
-        joined.append((stretch.first, stretch.base, stretch.count))
+        joined.append((interval.first, interval.base, interval.count))
     return joined
 
 
 def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
     """The accelerators of `nodes`, in this order."""
-    stretches: list[Stretch] = []
+    intervals: list[Interval] = []
     first = 0
     for node in nodes:
         base = node.first
         for run in node.alike:
-            stretches.append(Stretch(first=first, count=run.count, node=node.rank, base=base, node_group=label))
+            intervals.append(Interval(first=first, count=run.count, node=node.rank, base=base, node_group=label))
             first += run.count
             base += run.count
-    return Pool(label, ACCELERATOR, tuple(stretches))
+    return Pool(label, ACCELERATOR, tuple(intervals))
 
 
 def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
@@ -152,29 +152,29 @@ def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
     return Pool(
         label,
         NODE,
-        tuple(Stretch(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes)),
+        tuple(Interval(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes)),
     )
 
 
 def hardware_pool(items: Sequence[HardwareItem], type: str, label: str) -> Pool:
     """Hardware items, which must be numbered through and lie together by node."""
-    stretches = []
+    intervals = []
     for node, group in itertools.groupby(items, key=lambda item: item.node):
         numbers = [item.number for item in group]
-        stretches.append(Stretch(first=numbers[0], count=len(numbers), node=node, base=0, node_group=label))
-    return Pool(label, type, tuple(stretches), tuple(items))
+        intervals.append(Interval(first=numbers[0], count=len(numbers), node=node, base=0, node_group=label))
+    return Pool(label, type, tuple(intervals), tuple(items))
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
     """One pool after the other; they must count the same thing."""
-    stretches: list[Stretch] = []
+    intervals: list[Interval] = []
     items: list[HardwareItem] = []
     first = 0
     for pool in pools:
-        stretches += [dataclasses.replace(s, first=s.first + first) for s in pool.stretches]
+        intervals += [dataclasses.replace(s, first=s.first + first) for s in pool.intervals]
         items += [dataclasses.replace(item, number=item.number + first) for item in pool.items]
         first += pool.count
-    return Pool(label, pools[0].noun, tuple(stretches), tuple(items))
+    return Pool(label, pools[0].noun, tuple(intervals), tuple(items))
 
 
 def whole_cluster(topology: Topology) -> Pool:

@@ -11,8 +11,7 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
-from rlplace.placement.language.slots import Slot
-from rlplace.placement.language.strategies import PlacementStrategy
+from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
 from rlplace.workers.launch.inline import InlineLauncher

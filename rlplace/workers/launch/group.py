@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelBroken, ChannelError, ClusterError, PlacementError, Problem, WorkerError, did_you_mean
-from rlplace.placement.language.slots import Slot
-from rlplace.placement.language.strategies import PlacementStrategy
+from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.workers.launch import deadlines
 from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.worker import Worker

@@ -33,10 +33,10 @@ def cannot_share(orders: Sequence[GroupOrder], running: Iterable[str]) -> Proble
             if classes[slot.component].needs_own_process:
                 why = f"a process can join only one process group, and {classes[slot.component].__name__} joins one"
                 return _problem(slot, "needs a process of its own", why, "leave its slots' `process` empty")
-            if slot.surroundings != first.surroundings:
+            if slot.runtime_env != first.runtime_env:
                 why = f"{_name(first)} and {_name(slot)} have other environment variables or another Python"
                 return _problem(
-                    slot, "needs other surroundings than its process", why, "give both node groups the same"
+                    slot, "needs another runtime environment than its process", why, "give both node groups the same"
                 )
             if (slot.node, visible_to(slot)) != (first.node, visible_to(first)):
                 why = f"{_name(first)} is on node {first.node} and sees accelerators {_listed(first)} there, "

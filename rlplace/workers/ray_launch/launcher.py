@@ -157,19 +157,19 @@ class RayLauncher:
     def _process(self, slots: Sequence[Slot], expected: Expected) -> list[RayWorker]:
         """The process of `slots` with a thread for each of its workers."""
         slot = slots[0]
-        surroundings = slot.surroundings
+        runtime_env = slot.runtime_env
         # By place on the bus, as Ray numbers them: CUDA's own order is by speed, another one where products differ.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        environment = {"OMP_NUM_THREADS": "1", **order, **dict(surroundings.env_vars)}
+        environment = {"OMP_NUM_THREADS": "1", **order, **dict(runtime_env.env_vars)}
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(expected.visible)
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         # The stubs of ray.remote leave out concurrency_groups.
         host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
-        if surroundings.env_vars:  # also for what reads them before our code runs
-            options.setdefault("runtime_env", {})["env_vars"] = dict(surroundings.env_vars)
-        if surroundings.interpreter:
-            options.setdefault("runtime_env", {})["py_executable"] = surroundings.interpreter
+        if runtime_env.env_vars:  # also for what reads them before our code runs
+            options.setdefault("runtime_env", {})["env_vars"] = dict(runtime_env.env_vars)
+        if runtime_env.interpreter:
+            options.setdefault("runtime_env", {})["py_executable"] = runtime_env.interpreter
         actor = host.options(**options, **self._on(slot.node)).remote(environment, len(slots))
         process = RayProcess(actor, len(slots))
         if slot.process:

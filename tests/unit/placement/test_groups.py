@@ -125,16 +125,16 @@ def test_groups_without_accelerators_count_nodes() -> None:
 
 def test_surroundings_reach_the_slots() -> None:
     slots = place(in_group("a800", "7-8")).slots("actor")
-    assert slots[0].surroundings.interpreter == "/opt/venv/bin/python3"
-    assert slots[1].surroundings.env_vars == (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "1"))
-    assert place({"actor": "7"}).slots("actor")[0].surroundings.env_vars == ()
+    assert slots[0].runtime_env.interpreter == "/opt/venv/bin/python3"
+    assert slots[1].runtime_env.env_vars == (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "1"))
+    assert place({"actor": "7"}).slots("actor")[0].runtime_env.env_vars == ()
 
 
 @pytest.mark.parametrize(
     ("group", "code", "fix"),
     [
         ("a80", "unknown-node-group", "node_group: a800"),
-        ("a800,409", "unknown-node-group", "node_group: a800,4090"),
+        ("a800,409", "unknown-node-group", 'node_group: "a800,4090"'),
         ("h100", "unknown-node-group", "node_group: cluster"),
         ("", "unknown-node-group", None),
         ("a800,a800", "node-group-repeated", "node_group: a800"),
@@ -166,7 +166,7 @@ def declared(**changes: Any) -> list[dict[str, Any]]:
         (declared(node_ranks="0\u20131"), "not-a-hyphen", ".node_ranks"),
         (declared(node_ranks="0-1:0-3"), "bad-placement", ".node_ranks"),
         (declared(env_configs="x"), "bad-env-config", ".env_configs"),
-        (declared(env_configs=["x"]), "bad-env-config", ".env_configs.[0]"),
+        (declared(env_configs=["x"]), "bad-env-config", ".env_configs[0]"),
         (declared(env_configs=[{"envs": 1}]), "unknown-key", ".env_configs[0].envs"),
         (declared(env_configs=[{"node_ranks": "0-2"}]), "node-outside-group", ".env_configs[0].node_ranks"),
         (declared(env_configs=[{"node_ranks": "1-3"}]), "node-outside-group", ".env_configs[0].node_ranks"),
@@ -183,12 +183,11 @@ def declared(**changes: Any) -> list[dict[str, Any]]:
         (declared(env_configs=[{"env_vars": [{"A": 1}, {"A": 2}]}]), "env-var-twice", None),
         (declared(hardware="Franka"), "bad-hardware", ".hardware"),
         (declared(hardware={}), "bad-hardware", ".hardware.type"),
-        (declared(hardware={"type": "franka", "configs": []}), "unknown-hardware", ".hardware.type"),
         (declared(hardware={"type": "Franka"}), "bad-hardware", ".hardware.configs"),
         (declared(hardware={"type": "Arm", "configs": ["x"]}), "bad-hardware", ".hardware.configs[0]"),
         (declared(hardware={"type": "Arm", "configs": [{"ip": 1}]}), "node-outside-group", None),
         (declared(hardware={"type": "Arm", "configs": [{"node_rank": 2}]}), "node-outside-group", None),
-        (declared(hardware={"type": "Franka", "configs": [{"node_rank": 0}]}), "missing-key", None),
+        (declared(hardware={"type": "node", "configs": [{"node_rank": 0}]}), "bad-hardware", ".hardware.type"),
     ],
 )
 def test_what_a_group_cannot_say(groups: Sequence[object], code: str, key: str | None) -> None:
@@ -201,7 +200,7 @@ def test_what_a_group_cannot_say(groups: Sequence[object], code: str, key: str |
 def test_env_vars_may_be_one_block() -> None:
     groups, found = read_node_groups(declared(env_configs=[{"env_vars": {"A": 1, "B": "x"}}]), MIXED, {})
     assert not found
-    assert groups.surroundings["a800", 1].env_vars == (("A", "1"), ("B", "x"))
+    assert groups.runtime_envs["a800", 1].env_vars == (("A", "1"), ("B", "x"))
 
 
 def test_labels_are_unique_and_hardware_of_any_type_is_kept() -> None:
@@ -224,6 +223,10 @@ def test_groups_come_from_every_form_of_config() -> None:
     with pytest.raises(PlacementError) as caught:
         HybridComponentPlacement({"component_placement": {"actor": 0}, "node_groups": "a800"}, MIXED)
     assert caught.value.codes == ("bad-node-group",)
+
+
+def test_a_group_with_a_problem_is_not_reported_again_where_it_is_used() -> None:
+    assert [p.code for p in problems(in_group("a800", "0-3"), declared(node_ranks="0-9"))] == ["node-out-of-range"]
 
 
 class Cluster:

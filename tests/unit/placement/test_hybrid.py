@@ -13,6 +13,7 @@ from rlplace.placement import HybridComponentPlacement, Topology
 
 EIGHT = Topology.uniform(1, 8)
 PPO = ("actor", "rollout", "env")
+ANY = "actor: all        (or the numbers that are meant, such as 0-3)"
 
 
 def place(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> HybridComponentPlacement:
@@ -76,14 +77,30 @@ def test_segments_of_every_kind_continue_after_the_highest_rank() -> None:
         ("0-1:0-1,2-3:1-2", "duplicate-rank", (12, 15), "actor: 0-3"),
         ("0-2:0-3", "uneven-ranks", (0, 7), "actor: 0-2        (or: actor: 0-2:0-5)"),
         ("0-7:0-2", "uneven-ranks", (0, 7), "actor: 0-7:0-1        (or: actor: 0-7:0-3)"),
+        ("0-1,7-4", "reversed-range", (4, 7), 'actor: "0-1,4-7"'),
+        ("0\u22127", "not-a-hyphen", (0, 3), "actor: 0-7"),
+        ("0..7", "bad-placement", (0, 4), "actor: 0-7"),
+        ("0 to 7", "bad-placement", (0, 6), "actor: 0-7"),
+        ("0~7", "bad-placement", (0, 3), "actor: 0-7"),
+        ("ALL", "bad-placement", (0, 3), "actor: all"),
+        ("0-3;4-7", "bad-placement", (0, 7), 'actor: "0-3,4-7"'),
+        ("cuda:0-7", "bad-placement", (0, 8), "actor: 0-7"),
+        ("gpu0-gpu3", "bad-placement", (0, 9), "actor: 0-3"),
+        ("50%", "bad-placement", (0, 3), "actor: 1/2"),
+        ("0:8", "rank-gap", (0, 3), 'actor: 0-7        (or rank 0 on accelerator 0: actor: "0:0")'),
+        ("0:9", "rank-gap", (0, 3), 'actor: "0:0"'),
+        ("0-", "bad-placement", (0, 2), ANY),
+        ("0-3-5", "bad-placement", (0, 5), ANY),
+        ("x", "bad-placement", (0, 1), ANY),
+        ("\uff13", "bad-placement", (0, 1), ANY),  # a full-width digit is not a digit here
         ("0:0-5000", "too-many-ranks", (2, 8), "actor: 0"),
         ("0:all", "bad-placement", (2, 5), 'actor: "0:0"'),
-        ("1:2:3", "bad-placement", (3, 5), "actor: all"),
-        ("1,,2", "bad-placement", (2, 3), "actor: 1,2"),
+        ("1:2:3", "bad-placement", (3, 5), ANY),
+        ("1,,2", "bad-placement", (2, 3), 'actor: "1,2"'),
         (True, "bad-placement", (0, 4), "actor: all"),
         (0.7, "bad-placement", (0, 3), "actor: all"),
         ([{"placement": "0-7"}], "bad-placement", (1, 17), "actor: all"),
-        (-1, "bad-placement", (0, 2), "actor: all"),
+        (-1, "bad-placement", (0, 2), ANY),
         (9, "accelerator-out-of-range", (0, 1), "actor: all"),
         (247, "base-60-integer", (0, 3), "actor: 4-7        (accelerators 4 to 7)"),
         (60, "base-60-integer", (0, 2), 'actor: "1:0"        (rank 0 on that accelerator)'),
@@ -206,4 +223,4 @@ def test_a_duplicate_beside_a_gap_has_one_fix() -> None:
     with pytest.raises(PlacementError) as refused:
         HybridComponentPlacement({"component_placement": {"env": "0-1,1,5"}}, Topology.uniform(1, 8))
     (problem,) = refused.value.problems
-    assert (problem.code, problem.fix) == ("duplicate-accelerator", "env: 0-1,5")
+    assert (problem.code, problem.fix) == ("duplicate-accelerator", 'env: "0-1,5"')

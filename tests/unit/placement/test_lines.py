@@ -107,6 +107,8 @@ def test_same_as_follows_a_chain_and_comma_keys() -> None:
         ({"accelerators": True}, "bad-placement", ".accelerators", "accelerators: all"),
         ({"accelerators": 5}, "not-enough-free", ".accelerators", "rollout: {same_as: actor}"),
         ({"accelerators": 3, "tensor_parallel_size": 2}, "uneven-ranks", ".accelerators", "accelerators: 4"),
+        ({"placement": "4-7", "ranks_per_accelerator": 10**40}, "bad-count", ".ranks_per_accelerator", None),
+        ({"placement": "4-7", "ranks_per_accelerator": 10**5}, "too-many-ranks", ".ranks_per_accelerator", None),
         ({"placement": "4-7", "tensor_parallel_size": 0}, "bad-count", ".tensor_parallel_size", None),
         ({"placement": "4-7", "tensor_parallel_across_nodes": 1}, "bad-placement", None, None),
         ({"placement": "4-7", "accelerators_per_rank": 2, "ranks_per_accelerator": 2}, "bad-placement", "", None),
@@ -288,3 +290,42 @@ def test_cpu_is_a_process_of_the_first_node() -> None:
     assert (slot.node, slot.accelerators, slot.node_group) == (0, (), "node")
     assert placement.spec("reward.math").render() == placement.spec("reward.style").render() == "cpu"
     assert place(placement.canonical()).canonical() == placement.canonical()
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        ("actor: {placement: 0-3,5-7}", 'actor: {placement: "0-3,5-7"}'),
+        ("actor: {accelerators: 0-1,3,5-7, ranks_per_accelerator: 2}", None),
+        ("actor: {node_group: a,b, placement: all}", 'actor: {node_group: "a,b", placement: all}'),
+        ("{actor,rollout: 0-3, env: 4-7}", '"actor,rollout": 0-3'),
+        ("{actor,rollout,env: 0-3}", '"actor,rollout,env": 0-3'),
+    ],
+)
+def test_a_comma_that_yaml_takes_for_the_end_of_an_entry(text: str, fixed: str | None) -> None:
+    groups = [{"label": label, "node_ranks": i} for i, label in enumerate("ab")]
+    written = yaml.safe_load(text)
+    source = Source(file="run.yaml", line=3)
+    with pytest.raises(PlacementError) as caught:
+        HybridComponentPlacement(
+            {"component_placement": written, "node_groups": groups},
+            SIXTEEN,
+            sources=dict.fromkeys((f"cluster.component_placement.{c}" for c in written), source),
+        )
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.source) == ("comma-in-braces", source)
+    assert fixed is None or problem.fix == fixed
+    pasted = yaml.safe_load(str(problem.fix))
+    split = set(str(next(iter(pasted))).split(","))
+    block = {k: v for k, v in written.items() if k not in split} | pasted
+    assert place_with(block, groups).components
+
+
+def place_with(block: Mapping[str, Any], groups: list[dict[str, Any]]) -> HybridComponentPlacement:
+    return HybridComponentPlacement({"component_placement": block, "node_groups": groups}, SIXTEEN)
+
+
+def test_an_empty_line_beside_others_is_no_split_key() -> None:
+    sources = {f"cluster.component_placement.{c}": Source(file="x", line=i) for i, c in enumerate(("actor", "env"))}
+    problem = only_problem({"actor": None, "env": "0-3"}, sources=sources)
+    assert (problem.code, problem.fix) == ("empty-placement", "actor: all")

@@ -84,5 +84,5 @@ def test_pools_of_nodes_out_of_order() -> None:
     pool = accelerator_pool([nodes[2], nodes[0]])
     assert pool.outside(range(3, 6)) == ((range(3, 4), range(8, 9)), (range(4, 6), range(2)))
     assert pool.outside(range(1, 3)) == ((range(1, 3), range(6, 8)),)
-    assert [s.node for s in pool.stretches_in(range(3, 6))] == [2, 0]
-    assert [(s.node, s.numbers) for s in pool.stretches] == [(2, range(4)), (0, range(4, 6))]
+    assert [s.node for s in pool.intervals_in(range(3, 6))] == [2, 0]
+    assert [(s.node, s.numbers) for s in pool.intervals] == [(2, range(4)), (0, range(4, 6))]

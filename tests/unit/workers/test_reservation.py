@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlplace.placement.language.slots import Slot
-from rlplace.placement.language.strategies import FlexiblePlacementStrategy
+from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.reservation import (
     CPU_SHARE,

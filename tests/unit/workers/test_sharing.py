@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from rlplace.placement.language.slots import Slot, Surroundings
+from rlplace.placement.language.groups import RuntimeEnv
+from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.launcher import GroupOrder
 from rlplace.workers.launch.sharing import cannot_share, processes
 from rlplace.workers.worker import Worker
@@ -64,13 +65,13 @@ def test_slots_of_one_name_make_one_process() -> None:
             "env rank 0 is on node 0 and sees accelerators 0 there, rollout rank 0 is on node 0 and sees 5",
         ),
         (
-            [ENV, order(slot("rollout", 0, "env+rollout 0", surroundings=Surroundings(interpreter="/opt/python")))],
+            [ENV, order(slot("rollout", 0, "env+rollout 0", runtime_env=RuntimeEnv(interpreter="/opt/python")))],
             [],
             "rollout rank 0",
             "Python",
         ),
     ],
-    ids=["running", "meets", "node", "accelerators", "surroundings"],
+    ids=["running", "meets", "node", "accelerators", "runtime_env"],
 )
 def test_who_cannot_share(orders: list[GroupOrder], running: list[str], key: str, why: str) -> None:
     problem = cannot_share(orders, running)

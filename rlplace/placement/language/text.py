@@ -1,0 +1,197 @@
+"""Values of the config with their places, so that a problem can mark a column and offer a line to paste."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from rlplace.errors import Problem, Source, did_you_mean
+
+PATH = "cluster.component_placement"
+LONGEST = 160  # characters of a text that an error repeats; around the mistake where there are more
+MOST_MISTAKES = 8  # reported for one value; further ones usually repeat the first
+MOST_COUNTED = 10**6  # processes, accelerators; a larger count is a typing mistake
+_ONE_LINE = str.maketrans("\n\r\t", "   ")
+_PLAIN = re.compile(r"[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that YAML gives a meaning in a block
+_OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text
+    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+|0[0-9]+|0[xob].*|[-+]?(?:[0-9][0-9_]*)?\.[0-9]*|[-+]?[0-9.]+[eE][-+]?[0-9]+|"
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
+    re.IGNORECASE,
+)
+
+
+def show(value: object, *, inside: bool = False) -> str:
+    """One line of YAML that is read as `value` again; `inside` braces or brackets, where commas separate entries.
+
+    Text that looks like a whole number stays plain: placements take both.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{show(k, inside=True)}: {show(v, inside=True)}" for k, v in value.items()) + "}"
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value
+        return value if plain and not (inside and "," in value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return "[" + ", ".join(show(v, inside=True) for v in value) + "]"
+    return str(value)
+
+
+def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
+    """Return where `key`, or the nearest key above it, was written."""
+    while key:
+        if key in sources:
+            return sources[key]
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """One value of the config, its key path, and its text on one line.
+
+    `reject` appends to `problems`, a list that all texts of one reading share.
+    """
+
+    key: str  # key path
+    leaf: str  # the last key verbatim, such as "actor,rollout"
+    value: object
+    text: str
+    items: tuple[tuple[int, int, object], ...]  # columns and value of each list item; one for a plain value
+    sources: Mapping[str, Source] = dataclasses.field(repr=False)
+    problems: list[Problem] = dataclasses.field(repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, value: object, key: str, leaf: str, sources: Mapping[str, Source], problems: list[Problem] | None = None
+    ) -> Text:
+        """Write `value` on one line; nothing is read yet."""
+        items: list[tuple[int, int, object]] = []
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            text = "["
+            for item in value:
+                text += ", " if items else ""
+                shown = show(item, inside=True).translate(_ONE_LINE)
+                quotes = int(isinstance(item, str) and shown[:1] == '"')
+                items.append((len(text) + quotes, len(text) + len(shown) - quotes, item))
+                text += shown
+            text += "]"
+        else:
+            text = (value if isinstance(value, str) else show(value)).translate(_ONE_LINE).strip()
+            items.append((0, len(text), value))
+        found = [] if problems is None else problems
+        return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=found)
+
+    def child(self, leaf: str | int, value: object = None) -> Text:
+        """The value of a key of this block, or `value` where the block has no such key."""
+        if isinstance(leaf, int):
+            assert isinstance(self.value, Sequence)
+            return Text.of(self.value[leaf], f"{self.key}[{leaf}]", "-", self.sources, self.problems)
+        if isinstance(self.value, Mapping):
+            value = next((v for k, v in self.value.items() if str(k) == leaf), value)
+        return Text.of(value, f"{self.key}.{leaf}", leaf, self.sources, self.problems)
+
+    @property
+    def source(self) -> Source | None:
+        return source_of(self.key, self.sources)
+
+    def reject(
+        self,
+        code: str,
+        what: str,
+        why: str,
+        fix: str | None = None,
+        *,
+        span: tuple[int, int] | None = None,
+        got: str | None = None,
+    ) -> None:
+        """Record a problem of the columns `span`, or of the whole value. `fix` is a whole line."""
+        if sum(p.key == self.key for p in self.problems) >= MOST_MISTAKES:
+            return
+        shown, marked = _around(self.text if got is None else got, span or (0, len(self.text if got is None else got)))
+        self.problems.append(
+            Problem(code=code, key=self.key, what=what, got=shown, span=marked, source=self.source, why=why, fix=fix)
+        )
+
+    def line(self, value: object, remark: str = "") -> str:
+        """The line to write instead: `actor: 0-7`. A remark follows in parentheses."""
+        return self._lead + show(value, inside=True) + (f"        ({remark})" if remark else "")
+
+    @property
+    def _lead(self) -> str:
+        return "- " if self.leaf == "-" else f"{show(self.leaf, inside=True)}: "
+
+    def with_part(self, span: tuple[int, int], replacement: str) -> str:
+        """The line with other text in the columns `span`; of a very long one, what to replace there."""
+        start, stop = span
+        if len(self.text) > LONGEST:
+            return f"write {replacement} instead of {self.text[start:stop]}"
+        text = self.text[:start] + replacement + self.text[stop:]
+        is_list = isinstance(self.value, Sequence) and not isinstance(self.value, str)
+        return self._lead + text if is_list else self.line(text)
+
+    def check_keys(self, known: Collection[str]) -> None:
+        """Reject keys of this block that mean nothing here, and values that YAML split at a comma."""
+        assert isinstance(self.value, Mapping)
+        value = self.value
+        split = self._split_value(known)
+        for key, given in ((str(k), v) for k, v in value.items()):
+            if key in known or key in split:
+                continue
+            near = did_you_mean(key, [k for k in known if k not in value])
+            shown = show(given, inside=True).translate(_ONE_LINE)
+            self.child(key).reject(
+                "unknown-key",
+                "unknown key" + (f", did you mean {near!r}?" if near else ""),
+                "known keys here: " + ", ".join(known),
+                f"{near}: {shown}" if near else f"remove {key}",
+                span=(0, max(1, len(key))),
+                got=f"{key}: {shown}",
+            )
+
+    def _split_value(self, known: Collection[str]) -> set[str]:
+        """Reject `{placement: 0-3,5-7}`, which YAML reads as {placement: 0-3, 5-7: null}; return the extra keys."""
+        assert isinstance(self.value, Mapping)
+        whole: dict[str, object] = {}
+        extra: list[str] = []
+        last = ""
+        for key, given in ((str(k), v) for k, v in self.value.items()):
+            continues = last == "node_group" or re.fullmatch(r"[0-9][0-9 :-]*|all", key)
+            if given is None and key not in known and continues and isinstance(whole.get(last), str | int):
+                extra.append(key)
+                whole[last] = f"{whole[last]},{key}"
+            else:
+                last = key
+                whole[key] = given
+        if extra:
+            what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
+            why = "inside braces, commas separate entries; a value with a comma is quoted there"
+            self.reject("comma-in-braces", what, why, self.line(whole))
+        return set(extra)
+
+    def count(self, most: int = MOST_COUNTED) -> int | None:
+        """A whole number from 1 to `most`."""
+        if isinstance(self.value, int) and not isinstance(self.value, bool) and 1 <= self.value <= most:
+            return self.value
+        large = isinstance(self.value, int) and self.value > most
+        why = f"more than {most:,} are taken for a typing mistake" if large else "it counts things"
+        self.reject(
+            "bad-count", "expected a whole number of at least 1" if not large else "too many", why, self.line(1)
+        )
+        return None
+
+
+def _around(text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
+    """`text` and `span`, cut to what is near the span where the text is very long."""
+    if len(text) <= LONGEST:
+        return text, span
+    start = max(0, span[0] - LONGEST // 2)
+    stop = min(len(text), start + LONGEST)
+    left = "... " if start else ""
+    shift = len(left) - start
+    cut = left + text[start:stop] + (" ..." if stop < len(text) else "")
+    return cut, (span[0] + shift, min(span[1], stop) + shift)

@@ -34,7 +34,7 @@ import difflib
 import errno
 import functools
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,15 @@ class Source:
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
+    """Return where `key`, or the nearest key above it, was written."""
+    while key:
+        if key in sources:
+            return sources[key]
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlplace.envs import text
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import JudgeConfig, TrainedConfig
 from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import Layout
 from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems

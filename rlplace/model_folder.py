@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import JudgeConfig, RewardModelConfig, TrainedConfig
-from rlplace.placement.language.text import source_of
 
 _Block = TypeVar("_Block", bound=TrainedConfig | JudgeConfig)
 

@@ -59,6 +59,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("network", "shared"),
         ("weights",),
     ),
+    "placement": (("machines",), ("language",), ("memory", "show")),
     "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it

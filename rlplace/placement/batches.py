@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from math import lcm
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem, Source, source_of
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.language.text import source_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from rlplace.errors import ConfigError, PlacementError, Problem, Source
+from rlplace.errors import ConfigError, PlacementError, Problem, Source, source_of
 from rlplace.llm_config import BlockConfig, LlmConfig
 from rlplace.llm_roles import (
     EngineConfig,
@@ -21,7 +21,6 @@ from rlplace.placement.channels import ChannelPlan, flows_of
 from rlplace.placement.deadlock import check_flows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import Layout, make_layout, placed_names
 from rlplace.placement.llm_channels import (
     TextSizes,

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem, Source, source_of
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.language.text import source_of
 from rlplace.placement.schedule import Needs, Residency
 
 _KEY = "algorithm.max_staleness"

@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 from rlplace.llm_roles import RewardModelConfig
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.text import source_of
 from rlplace.placement.layout import placed_names
 from rlplace.placement.memory.model_config import read_model
 from rlplace.structure import show

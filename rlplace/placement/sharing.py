@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem, Source, source_of
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.language.text import source_of
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.schedule import Needs, Residency
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.errors import Problem, Source, did_you_mean, source_of
 
 PATH = "cluster.component_placement"
 LONGEST = 160  # characters of a text that an error repeats; around the mistake where there are more
@@ -39,15 +39,6 @@ def show(value: object, *, inside: bool = False) -> str:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return "[" + ", ".join(show(v, inside=True) for v in value) + "]"
     return str(value)
-
-
-def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return where `key`, or the nearest key above it, was written."""
-    while key:
-        if key in sources:
-            return sources[key]
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

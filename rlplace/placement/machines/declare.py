@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlplace.config import NodeConfig
-from rlplace.errors import PlacementError, Problem, Source
-from rlplace.placement.language.text import source_of
+from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement.machines.topology import Links, Node, Run, Topology
 
 PATH = "cluster.nodes"

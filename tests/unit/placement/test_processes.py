@@ -127,7 +127,7 @@ def test_what_cannot_share(block: Mapping[str, Any], expected: list[tuple[str, s
         assert fix in problem.fix
 
 
-def test_a_process_has_the_surroundings_of_one_node_group() -> None:
+def test_a_process_has_the_runtime_environment_of_one_node_group() -> None:
     block = {"env": at(0, node_group="arms"), "rollout": at(0, node_group="node")}
     (problem,) = problems(block, node_groups=ROBOTS)
     assert problem.code == "process-apart"

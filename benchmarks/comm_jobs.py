@@ -130,7 +130,7 @@ def push(
     from rlplace.comm.weights.memory import shards_of
     from rlplace.comm.weights.plan import row_blocks
     from rlplace.comm.weights.sender import ShardSender
-    from rlplace.placement.weight_routes import Delivery
+    from rlplace.placement.flow import Delivery
 
     shape, shards, began = (size_bytes // 4 // TENSORS // 1024, 1024), [], []
     blocks = row_blocks(shape, ranks)

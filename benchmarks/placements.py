@@ -28,8 +28,7 @@ from rlplace.overlap import make_loop
 from rlplace.placement.layout import Layout, make_layout
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory import MemoryCase
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.schedule import Transition
+from rlplace.placement.schedule import Transition, rlhf_needs
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import StageUse
 from rlplace.workers.launch.cluster import Cluster

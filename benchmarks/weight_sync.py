@@ -23,7 +23,7 @@ import numpy as np
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery
 
 COLUMNS = 2048
 WARM_UP, REPETITIONS = 2, 7  # syncs; the first two touch the pages of the two buffers

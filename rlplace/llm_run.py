@@ -6,7 +6,7 @@ from rlplace.llm_config import LlmConfig
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, with_share
-from rlplace.placement.turns import base_stage
+from rlplace.placement.schedule import base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE
 from rlplace.report.summary import TEXT
 from rlplace.run import JobSpec, RunDriver

@@ -23,8 +23,7 @@ from rlplace.errors import WorkerError
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.schedule import Move, Residency, Schedule
-from rlplace.placement.turns import base_stage
+from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.utilisation import Usage
 from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
 
@@ -63,14 +62,14 @@ class Loop:
         TimeoutError when a stage exceeds its deadline.
         """
         bodies: dict[str, Sequence[str]] = {stage: (stage,) for stage in self._schedule.stages}
-        if "reference" in self._schedule.works["sync"]:
+        if "reference" in self._schedule.active["sync"]:
             bodies["sync"] = ("sync", "refresh")
         if evaluate:
             bodies["rollout"] = ("evaluate", "rollout")
         if self._scored is not None:
             bodies[self._scored] = (*bodies[self._scored], "appraise")
         numbers = self._through(bodies, index)
-        return numbers | overhead(numbers, self._schedule.works)
+        return numbers | overhead(numbers, self._schedule.active)
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
@@ -137,7 +136,7 @@ class Loop:
     def _rollout(self, index: int) -> list[Metrics]:
         stepping = self._groups["env"].run(index)
         answering = self._groups["rollout"].generate(index)
-        scoring = [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.works["rollout"])]
+        scoring = [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])]
         return self._gather([stepping, answering, *scoring])
 
     def _evaluate(self, index: int) -> list[Metrics]:
@@ -149,14 +148,14 @@ class Loop:
         return asked
 
     def _infer(self, stage: str, index: int) -> list[Metrics]:
-        return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.works[stage]])
+        return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.active[stage]])
 
     def _appraise(self, index: int) -> list[Metrics]:
         (appraised,) = self._wait([self._groups["actor"].appraise(index)])  # on the host, not on accelerators
         return appraised
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
-        learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.works[stage]])
+        learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.active[stage]])
         self.version += stage == self._learned
         return learned
 
@@ -190,7 +189,7 @@ def scorers_of(works: Sequence[str]) -> tuple[str, ...]:
 def scored_in(schedule: Schedule) -> str | None:
     """Return the stage after which all scores of an iteration are there; None if no component scores."""
     inferring = [stage for stage in schedule.stages if base_stage(stage) == "infer"]
-    early = ["rollout"] if scorers_of(schedule.works["rollout"]) else []
+    early = ["rollout"] if scorers_of(schedule.active["rollout"]) else []
     return next(reversed([*early, *inferring]), None)
 
 

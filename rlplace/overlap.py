@@ -156,7 +156,7 @@ class Overlap(Loop):
         overlap_s = min(generation.busy_s - max(busy_s, generated.busy_s), numbers["time/iteration_s"])
         numbers["time/rollout_s"] = generated.seconds
         numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
-        works = dict(self._schedule.works)
+        works = dict(self._schedule.active)
         lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
         return numbers | min((overhead(numbers, lane) for lane in lanes), key=lambda o: o["time/overhead_s"])
 
@@ -173,7 +173,7 @@ class Overlap(Loop):
         """Start the iterations that are due and return at once: consumers take samples one group after another."""
         self._generation.admitting = True
         self._scoring = [
-            self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.works["rollout"])
+            self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])
         ]
         self._generation.go_on()
         return []

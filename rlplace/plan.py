@@ -17,6 +17,7 @@ from rlplace.codes import codes
 from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.memory import Knob, Measurements, solve
+from rlplace.placement.memory.solve import render_solution
 from rlplace.placement.show.diff import diff_record, render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component
 from rlplace.placement.show.explain_pair import explain_pair
@@ -25,7 +26,6 @@ from rlplace.placement.show.picture import render_svg
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
-from rlplace.placement.solution import render_solution
 from rlplace.schema import config_schema
 
 FITS, WRONG, DOES_NOT_FIT = 0, 2, 3

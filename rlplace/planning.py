@@ -13,7 +13,6 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.llm_config import is_llm_job, read_llm_config
 from rlplace.model_folder import with_folder
 from rlplace.placement.counts import Count, explain_counts
-from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import Measurements, PolicySpaces, memory_case, read_measurements
 from rlplace.placement.plan import make_plan
@@ -25,6 +24,7 @@ from rlplace.placement.show.picture import render_svg
 from rlplace.placement.show.report import PlanReport, make_report
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
+from rlplace.placement.transfers import AnyPlan
 from rlplace.workers.machines import declared_topology
 
 __all__ = [

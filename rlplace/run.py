@@ -27,11 +27,11 @@ from rlplace.overlap import make_loop
 from rlplace.placement import render_svg
 from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_business
-from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measurements
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
+from rlplace.placement.transfers import AnyPlan
 from rlplace.report.sinks import Console, Sink, make_sinks
 from rlplace.report.summary import Measures, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline

@@ -23,9 +23,8 @@ from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
 from rlplace.models.distributions import noise_shape, sample
 from rlplace.models.mlp import ActorCritic, build_policy
-from rlplace.placement.routes import Route, Routes, Share, Way
+from rlplace.placement.flow import Delivery, Route, Routes, Share, Transport
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import Trajectory
 from rlplace.workers.job import TRAJECTORIES, WEIGHTS, Job
 from rlplace.workers.roles.actor import PolicyActor
@@ -67,8 +66,8 @@ class Scenario:
     def job(self) -> Job:
         rows, edges = sum(self.split), np.cumsum([0, *self.split])
         shares = tuple(
-            Share(source=0, target=rank, start=int(edges[rank]), stop=int(edges[rank + 1]), way=Way.SAME_NODE)
-            for rank, count in enumerate(self.split)
+            Share(source=0, target=rank, start=start, stop=start + count, transport=Transport.SAME_NODE)
+            for rank, (start, count) in enumerate(zip(edges.tolist(), self.split, strict=False))
             if count
         )
         trajectories = Route(source="env", target="actor", rows=rows, shares=shares)

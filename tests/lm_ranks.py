@@ -15,8 +15,8 @@ from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metric
+from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Sample
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.llm_job import SAMPLES, WEIGHTS, LlmJob

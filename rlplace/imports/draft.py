@@ -25,7 +25,7 @@ from rlplace.imports.settings import Setting
 from rlplace.imports.yaml_text import flow
 from rlplace.llm_config import LlmConfig
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.needs import OPTIONAL, REQUIRED
+from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 PLACEMENT = "cluster.component_placement"
 _ROLES = (*REQUIRED, *OPTIONAL)

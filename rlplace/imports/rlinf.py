@@ -20,7 +20,7 @@ from rlplace.imports.settings import Setting
 from rlplace.llm_config import LlmConfig
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.needs import OPTIONAL, REQUIRED
+from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 _USUAL_WIDTH = 8  # accelerators of a machine, where nothing says another number
 _SINKS = ("console", "jsonl", "tensorboard")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlplace.placement.batches import BatchSizes
     from rlplace.placement.channels import ChannelHome, ChannelPlan
+    from rlplace.placement.flow import Route, Routes, Share, Transport, derive_routes
     from rlplace.placement.language.groups import NodeGroups, RuntimeEnv, read_node_groups
     from rlplace.placement.language.hybrid import HybridComponentPlacement
     from rlplace.placement.language.slots import (
@@ -24,10 +25,17 @@ if TYPE_CHECKING:
     from rlplace.placement.machines.discover import topology_of_ray
     from rlplace.placement.machines.pools import HardwareItem
     from rlplace.placement.machines.topology import Links, Node, Topology
-    from rlplace.placement.needs import rlhf_needs
     from rlplace.placement.plan import Plan, make_plan
-    from rlplace.placement.routes import Route, Routes, Share, Way, derive_routes
-    from rlplace.placement.schedule import PPO_NEEDS, Move, Needs, Residency, Schedule, Transition, derive_schedule
+    from rlplace.placement.schedule import (
+        PPO_NEEDS,
+        Move,
+        Needs,
+        Residency,
+        Schedule,
+        Transition,
+        derive_schedule,
+        rlhf_needs,
+    )
     from rlplace.placement.sharing import Savings
     from rlplace.placement.show.picture import render_svg
     from rlplace.placement.show.record import render_json
@@ -62,7 +70,7 @@ __all__ = [
     "Slot",
     "Topology",
     "Transition",
-    "Way",
+    "Transport",
     "declare_topology",
     "derive_routes",
     "derive_schedule",
@@ -80,19 +88,18 @@ __all__ = [
 _NAMES_OF = {
     "batches": "BatchSizes",
     "channels": "ChannelHome ChannelPlan",
+    "flow": "Route Routes Share Transport derive_routes",
     "machines.declare": "declare_topology",
     "machines.discover": "topology_of_ray",
     "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",
-    "needs": "rlhf_needs",
     "show.picture": "render_svg",
     "plan": "Plan make_plan",
     "machines.pools": "HardwareItem",
     "show.record": "render_json",
     "show.render": "render_text",
-    "routes": "Route Routes Share Way derive_routes",
-    "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule",
+    "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule rlhf_needs",
     "sharing": "Savings",
     "language.slots": "Slot ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
     "PackedPlacementStrategy PlacementStrategy",

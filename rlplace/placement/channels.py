@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.placement.deadlock import Flow
+from rlplace.placement.flow import Routes
 from rlplace.placement.language.spec import Homes, process_name
-from rlplace.placement.routes import Routes
 
 if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement

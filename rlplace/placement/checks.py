@@ -7,8 +7,8 @@ from math import lcm
 
 from rlplace.config import RunConfig
 from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.routes import block_edges
 from rlplace.placement.schedule import Needs, Residency, disturbed
 
 _ENVS = "env.total_num_envs"

@@ -14,12 +14,11 @@ from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.batches import BatchSizes, check_batches
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.checks import check_names, find_idle
+from rlplace.placement.flow import Delivery, Route, copy_nearest, scatter_rows
 from rlplace.placement.language.hybrid import HybridComponentPlacement, read_component_placement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.routes import Route, copy_nearest, spread_rows
-from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes
+from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes, rlhf_needs, take_turns
 from rlplace.placement.sharing import (
     Savings,
     check_partners,
@@ -27,8 +26,6 @@ from rlplace.placement.sharing import (
     find_engine_warnings,
     find_partner_warnings,
 )
-from rlplace.placement.turns import take_turns
-from rlplace.placement.weight_routes import Delivery
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,5 +104,5 @@ def _routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> 
     routes = [copy_nearest(placement, "actor", "rollout")] if {"actor", "rollout"} <= {*placed} else []
     if batches is not None and "rollout" in placed:
         takers = [c for c in placed if role_of(c) in ("actor", "critic", "reference", "reward")]
-        routes += [spread_rows(placement, "rollout", c, batches.samples) for c in takers]
+        routes += [scatter_rows(placement, "rollout", c, batches.samples) for c in takers]
     return tuple(routes)

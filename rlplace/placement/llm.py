@@ -32,18 +32,15 @@ from rlplace.placement.llm_channels import (
 )
 from rlplace.placement.llm_sync import plan_deliveries, version_bytes, with_sync
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import Measurements, MemoryCase
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator, TrainedModel
 from rlplace.placement.memory.footprint import Demand
-from rlplace.placement.memory.model_config import read_model
-from rlplace.placement.memory.model_shape import Head, ModelShape
-from rlplace.placement.memory.share import fill_share
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.shared import BUCKET_BYTES, ITEM_BYTES, SharedMemory, count_shared
-from rlplace.placement.memory.trained import TrainedModel
-from rlplace.placement.needs import OPTIONAL, REQUIRED, rlhf_needs
+from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.overlap import check_overlap
 from rlplace.placement.roles import check_roles
-from rlplace.placement.schedule import Needs
+from rlplace.placement.schedule import OPTIONAL, REQUIRED, Needs, rlhf_needs
 from rlplace.placement.sharing import check_partners
 
 _ROLES = (*REQUIRED, *OPTIONAL)
@@ -120,7 +117,7 @@ def _plan_channels(config: LlmConfig, layout: Layout) -> tuple[ChannelPlan, ...]
         *plan_judging(layout.placement, sizes, refreshed=config.reference.refresh_every > 0),
     )
     schedule = layout.schedule
-    working = dict(schedule.works)
+    working = dict(schedule.active)
     working[appraised_in(schedule)] += ("actor",)  # which needs nothing on its accelerators to gather what was said
     stuck = check_flows(tuple(flows_of(channels, text_ends(schedule))), schedule.stages, working)
     assert not stuck, stuck  # the capacities are our own

@@ -18,11 +18,10 @@ from array import array
 from collections.abc import Iterable
 
 from rlplace.placement.channels import ChannelPlan, Ends, plan_weights
+from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import Homes, role_of
-from rlplace.placement.routes import block_edges
-from rlplace.placement.schedule import Schedule
-from rlplace.placement.turns import base_stage
+from rlplace.placement.schedule import Schedule, base_stage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ def text_ends(schedule: Schedule) -> Ends:
 
     The actor gathers what judges say, and hands on returns, where the last of them has spoken: `appraised_in`.
     """
-    components = tuple(dict.fromkeys(c for working in schedule.works.values() for c in working))
+    components = tuple(dict.fromkeys(c for working in schedule.active.values() for c in working))
     judges, appraised = judges_of(components), appraised_in(schedule)
     taken = _stage_of(schedule, "actor", "infer") or (appraised if judges else _stage_of(schedule, "actor", "learn"))
     ends: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -157,7 +156,7 @@ def appraised_in(schedule: Schedule) -> str:
 
 def _stage_of(schedule: Schedule, component: str, base: str) -> str:
     """Its turn of a stage; "" where it does not work there."""
-    return next((s for s, working in schedule.works.items() if base_stage(s) == base and component in working), "")
+    return next((s for s, working in schedule.active.items() if base_stage(s) == base and component in working), "")
 
 
 def _first(homes: Homes) -> Homes:

@@ -14,15 +14,13 @@ from collections.abc import Collection, Mapping
 
 from rlplace.llm_config import LlmConfig
 from rlplace.llm_roles import LlmActorConfig
+from rlplace.placement.flow import Delivery, deliver, deliver_by_node
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.layout import Layout
-from rlplace.placement.memory.demands import EngineModel
-from rlplace.placement.memory.device_sync import DeviceSync
+from rlplace.placement.memory.demands import DeviceSync, EngineModel, TrainedModel
 from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.formulas import DTYPE_BYTES
-from rlplace.placement.memory.model_shape import ModelShape
-from rlplace.placement.memory.trained import TrainedModel
-from rlplace.placement.weight_routes import Delivery, deliver, deliver_by_node
+from rlplace.placement.memory.model import ModelShape
 
 
 def plan_deliveries(config: LlmConfig, placement: HybridComponentPlacement) -> tuple[Delivery, ...]:

@@ -19,11 +19,6 @@ from rlplace.placement.schedule import Needs, Residency
 _KEY = "algorithm.max_staleness"
 
 
-def apart(needs: Needs) -> str:
-    """How far rollout may run ahead of learning, in words."""
-    return f"at most {needs.ahead} version{'s' * (needs.ahead > 1)} apart"
-
-
 def check_overlap(
     placement: HybridComponentPlacement, needs: Needs, offload: Mapping[str, bool], sources: Mapping[str, Source]
 ) -> list[Problem]:

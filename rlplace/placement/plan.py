@@ -10,11 +10,10 @@ from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.channels import PPO_ENDS, ChannelPlan, flows_of, plan_channels
 from rlplace.placement.checks import check_data_flow, check_names, check_sync, find_warnings
 from rlplace.placement.deadlock import check_flows
+from rlplace.placement.flow import Delivery, Routes, deliver, derive_routes
 from rlplace.placement.language.hybrid import HybridComponentPlacement, read_component_placement
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.routes import Routes, derive_routes
 from rlplace.placement.schedule import PPO_NEEDS, Needs, Schedule, derive_schedule, find_clashes
-from rlplace.placement.weight_routes import Delivery, deliver
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 from rlplace.llm_roles import RewardModelConfig
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import placed_names
-from rlplace.placement.memory.model_config import read_model
+from rlplace.placement.memory.model import read_model
 from rlplace.structure import show
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Stages, residency and moves, derived from what the algorithm needs and where components sit.
+"""What each stage needs, which components run at once or in turn, what is resident when, and the moves between stages.
 
 Needs of the algorithm x shared accelerators x enable_offload -> residency per stage -> moves between stages::
 
@@ -6,17 +6,33 @@ Needs of the algorithm x shared accelerators x enable_offload -> residency per s
     sync       weights   off    weights      actor full->weights            | rollout off->weights
     rollout    off       full   full         actor weights->off             | env off->full, rollout weights->full
     learn      full      off    off          env full->off, rollout full->off | actor off->full
+
+An algorithm with frozen models and a critic declares stages whose components do not depend on each other::
+
+               actor     critic   rollout   env, agents   reference, rewards
+    sync       weights            weights                 weights, of a reference that is refreshed
+    rollout                       full      full          full, if no other component uses their accelerators
+    infer      weights   full                             full
+    learn      full      full
+
+Such a stage is split where components that share accelerators have to run in turn::
+
+    declared        placement and enable_offload                           becomes
+    infer           reference 0-3, reward 4-7, critic 0-7; all leave       infer 1: reference, reward    infer 2: critic
+    learn           critic 0-7, actor 0-7; both leave                      learn 1: critic               learn 2: actor
+    learn           critic 0-3, actor 4-7                                  learn: critic, actor
+    infer           reference 4-7, unused in rollout                       it runs in rollout already
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rlplace.errors import PlacementError, Problem, Source
-from rlplace.placement.turns import take_turns
+from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -77,6 +93,61 @@ PPO_NEEDS = Needs(
     },
 )
 
+# Roles; a name such as reward.math is one more component of the role before its dot.
+REQUIRED = ("actor", "rollout")
+OPTIONAL = ("critic", "reference", "reward", "env", "agent")
+_FROZEN = ("reference", "reward")  # what they say of a sample does not depend on what is learned
+_RLHF = {  # in the order in which turns are given
+    "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS, "reference": Residency.WEIGHTS},
+    "rollout": {"env": Residency.FULL, "rollout": Residency.FULL, "agent": Residency.FULL},
+    "infer": {
+        "reference": Residency.FULL,
+        "reward": Residency.FULL,
+        "actor": Residency.WEIGHTS,  # log-probabilities under the weights that are about to learn
+        # Its weights alone would do, but learn needs more in the same place: nothing more would fit, and it would move
+        # twice. It is last, and first in learn: between them it stays where it is.
+        "critic": Residency.FULL,
+    },
+    "learn": {"critic": Residency.FULL, "actor": Residency.FULL},
+}
+
+
+def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False) -> Needs:
+    """The needs of a job with these components; actor and rollout are always among them.
+
+    `actor_infers`: its own log-probabilities are asked for before it learns; None: where anybody judges. `refreshed`:
+    the reference takes the actor's weights now and then. Names without a role here are left out, so that placing one is
+    an unknown component.
+    """
+    known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
+    components = tuple(dict.fromkeys((*REQUIRED, *known)))
+    if actor_infers is None:
+        actor_infers = any(role_of(c) in _RLHF["infer"] for c in components if c != "actor")
+    absent = {*(() if refreshed else [("sync", "reference")]), *(() if actor_infers else [("infer", "actor")])}
+    residency = {
+        stage: {
+            c: need
+            for role, need in row.items()
+            if (stage, role) not in absent
+            for c in components
+            if role_of(c) == role
+        }
+        for stage, row in _RLHF.items()
+    }
+    if not residency["infer"]:
+        del residency["infer"]
+    return Needs(
+        stages=tuple(residency),
+        residency=residency,
+        turns=tuple(stage for stage in ("infer", "learn") if stage in residency),
+        early={c: "rollout" for role in _FROZEN for c in components if role_of(c) == role},
+    )
+
+
+def apart(needs: Needs) -> str:
+    """How far rollout may run ahead of learning, in words."""
+    return f"at most {needs.ahead} version{'s' * (needs.ahead > 1)} apart"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
@@ -113,7 +184,7 @@ class Schedule:
         return _transition(after, self.residency[before], self.residency[after])
 
     @property
-    def works(self) -> Mapping[str, tuple[str, ...]]:
+    def active(self) -> Mapping[str, tuple[str, ...]]:
         """Stage -> the components that work in it, at once."""
         return {
             stage: tuple(c for c in self.needs.residency[stage] if c in row) for stage, row in self.residency.items()
@@ -231,3 +302,54 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
         releases=tuple(m for m in moves if m.after < m.before),
         acquires=tuple(m for m in moves if m.after > m.before),
     )
+
+
+Row = dict[str, Residency]  # component -> what a sub-stage needs of it, in the order in which they run
+
+
+def take_turns(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
+    """The same needs with the stages that this placement makes of them; none of them is left to be divided.
+
+    A component may begin early where nobody is at work on its accelerators; where rollout goes on throughout, where
+    nobody ever is. Two that share accelerators work one after the other if both leave them; one that stays would take
+    no less memory by waiting. A stage that nobody is left in is no stage.
+    """
+    rows: dict[str, Row] = {stage: dict(needs.residency[stage]) for stage in needs.stages}
+    for component, stage in needs.early.items():
+        busy = [c for row in rows.values() for c in row if c != component] if needs.ahead else rows[stage]
+        if component in placement.components and not any(_share(placement, component, other) for other in busy):
+            later = [rows[name] for name in needs.turns if component in rows[name]]
+            rows[stage][component] = max(row.pop(component) for row in later)
+    residency: dict[str, Mapping[str, Residency]] = {}
+    for stage, row in rows.items():
+        turns = _divide(row, placement, offload) if stage in needs.turns else [row]
+        names = [f"{stage} {number}" for number in range(1, len(turns) + 1)] if len(turns) > 1 else [stage]
+        residency |= zip(names, turns, strict=False)
+    return dataclasses.replace(needs, stages=tuple(residency), residency=residency, turns=(), early={})
+
+
+def base_stage(stage: str) -> str:
+    """The stage that a turn is of: `infer 2` is one of infer."""
+    return stage.partition(" ")[0]
+
+
+def _divide(row: Row, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> list[Row]:
+    """Each component to the first turn in which it is in nobody's way."""
+    leaving = {component for component, leaves in offload.items() if leaves}
+    turns: list[Row] = []
+    for component, need in row.items():
+        free = (
+            turn
+            for turn in turns
+            if not any(c in leaving and component in leaving and _share(placement, component, c) for c in turn)
+        )
+        turn = next(free, None)
+        if turn is None:
+            turns.append(turn := {})
+        turn[component] = need
+    return turns
+
+
+def _share(placement: HybridComponentPlacement, a: str, b: str) -> bool:
+    """Whether they have accelerators in common; what could not be placed has none."""
+    return {a, b} <= {*placement.components} and bool(placement.shared(a, b))

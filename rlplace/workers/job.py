@@ -6,8 +6,7 @@ import dataclasses
 
 from rlplace.config import RunConfig
 from rlplace.envs.spaces import Spaces
-from rlplace.placement.routes import Routes
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery, Routes
 
 # Names of the channels of a run. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank; the rollout rank.
 OBSERVATIONS = "observations"

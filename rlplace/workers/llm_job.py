@@ -6,9 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from rlplace.llm_config import LlmConfig
+from rlplace.placement.flow import Delivery, block_edges
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.routes import block_edges
-from rlplace.placement.weight_routes import Delivery
 
 JUDGES = ("critic", "reference", "reward")  # roles
 

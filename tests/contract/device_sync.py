@@ -23,7 +23,7 @@ from rlplace.comm.weights.plan import replicas, row_blocks
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import PushRules, ShardSender
 from rlplace.comm.weights.sync import Shard, WeightReceiver
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+from rlplace.placement.flow import Delivery, DeviceDelivery
 
 PATIENCE_S = 60.0
 HOST = torch.device("cpu")

@@ -15,8 +15,8 @@ from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
+from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.roles.text_rollout import TextRolloutWorker

@@ -12,7 +12,7 @@ from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory import Footprint, Placed, PolicyLearner, PolicySampler, policy_shape
-from rlplace.placement.memory.policy import PolicyShape
+from rlplace.placement.memory.demands import PolicyShape
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

@@ -23,8 +23,7 @@ from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import PushRules, ShardSender
 from rlplace.comm.weights.sync import Shard, WeightSyncReport
 from rlplace.errors import ChannelBroken, ChannelTimeout, WeightSyncError
-from rlplace.placement.routes import Way
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery, Transport
 
 PATIENCE_S = 60.0
 Weights = dict[str, torch.Tensor]
@@ -224,11 +223,11 @@ def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenE
 def test_ways_are_counted(open_ends: OpenEnds) -> None:
     ends = open_ends(CASES["half of them near, 4 to 3"])
     reports = ends.push(1, {"w": torch.zeros(8, 10)})
-    assert [dict(report.ways) for report in reports] == [{Way.NETWORK: 80}, {Way.SAME_NODE: 80}] * 2
+    assert [dict(report.ways) for report in reports] == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
     ends.pull(1)
     alone = open_ends(CASES["own memory, 1 to 1"])
     (report,) = alone.push(1, {"w": torch.zeros(8, 10)})
-    assert (report.ways, report.tensors) == ({Way.SAME_PROCESS: 320}, 1)
+    assert (report.ways, report.tensors) == ({Transport.SAME_PROCESS: 320}, 1)
     assert report.gb_per_s > 0
 
 

@@ -20,7 +20,7 @@ from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import ShardSender
 from rlplace.comm.weights.sync import Shard
 from rlplace.errors import WeightSyncError
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery
 
 PATIENCE_S = 60.0
 DELIVERY = Delivery(readers=(0,), near=(0, 1))

@@ -272,7 +272,12 @@ def test_plan_json() -> None:
     assert (env["placement"], env["world_size"], env["accelerators"]) == ("0-3", 4, "0-3")
     assert env["ranks"][3] == {"rank": 3, "node": 0, "local_rank": 3, "accelerators": [3]}
     assert record["pairs"][0] == {"a": "actor", "b": "env", "relation": "hybrid", "shared": "0-3"}
-    assert set(record["schedule"]) == {"stages", "residency", "first", "entries"}
+    assert set(record["schedule"]) == {"stages", "active", "residency", "first", "entries"}
+    assert record["schedule"]["active"] == {
+        "sync": ["actor", "rollout"],
+        "rollout": ["env", "rollout"],
+        "learn": ["actor"],
+    }
     assert record["schedule"]["residency"]["rollout"] == {"actor": "off", "env": "full", "rollout": "full"}
     assert set(record["routes"]) == {"observations", "trajectories", "weights"}
     assert [channel["name"] for channel in record["channels"]] == ["observations", "actions", "trajectories", "weights"]

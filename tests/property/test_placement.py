@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from rlplace.config import RunConfig, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Plan, Residency, Route, Topology, Way, make_plan
+from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Plan, Residency, Route, Topology, Transport, make_plan
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.show.fold import fold_nodes
 from rlplace.placement.show.picture import render_svg
 from rlplace.placement.show.render import render_text
-from rlplace.placement.weight_routes import DeviceDelivery, deliver
 
 COMPONENTS = ("actor", "env", "rollout")
 number_sets = st.frozensets(st.integers(0, 40), max_size=20).map(lambda ns: Ranges.of(range(n, n + 1) for n in ns))
@@ -112,8 +111,8 @@ def test_routes_carry_each_row_once(plan: Plan) -> None:
         assert {s.target for s in route.shares} == {t.rank for t in targets}
         for share in route.shares:
             a, b = sources[share.source], targets[share.target]
-            assert (share.way is Way.NETWORK) == (a.node != b.node)
-            assert (share.way is Way.SAME_ACCELERATOR) == bool(set(a.accelerators) & set(b.accelerators))
+            assert (share.transport is Transport.NETWORK) == (a.node != b.node)
+            assert (share.transport is Transport.SAME_ACCELERATOR) == bool(set(a.accelerators) & set(b.accelerators))
     for route in (plan.routes.observations, plan.routes.trajectories):
         assert len(set(_rows(route, "source"))) == 1
         assert max(_rows(route, "target")) - min(_rows(route, "target")) <= 1
@@ -203,7 +202,7 @@ def test_every_key_has_one_home_which_holds_what_comes_there(plan: Plan, shared:
             taken = Counter(share.target for share in routes[channel.name].shares)
             assert list(channel.waiting) == [taken[rank] * times for rank in range(len(consumers[channel.name]))]
     if shared:
-        assert {share.way for share in plan.routes.observations.shares} == {Way.SAME_PROCESS}
+        assert {share.transport for share in plan.routes.observations.shares} == {Transport.SAME_PROCESS}
         assert all(home.process for c in plan.channels[:2] for home in c.homes())
 
 

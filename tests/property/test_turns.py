@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Needs, Residency, Schedule, Topology, derive_schedule
 from rlplace.placement.llm_channels import text_ends
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.turns import base_stage
+from rlplace.placement.schedule import base_stage, rlhf_needs
 
 ACCELERATORS = 6
 ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b")
@@ -46,7 +45,7 @@ def test_who_works_is_resident_and_alone_where_it_takes_turns(
 ) -> None:
     placement, offload = case
     plan = derived(placement, offload)
-    for stage, working in plan.works.items():
+    for stage, working in plan.active.items():
         held = plan.residency[stage]
         assert all(held[c] >= plan.needs.of(stage, c) > Residency.OFF for c in working)
         if base_stage(stage) not in ("infer", "learn"):
@@ -62,7 +61,7 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     plan = derived(placement, offload)
     needs = declared(placement)
     wanted = Counter((stage, c) for stage in needs.stages for c in needs.residency[stage])
-    done = Counter((base_stage(stage), c) for stage, works in plan.works.items() for c in works)
+    done = Counter((base_stage(stage), c) for stage, works in plan.active.items() for c in works)
     early = Counter(c for stage, c in (done - wanted) if stage == "rollout")
     assert done - wanted == Counter({("rollout", c): 1 for c in early})
     assert wanted - done == Counter({("infer", c): 1 for c in early})
@@ -70,7 +69,7 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     bases = list(dict.fromkeys(base_stage(stage) for stage in plan.stages))
     assert bases == [stage for stage in needs.stages if stage in bases]
     for component in early:
-        assert not any(placement.shared(component, other) for other in plan.works["rollout"] if other != component)
+        assert not any(placement.shared(component, other) for other in plan.active["rollout"] if other != component)
 
 
 @given(cases())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.comm.weights.plan import Block, Layout, Piece, TensorSpec, assemble, replicas, row_blocks
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "bool": 1}
 

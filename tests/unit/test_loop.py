@@ -14,8 +14,7 @@ from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.schedule import Residency
+from rlplace.placement.schedule import Residency, rlhf_needs
 from rlplace.workers.launch.group import Pending, WorkerGroup
 from rlplace.workers.launch.launcher import Call
 from rlplace.workers.worker import MoveReport

@@ -15,7 +15,7 @@ from rlplace.overlap import Generation, Overlap, make_loop
 from rlplace.placement import Topology
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
-from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.schedule import rlhf_needs
 from rlplace.workers.launch.group import WorkerGroup
 from tests.open_calls import OpenGroup
 

@@ -17,7 +17,7 @@ from rlplace.comm.weights.device_buckets import DeviceBucket, device_buckets
 from rlplace.comm.weights.meeting import MeetingPoint
 from rlplace.comm.weights.memory import Bytes
 from rlplace.comm.weights.plan import Assembly, Piece
-from rlplace.placement.weight_routes import DeviceDelivery
+from rlplace.placement.flow import DeviceDelivery
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery
 
 _ALIGNMENT = 64  # bytes, a cache line
 _WORTH_SPLITTING = 64 << 10  # bytes; less is written by one of its holders alone

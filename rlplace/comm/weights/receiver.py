@@ -31,8 +31,7 @@ from rlplace.comm.weights.messages import Bucket, Complete, PushHeader
 from rlplace.comm.weights.plan import Piece
 from rlplace.comm.weights.sync import ReceivedWeights, WeightReceiver, WeightSyncReport
 from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
-from rlplace.placement.routes import Way
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+from rlplace.placement.flow import Delivery, DeviceDelivery, Transport
 
 _DRAIN_S = 0.02  # how often an end that waits for credit takes in what others have sent it
 
@@ -228,7 +227,7 @@ class CopyReceiver:
         report = WeightSyncReport(
             version=version,
             tensors=len(layout.tensors),
-            ways={Way.SAME_NODE if isinstance(copy, Board) else Way.SAME_PROCESS: size},
+            ways={Transport.SAME_NODE if isinstance(copy, Board) else Transport.SAME_PROCESS: size},
             seconds=time.perf_counter() - start,
         )
         return ReceivedWeights(

@@ -29,8 +29,7 @@ from rlplace.comm.weights.memory import Bytes, checksum, parts_of, spec_of, writ
 from rlplace.comm.weights.messages import Bucket, Complete, PushHeader
 from rlplace.comm.weights.plan import Assembly, Layout, Piece, assemble
 from rlplace.comm.weights.sync import PendingPush, Shard, WeightSyncReport
-from rlplace.placement.routes import Way
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+from rlplace.placement.flow import Delivery, DeviceDelivery, Transport
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +97,11 @@ class ShardSender:
             if self._rank not in assembly.writers:
                 continue
             if self._folder is None:
-                ways[Way.SAME_PROCESS] += self._stream(assembly, push)
+                ways[Transport.SAME_PROCESS] += self._stream(assembly, push)
             elif self._rank in assembly.delivery.near:
-                ways[Way.SAME_NODE] += self._write(self._folder, assembly, push)
+                ways[Transport.SAME_NODE] += self._write(self._folder, assembly, push)
             else:
-                ways[Way.NETWORK] += self._stream(assembly, push)
+                ways[Transport.NETWORK] += self._stream(assembly, push)
         return WeightSyncReport(
             version=version, tensors=len(shards), ways=dict(ways), seconds=time.perf_counter() - start
         )

@@ -1,20 +1,27 @@
 """The memory proof: what every accelerator and host holds in each stage and on each entry, before anything starts."""
 
-from rlplace.placement.memory.case import Measurements, MemoryCase
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator
+from rlplace.placement.memory.demands import (
+    EngineModel,
+    FrozenModel,
+    KvBytes,
+    KvShare,
+    PolicyLearner,
+    PolicySampler,
+    PolicyShape,
+    PolicySpaces,
+    Simulator,
+    TrainedModel,
+    policy_shape,
+)
 from rlplace.placement.memory.footprint import Assumptions, Demand, Footprint, HostPart, Part, Placed
 from rlplace.placement.memory.formulas import FORMULAS, Formula
-from rlplace.placement.memory.ledger import Account, Hold, Load, MemoryLedger, Moment
+from rlplace.placement.memory.ledger import Account, Hold, Load, Measurements, MemoryCase, MemoryLedger, Moment
 from rlplace.placement.memory.ledger_text import ledger_record, render_formulas, render_ledger
 from rlplace.placement.memory.measured import read_measurements, record_measurements
-from rlplace.placement.memory.model_config import read_model
-from rlplace.placement.memory.model_shape import Head, ModelShape
-from rlplace.placement.memory.policy import PolicyLearner, PolicySampler, PolicyShape, PolicySpaces, policy_shape
+from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.predict import memory_case, predict
-from rlplace.placement.memory.remedies import Remedy, find_remedies
-from rlplace.placement.memory.shortages import find_shortages, proposals
+from rlplace.placement.memory.remedies import Remedy, find_remedies, find_shortages, proposals
 from rlplace.placement.memory.solve import Knob, Solution, solve
-from rlplace.placement.memory.trained import TrainedModel
 
 __all__ = [
     "FORMULAS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from rlplace.placement.memory.model_shape import ModelShape
+from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # Tensors of optimizer state per trained tensor, and bytes of a number in them.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.errors import ConfigError, Problem, did_you_mean
-from rlplace.placement.memory.case import Measurements
+from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.schedule import Residency
 from rlplace.structure import show
 

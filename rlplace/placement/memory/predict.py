@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.config import RunConfig
-from rlplace.placement.memory.case import Measurements, MemoryCase
-from rlplace.placement.memory.demands import Simulator
-from rlplace.placement.memory.device_sync import DeviceSync
+from rlplace.placement.memory.demands import (
+    DeviceSync,
+    PolicyLearner,
+    PolicySampler,
+    PolicyShape,
+    PolicySpaces,
+    Simulator,
+    policy_shape,
+)
 from rlplace.placement.memory.footprint import Demand
-from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.policy import PolicyLearner, PolicySampler, PolicyShape, PolicySpaces, policy_shape
+from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger
 from rlplace.placement.memory.shared import SharedMemory, count_shared, ppo_item_bytes
 from rlplace.placement.plan import Plan
 

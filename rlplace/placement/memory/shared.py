@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelHome, participants_of
+from rlplace.placement.flow import deliver_through_host
 from rlplace.placement.layout import Layout
-from rlplace.placement.memory.policy import Choices, PolicySpaces
+from rlplace.placement.memory.demands import Choices, PolicySpaces
 from rlplace.placement.plan import Plan
-from rlplace.placement.weight_routes import deliver_through_host
 
 # Of a channel's file; at least what the file takes, which a test compares.
 _FIXED_BYTES = 64 << 10

@@ -7,11 +7,10 @@ import enum
 from collections.abc import Callable, Sequence
 
 from rlplace.errors import PlacementError, Problem
-from rlplace.placement.memory.case import MemoryCase
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvShare
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvShare, TrainedModel
 from rlplace.placement.memory.footprint import Demand
-from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.trained import TrainedModel
+from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
+from rlplace.units import show_bytes
 
 
 class Knob(enum.Enum):
@@ -140,3 +139,73 @@ def _no_capacity(knob: Knob) -> Problem:
         why=f"the largest {knob.value} depends on how much memory an accelerator has",
         fix="memory: 80GiB",
     )
+
+
+RESERVE = 0.05  # of each accelerator: allocators split what they hold, and the formulas are not exact
+_LEAST = 0.01
+
+
+def fill_share(case: MemoryCase) -> MemoryCase:
+    """The case with that share for every engine that has one, and a note that says it.
+
+    By formulas alone, so that it is the same whether or not an earlier run was measured. Where nothing is left, it is
+    the least that can be asked for, and the ledger says what lacks. Raises PlacementError where no memory is known.
+    """
+    engines = {c: d for c, d in case.demands.items() if isinstance(d, EngineModel) and isinstance(d.cache, KvShare)}
+    if not engines:
+        return case
+    _check_memory(case, next(iter(engines)))
+    left = share_left(dataclasses.replace(case, measured={}))
+    share = max(round(left - RESERVE, 2), _LEAST)
+    cache = KvShare(gpu_memory_utilization=share)
+    names = ", ".join(f"{component}.gpu_memory_utilization" for component in engines)
+    note = f"{names}: auto is {share:g}; {left:g} is what the others leave, {RESERVE:g} of it stays free"
+    filled = {c: dataclasses.replace(engine, cache=cache) for c, engine in engines.items()}
+    return dataclasses.replace(case, demands={**case.demands, **filled}, notes=(*case.notes, note))
+
+
+def _check_memory(case: MemoryCase, component: str) -> None:
+    node = next((n for n in case.placement.topology.nodes if n.accelerators and not n.memory_bytes), None)
+    if node is None:
+        return
+    raise PlacementError(
+        [
+            Problem(
+                code="unknown-memory",
+                key=f"{component}.gpu_memory_utilization",
+                what="auto needs to know how much memory an accelerator has",
+                got="auto",
+                why="it is the share of it which the others leave; neither cluster.nodes nor nvidia-smi says it",
+                fix=f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)",
+            )
+        ]
+    )
+
+
+def render_solution(case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None) -> str:
+    """`component` None: all that have this size."""
+    if solution is None:
+        least = "at any value" if knob is Knob.KV_SHARE else "not even with 1"
+        return f"{knob.value}: does not fit, {least}\n\n  now: {_tightest(case.ledger())}"
+    names = [c for c, demand in solution.case.demands.items() if demand != case.demands[c]]
+    whom = component or ", ".join(names) or "as it is"
+    value = f"{solution.value:g}" if knob is Knob.KV_SHARE else f"{int(solution.value):,}"
+    return "\n".join(
+        [
+            f"{knob.value}: {value} is the most that fits ({whom})",
+            "",
+            f"  now:  {_tightest(case.ledger())}",
+            f"  then: {_tightest(solution.case.ledger())}",
+        ]
+    )
+
+
+def _tightest(ledger: MemoryLedger) -> str:
+    account = ledger.tightest
+    if account is None:
+        return "no accelerator is used"
+    many = len(account.numbers) > 1
+    of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
+    worst = account.worst
+    who = f"accelerators {account.numbers} hold" if many else f"accelerator {account.numbers} holds"
+    return f"{who} {show_bytes(worst.total_bytes)}{of} in {worst.moment}"

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from rlplace.placement.journeys import AnyPlan, journeys
-from rlplace.placement.routes import Way
+from rlplace.placement.flow import Transport
 from rlplace.placement.show.columns import clipped, indented, table
 from rlplace.placement.show.report import PlanReport
+from rlplace.placement.transfers import AnyPlan, transfers
 from rlplace.units import show_bytes
 
 _NONE = "-"
@@ -42,7 +42,7 @@ def compare(left: PlanReport, right: PlanReport) -> tuple[Chapter, ...]:
         Chapter(title="placement", lines=tuple(_placement(left.plan, right.plan))),
         Chapter(title="residency", lines=tuple(_residency(left.plan, right.plan))),
         Chapter(title="moves in each iteration", lines=tuple(_moves(left, right))),
-        Chapter(title="pairs of ranks by way", lines=tuple(_ways(left.plan, right.plan))),
+        Chapter(title="pairs of ranks by transport", lines=tuple(_ways(left.plan, right.plan))),
         Chapter(title="memory", lines=tuple(_memory(left, right))),
     )
     return tuple(c for c in chapters if c.lines)
@@ -137,10 +137,10 @@ def _moves(left: PlanReport, right: PlanReport) -> Iterator[Line]:
     if left.traffic.total_bytes or right.traffic.total_bytes:
         yield _line("copied to hosts", *(show_bytes(r.traffic.to_host_bytes) for r in (left, right)))
         yield _line("copied from hosts", *(show_bytes(r.traffic.from_host_bytes) for r in (left, right)))
-        for way in Way:
-            sizes = [r.traffic.weights_bytes.get(way, 0) for r in (left, right)]
+        for transport in Transport:
+            sizes = [r.traffic.weights_bytes.get(transport, 0) for r in (left, right)]
             if any(sizes):
-                yield _line(f"weights, {way.value}", *map(show_bytes, sizes))
+                yield _line(f"weights, {transport.value}", *map(show_bytes, sizes))
 
 
 def _count_moves(plan: AnyPlan) -> int:
@@ -148,15 +148,11 @@ def _count_moves(plan: AnyPlan) -> int:
 
 
 def _ways(left: AnyPlan, right: AnyPlan) -> Iterator[Line]:
-    ways = [_by_way(p) for p in (left, right)]
-    for key in _both(tuple(ways[0]), tuple(ways[1])):
-        yield _line(key, *(w.get(key, _NONE) for w in ways))
-
-
-def _by_way(plan: AnyPlan) -> dict[str, str]:
-    return {
-        f"{j.name} to {j.target}": ", ".join(f"{way.value} {n}" for way, n in j.ways.items()) for j in journeys(plan)
-    }
+    found = [
+        {f"{t.name} to {t.target}": t.by_transport.replace(":", "") for t in transfers(plan)} for plan in (left, right)
+    ]
+    for key in _both(tuple(found[0]), tuple(found[1])):
+        yield _line(key, *(transports.get(key, _NONE) for transports in found))
 
 
 def _memory(left: PlanReport, right: PlanReport) -> Iterator[Line]:

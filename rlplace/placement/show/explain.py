@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlplace.placement.journeys import AnyPlan, journeys
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.columns import clipped, indented, table
 from rlplace.placement.show.report import PlanReport
+from rlplace.placement.transfers import AnyPlan, transfers
 from rlplace.units import show_bytes
 
 
@@ -110,12 +110,11 @@ def _because(report: PlanReport, component: str, stage: str, held: Residency, ne
 
 
 def _talks(plan: AnyPlan, component: str) -> Iterator[tuple[str, str, str, str]]:
-    for journey in journeys(plan):
-        ways = ", ".join(f"{way.value}: {n}" for way, n in journey.ways.items())
-        if journey.source == component:
-            yield f"sends {journey.name}", f"to {journey.target}", journey.amount, ways
-        if journey.target == component:
-            yield f"gets {journey.name}", f"from {journey.source}", journey.amount, ways
+    for transfer in transfers(plan):
+        if transfer.source == component:
+            yield f"sends {transfer.name}", f"to {transfer.target}", transfer.amount, transfer.by_transport
+        if transfer.target == component:
+            yield f"gets {transfer.name}", f"from {transfer.source}", transfer.amount, transfer.by_transport
 
 
 def _weighs(report: PlanReport, component: str) -> list[str]:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlplace.placement.journeys import AnyPlan, journeys
+from rlplace.placement.flow import DeviceDelivery, Transport, transport_between
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.ranges import Ranges, show_range
-from rlplace.placement.routes import Way, way_between
 from rlplace.placement.show.columns import indented, table
-from rlplace.placement.ways import carrier, emulated
-from rlplace.placement.weight_routes import DeviceDelivery
+from rlplace.placement.transfers import AnyPlan, details_of, emulated, transfers
 
 Rank = tuple[str, int]  # of a component
 
 
 def explain_pair(plan: AnyPlan, one: Rank, other: Rank) -> str:
-    """Where both are, the way between them and its reason, what passes. Both must exist."""
+    """Where both are, the transport between them and its reason, what passes. Both must exist."""
     placement = plan.placement
     ends = [placement.slots(component)[rank] for component, rank in (one, other)]
-    way = way_between(placement.homes(one[0]), one[1], placement.homes(other[0]), other[1])
+    transport = transport_between(placement.homes(one[0]), one[1], placement.homes(other[0]), other[1])
     passing = [*_passing(plan, one, other), *_passing(plan, other, one)]
     chapters = {
         "where": table([(_name(slot.component, slot.rank), _place(slot), _process(slot)) for slot in ends]),
-        "why": _because(way, plan),
+        "why": _because(transport, plan),
         "what passes": table(passing) if passing else ["nothing: no route joins these two"],
     }
-    title = f"{_name(*one)} and {_name(*other)}: {way.value}"
+    title = f"{_name(*one)} and {_name(*other)}: {transport.value}"
     return "\n\n".join([title, *("\n".join([head, *indented(lines)]) for head, lines in chapters.items())])
 
 
@@ -44,8 +42,8 @@ def _process(slot: Slot) -> str:
     return f"process {slot.process}" if slot.process else "a process of its own"
 
 
-def _because(way: Way, plan: AnyPlan) -> list[str]:
-    found = carrier(way, plan)
+def _because(transport: Transport, plan: AnyPlan) -> list[str]:
+    found = details_of(transport, plan)
     lines = [f"they are {found.because}: items go by {found.items}"]
     if emulated(plan.topology):
         return [*lines, "tensors on emulated accelerators are in host memory and go as items do"]
@@ -54,17 +52,17 @@ def _because(way: Way, plan: AnyPlan) -> list[str]:
 
 def _passing(plan: AnyPlan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
     between = f"{_name(*source)} -> {_name(*target)}"
-    for journey in journeys(plan):
-        if (journey.source, journey.target) != (source[0], target[0]):
+    for transfer in transfers(plan):
+        if (transfer.source, transfer.target) != (source[0], target[0]):
             continue
-        if journey.route is None:
-            weights = journey.name == "weights"
-            yield journey.name, between, _delivered(plan, source[1], target[1]) if weights else journey.amount
+        if transfer.route is None:
+            weights = transfer.name == "weights"
+            yield transfer.name, between, _delivered(plan, source[1], target[1]) if weights else transfer.amount
             continue
-        for share in journey.route.shares:
+        for share in transfer.route.shares:
             if (share.source, share.target) == (source[1], target[1]):
-                rows = f"rows {show_range(range(share.start, share.stop))} of {journey.route.rows}"
-                yield journey.name, between, "its copy" if journey.name == "weights" else rows
+                rows = f"rows {show_range(range(share.start, share.stop))} of {transfer.route.rows}"
+                yield transfer.name, between, "its copy" if transfer.name == "weights" else rows
 
 
 def _delivered(plan: AnyPlan, writer: int, reader: int) -> str:

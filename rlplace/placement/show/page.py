@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from rlplace.errors import Problem
-from rlplace.placement.journeys import journeys
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency, Transition
@@ -15,7 +14,7 @@ from rlplace.placement.show.picture import render_svg
 from rlplace.placement.show.picture_style import colour
 from rlplace.placement.show.render import lives_in, machine
 from rlplace.placement.show.report import PlanReport
-from rlplace.placement.ways import ways_of
+from rlplace.placement.transfers import transfers, transports_of
 from rlplace.units import show_bytes
 
 _MOST_ACCOUNTS = 12
@@ -80,8 +79,8 @@ def _tiles(report: PlanReport) -> str:
     told = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
     tiles.append((f"{moves} move{'s' * (moves != 1)}", told if moves else "everybody stays where it is"))
     if weights := sum(report.traffic.weights_bytes.values()):
-        ways = " and ".join(way.value.replace("_", " ") for way in report.traffic.weights_bytes)
-        tiles.append((show_bytes(weights), f"of weights in each sync, {ways}"))
+        transports = " and ".join(transport.value.replace("_", " ") for transport in report.traffic.weights_bytes)
+        tiles.append((show_bytes(weights), f"of weights in each sync, {transports}"))
     cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 
@@ -179,20 +178,20 @@ def _routes(report: PlanReport) -> Iterator[str]:
             j.name,
             f"{j.source} \u2192 {j.target}",
             j.amount,
-            ", ".join(f"{way.value}: {count:,}" for way, count in j.ways.items()),
+            j.by_transport,
         )
-        for j in journeys(report.plan)
+        for j in transfers(report.plan)
     ]
     if rows:
         yield "<h2>Who sends to whom</h2>\n" + _table(
-            ("what", "from \u2192 to", "how much", "pairs of ranks by way"), rows
+            ("what", "from \u2192 to", "how much", "pairs of ranks by transport"), rows
         )
 
 
 def _ways(report: PlanReport) -> Iterator[str]:
-    rows = [(way.value, c.because, c.items, c.tensors) for way, c in ways_of(report.plan).items()]
+    rows = [(transport.value, c.because, c.items, c.tensors) for transport, c in transports_of(report.plan).items()]
     if rows:
-        yield _table(("way", "because", "items go by", "device tensors by"), rows)
+        yield _table(("transport", "because", "items go by", "device tensors by"), rows)
 
 
 def _channels(report: PlanReport) -> Iterator[str]:

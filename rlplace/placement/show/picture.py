@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.overlap import apart
-from rlplace.placement.schedule import Residency, Transition
+from rlplace.placement.schedule import Residency, Transition, apart
 from rlplace.placement.show.fold import NodeFold
 from rlplace.placement.show.picture_blocks import draw_run
 from rlplace.placement.show.picture_rows import LEAST_ROW, Row, lay_rows, runs
 from rlplace.placement.show.picture_style import FONT, colour, style, width_of
+from rlplace.placement.transfers import AnyPlan
 
 WIDTH, _MARGIN, _LEFT, _GAP = 960, 28, 122, 30
 _LEAST_COLUMN = 128  # pixels of a stage: one move fits on a line

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.picture_rows import Row, holding, load_of
 from rlplace.placement.show.picture_style import colour, width_of
+from rlplace.placement.transfers import AnyPlan
 from rlplace.units import show_bytes
 
 _GAP = 6  # pixels between blocks of one column

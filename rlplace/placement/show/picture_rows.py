@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from rlplace.placement.journeys import AnyPlan
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.ledger import Load, MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.fold import NodeFold, fold_nodes
+from rlplace.placement.transfers import AnyPlan
 
 LEAST_ROW = 26  # pixels of a band, so that its text fits
 _GRID_HEIGHT = 288  # shared by all accelerators drawn

@@ -6,11 +6,10 @@ import itertools
 from typing import Any
 
 from rlplace.errors import Problem
-from rlplace.placement.journeys import AnyPlan
+from rlplace.placement.flow import Delivery, DeviceDelivery, Route
 from rlplace.placement.plan import Plan
-from rlplace.placement.routes import Route
 from rlplace.placement.schedule import Move, Transition
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
+from rlplace.placement.transfers import AnyPlan
 
 
 def render_json(plan: AnyPlan) -> dict[str, Any]:
@@ -39,6 +38,7 @@ def render_json(plan: AnyPlan) -> dict[str, Any]:
         "schedule": {
             "stages": list(plan.schedule.stages),
             **({"ahead": plan.needs.ahead} if plan.needs.ahead else {}),  # versions, of rollout before learn
+            "active": {stage: list(active) for stage, active in plan.schedule.active.items()},
             "residency": {
                 stage: {c: held.word for c, held in row.items()} for stage, row in plan.schedule.residency.items()
             },
@@ -118,7 +118,7 @@ def _channels(plan: AnyPlan) -> list[dict[str, Any]]:
 
 def _route(route: Route) -> dict[str, Any]:
     shares = [
-        {"source": s.source, "target": s.target, "start": s.start, "stop": s.stop, "way": s.way.value}
+        {"source": s.source, "target": s.target, "start": s.start, "stop": s.stop, "transport": s.transport.value}
         for s in route.shares
     ]
     return {"source": route.source, "target": route.target, "rows": route.rows, "shares": shares}

@@ -7,15 +7,13 @@ import textwrap
 from collections.abc import Sequence
 
 from rlplace.placement.channels import ChannelPlan
-from rlplace.placement.journeys import AnyPlan, Journey, journeys
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.ranges import Ranges, show_range
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.overlap import apart
-from rlplace.placement.schedule import Move, Residency, Transition
+from rlplace.placement.schedule import Move, Residency, Transition, apart
 from rlplace.placement.show.columns import INDENT, clipped, indented, table
 from rlplace.placement.show.fold import NodeFold, fold_nodes
-from rlplace.placement.ways import emulated, ways_of
+from rlplace.placement.transfers import AnyPlan, Transfer, emulated, transfers, transports_of
 from rlplace.units import show_bytes
 
 WIDTH = 100
@@ -154,17 +152,17 @@ def _move(move: Move) -> str:
 
 
 def _routes(plan: AnyPlan) -> str:
-    made = journeys(plan)
+    made = transfers(plan)
     if not made:
         return ""
-    heading = "way: pairs of ranks"
+    heading = "transport: pairs of ranks"
     rows = [("what", "from -> to", "ranks", "how much"), *((j.name, *_ends(plan, j), j.amount) for j in made)]
-    grid, ways = table(rows), [_ways(journey) for journey in made]
-    if max(map(len, grid)) + 3 + len(heading) > WIDTH - 2:  # long names: how much goes with the ways
+    grid, transports = table(rows), [transfer.by_transport for transfer in made]
+    if max(map(len, grid)) + 3 + len(heading) > WIDTH - 2:  # long names: how much goes with the transports
         grid, heading = table([row[:3] for row in rows]), f"how much; {heading}"
-        ways = [f"{journey.amount}; {way}" for journey, way in zip(made, ways, strict=True)]
+        transports = [f"{transfer.amount}; {transport}" for transfer, transport in zip(made, transports, strict=True)]
     left = max(map(len, grid)) + 3
-    lines = [f"{grid[0]:<{left}}{heading}", *_all_beside(grid[1:], ways, left)]
+    lines = [f"{grid[0]:<{left}}{heading}", *_all_beside(grid[1:], transports, left)]
     return "\n".join(["routes: who sends to whom", *indented(lines)])
 
 
@@ -178,28 +176,24 @@ def _beside(row: str, text: str, left: int) -> list[str]:
     return [f"{row:<{left}}{first}", *(" " * left + line for line in more)]
 
 
-def _ends(plan: AnyPlan, journey: Journey) -> tuple[str, str]:
-    sizes = (plan.placement.world_size(c) for c in (journey.source, journey.target))
-    return f"{journey.source} -> {journey.target}", " -> ".join(map(str, sizes))
-
-
-def _ways(journey: Journey) -> str:
-    return ", ".join(f"{way.value}: {count}" for way, count in journey.ways.items())
+def _ends(plan: AnyPlan, transfer: Transfer) -> tuple[str, str]:
+    sizes = (plan.placement.world_size(c) for c in (transfer.source, transfer.target))
+    return f"{transfer.source} -> {transfer.target}", " -> ".join(map(str, sizes))
 
 
 def _carriers(plan: AnyPlan) -> str:
-    found = ways_of(plan)
+    found = transports_of(plan)
     if not found:
         return ""
-    rows = [("way", "because", "items go by", "device tensors by")]
-    rows += [(way.value, clipped(c.because, 48), c.items, c.tensors) for way, c in found.items()]
+    rows = [("transport", "because", "items go by", "device tensors by")]
+    rows += [(transport.value, clipped(c.because, 48), c.items, c.tensors) for transport, c in found.items()]
     lines = table(rows)
     if emulated(plan.topology):
         lines = [
             *table([row[:3] for row in rows]),
             "tensors on emulated accelerators are in host memory and go as items do",
         ]
-    return "\n".join(["ways: what is between two ranks, and what carries things across", *indented(lines)])
+    return "\n".join(["transports: how far apart two ranks are, and what carries data between them", *indented(lines)])
 
 
 def _channels(plan: AnyPlan) -> str:

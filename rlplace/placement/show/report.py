@@ -7,11 +7,10 @@ import dataclasses
 from rlplace.errors import Problem
 from rlplace.placement.counts import Count
 from rlplace.placement.dedicated import Business, count_business, dedicate
-from rlplace.placement.journeys import AnyPlan, Traffic, count_traffic
-from rlplace.placement.memory.case import MemoryCase
-from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.memory.shortages import find_shortages
+from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
+from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.sharing import Savings, count_savings
+from rlplace.placement.transfers import AnyPlan, Traffic, count_traffic
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rlplace.placement.journeys import Traffic
 from rlplace.placement.memory.ledger_text import ledger_record
 from rlplace.placement.show.record import problem_record, render_json
 from rlplace.placement.show.report import Comparison, PlanReport
+from rlplace.placement.transfers import Traffic
 
 
 def report_record(report: PlanReport) -> dict[str, Any]:
@@ -42,5 +42,5 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
     return {
         "to_host_bytes": traffic.to_host_bytes,
         "from_host_bytes": traffic.from_host_bytes,
-        "weights_bytes": {way.value: size for way, size in traffic.weights_bytes.items()},
+        "weights_bytes": {transport.value: size for transport, size in traffic.weights_bytes.items()},
     }

@@ -72,5 +72,8 @@ def _traffic(report: PlanReport) -> str:
         return ""
     rows = [("to the hosts", show_bytes(traffic.to_host_bytes), "what leaves is copied away")]
     rows.append(("from the hosts", show_bytes(traffic.from_host_bytes), "what comes back is copied in"))
-    rows += [("weights", show_bytes(size), f"one sync, {way.value}") for way, size in traffic.weights_bytes.items()]
+    rows += [
+        ("weights", show_bytes(size), f"one sync, {transport.value}")
+        for transport, size in traffic.weights_bytes.items()
+    ]
     return "\n".join(["bytes in each iteration, samples not counted", *indented(table(rows))])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics
+from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.job import TRAJECTORIES, Job
 from rlplace.workers.training.worker import TrainingWorker

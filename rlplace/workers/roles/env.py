@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.contract import Simulator, StepResult
 from rlplace.metrics import Metric, Metrics
-from rlplace.placement.routes import Share
+from rlplace.placement.flow import Share
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES, Job

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics
+from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS, RETURNS, SAMPLES, LlmJob
 from rlplace.workers.training.trained_lm import optimizer_of, spec_of
 from rlplace.workers.training.worker import TrainingWorker

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
-from rlplace.placement.routes import block_edges
+from rlplace.placement.flow import block_edges
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.llm_job import LlmJob, samples_for, scores_of

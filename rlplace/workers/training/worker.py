@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.selection import Selection
     from rlplace.comm.weights.sync import Shard, WeightSender
     from rlplace.config import SyncConfig
-    from rlplace.placement.weight_routes import Delivery
+    from rlplace.placement.flow import Delivery
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.ranks import Ranks
 
@@ -52,7 +52,7 @@ class TrainingWorker(Worker):
         """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
         from rlplace.comm.weights.selection import AllWeights, NamedWeights, TrainedWeights
         from rlplace.comm.weights.sender import PushRules, ShardSender
-        from rlplace.placement.weight_routes import DeviceDelivery
+        from rlplace.placement.flow import DeviceDelivery
 
         context = self.context
         past_host = any(isinstance(delivery, DeviceDelivery) for delivery in deliveries)

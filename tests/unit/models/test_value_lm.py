@@ -21,7 +21,7 @@ from rlplace.models.packed_attention import Packed
 from rlplace.models.value_head import value_head_problem
 from rlplace.models.value_lm import ValueLm, build_actor_critic_lm, build_value_lm, first_head
 from rlplace.placement.memory import read_model
-from rlplace.placement.memory.model_shape import Head
+from rlplace.placement.memory.model import Head
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.sharded_lm import ShardedLm
 

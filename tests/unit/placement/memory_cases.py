@@ -18,7 +18,7 @@ from rlplace.placement.memory import (
     TrainedModel,
     read_model,
 )
-from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.schedule import rlhf_needs
 
 GIB = 1 << 30
 COMPONENTS = ("actor", "critic", "reference", "reward", "rollout")

@@ -21,7 +21,7 @@ def test_what_differs_between_hybrid_and_disaggregated() -> None:
     assert found["placement/actor"] == ("0-7 (8 ranks)", "0-3 (4 ranks)")
     assert found["residency/actor"] == ("weights, off, full", "full, full, full")
     assert found["moves in each iteration/moves"] == ("8", "0")
-    assert found["pairs of ranks by way/weights to rollout"] == ("same_node 8", "same_node 4")
+    assert found["pairs of ranks by transport/weights to rollout"] == ("same_node 8", "same_node 4")
     assert "machines/nodes" not in found
 
 

@@ -10,9 +10,8 @@ from rlplace.errors import PlacementError
 from rlplace.placement import Residency
 from rlplace.placement.llm import llm_memory_case, with_share
 from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase
-from rlplace.placement.memory.share import RESERVE, fill_share
-from rlplace.placement.memory.shortages import find_shortages
-from rlplace.placement.memory.solve import share_left
+from rlplace.placement.memory.remedies import find_shortages
+from rlplace.placement.memory.solve import RESERVE, fill_share, share_left
 from rlplace.placement.show.report_text import render_report
 from tests.unit.placement.memory_cases import colocated_8b
 from tests.unit.placement.reports import llm

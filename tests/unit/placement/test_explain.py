@@ -135,14 +135,14 @@ def test_two_ranks_on_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actor", "rollout", "carrier", "passes"),
+    ("actor", "rollout", "details_of", "passes"),
     [
         (6, 0, "CUDA IPC", "all parts, lent on the accelerator"),
         (0, 0, "NCCL", "its part, lent on by actor rank 6"),
         (0, 2, "NCCL", "its part, broadcast to all"),
     ],
 )
-def test_how_weights_come_to_a_rank_past_the_host(actor: int, rollout: int, carrier: str, passes: str) -> None:
+def test_how_weights_come_to_a_rank_past_the_host(actor: int, rollout: int, details_of: str, passes: str) -> None:
     plan = ppo(
         {"actor": "0-7", "env": "0", "rollout": "6-9"},
         nodes=[H100 | {"count": 2}],
@@ -150,7 +150,7 @@ def test_how_weights_come_to_a_rank_past_the_host(actor: int, rollout: int, carr
         accelerator={"kind": "auto"},
     ).plan
     text = explain_pair(plan, ("actor", actor), ("rollout", rollout))
-    assert chapter(text, "why")[1] == f"tensors on accelerators go by {carrier}"
+    assert chapter(text, "why")[1] == f"tensors on accelerators go by {details_of}"
     assert chapter(text, "what passes") == [f"weights actor rank {actor} -> rollout rank {rollout} {passes}"]
 
 

@@ -17,7 +17,7 @@ from rlplace.placement import (
     Needs,
     Residency,
     Topology,
-    Way,
+    Transport,
     declare_topology,
     make_layout,
     rlhf_needs,
@@ -53,7 +53,7 @@ def test_colocate_all_with_eight_engines_on_eight() -> None:
     assert made.placement.mode == "collocated"
     assert made.placement.spec("rollout").num_copies == 8
     # Who judges and who learns leave each other their accelerators.
-    order = {stage: works for stage, works in made.schedule.works.items() if stage not in ("sync", "rollout")}
+    order = {stage: works for stage, works in made.schedule.active.items() if stage not in ("sync", "rollout")}
     assert order == {
         "infer 1": ("reference",),
         "infer 2": ("reward",),
@@ -77,7 +77,7 @@ def test_colocate_all_with_four_engines_of_four_on_sixteen() -> None:
     }
     made = layout(block, Topology.uniform(2, 8))
     assert made.placement.spec("rollout").num_copies == 4
-    assert {s.way for s in made.routes[0].shares} == {Way.SAME_ACCELERATOR}
+    assert {s.transport for s in made.routes[0].shares} == {Transport.SAME_ACCELERATOR}
     # Engines x their size must be the actor's accelerators where they share all of them.
     block["rollout"]["data_parallel_size"] = 8
     assert codes(block, Topology.uniform(2, 8)) == ("parallel-sizes",)
@@ -177,8 +177,8 @@ def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
     assert str(made.placement.accelerators("rollout")) == "8-23"
     assert str(made.placement.shared("actor", "rollout")) == "8-15"
     assert [s.hardware[0].config["robot_ip"] for s in made.placement.slots("env")] == ["10.0.0.1"] * 2
-    ways = made.routes[0].shares.ways()
-    assert ways == {Way.SAME_ACCELERATOR: 8, Way.NETWORK: 8}
+    ways = made.routes[0].shares.transports()
+    assert ways == {Transport.SAME_ACCELERATOR: 8, Transport.NETWORK: 8}
 
 
 def test_partners_of_sizes_that_do_not_divide() -> None:

@@ -9,12 +9,11 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Topology, render_json
-from rlplace.placement.journeys import journeys
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
-from rlplace.placement.memory.demands import EngineModel, KvBytes
-from rlplace.placement.memory.trained import TrainedModel
+from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
 from rlplace.placement.show.explain_pair import explain_pair
 from rlplace.placement.show.render import render_text
+from rlplace.placement.transfers import transfers
 
 MODEL = {
     "path": "somewhere",
@@ -86,7 +85,7 @@ def test_keys_live_where_they_are_taken() -> None:
 
 def test_the_plan_shows_what_travels() -> None:
     plan = layout(config(ENVS, **LEAVING))
-    assert [(j.name, j.source, j.target) for j in journeys(plan)] == [
+    assert [(j.name, j.source, j.target) for j in transfers(plan)] == [
         ("requests", "env", "rollout"),
         ("completions", "rollout", "env"),
         ("samples", "env", "actor"),

@@ -9,11 +9,11 @@ import pytest
 
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Topology
+from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 
 MODEL = {
     "model_type": "llama",

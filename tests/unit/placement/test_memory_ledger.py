@@ -29,10 +29,10 @@ from rlplace.placement.memory import (
     record_measurements,
     render_ledger,
 )
+from rlplace.placement.memory.demands import PolicySampler
 from rlplace.placement.memory.ledger import Account
-from rlplace.placement.memory.policy import PolicySampler
 from rlplace.placement.memory.predict import memory_case
-from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.schedule import rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,

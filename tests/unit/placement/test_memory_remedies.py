@@ -16,7 +16,7 @@ from rlplace.placement.memory import (
     find_shortages,
     memory_case,
 )
-from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.schedule import rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,

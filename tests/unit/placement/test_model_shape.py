@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.placement.memory.model_config import FAMILIES, read_model
-from rlplace.placement.memory.model_shape import Head, Saved, Weight
+from rlplace.placement.memory.model import FAMILIES, Head, Saved, Weight, read_model
 
 
 def decoder(

@@ -20,7 +20,7 @@ from rlplace.placement import (
 )
 from rlplace.placement.llm import llm_memory_case
 from rlplace.placement.memory.footprint import Part
-from rlplace.placement.needs import rlhf_needs
+from rlplace.placement.schedule import rlhf_needs
 from rlplace.placement.show.render import render_text
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 
@@ -36,7 +36,7 @@ def test_what_generates_stays_in_full_through_every_stage() -> None:
     for row in plan.schedule.residency.values():
         assert row["env"] is row["rollout"] is Residency.FULL
     assert all(not (e.releases or e.acquires) for e in plan.schedule.entries.values())
-    assert plan.schedule.works == {
+    assert plan.schedule.active == {
         "sync": ("actor", "rollout"),
         "rollout": ("env", "rollout"),
         "learn": ("actor",),
@@ -91,7 +91,7 @@ def test_a_judge_keeps_up_with_rollout_only_where_nobody_ever_needs_its_place() 
         return derive_schedule(placement, needs, dict.fromkeys(placement.components, True))
 
     alone = judged(actor="0", env="1", rollout="1", reference="2")
-    assert "reference" in alone.works["rollout"]
+    assert "reference" in alone.active["rollout"]
     beside = judged(actor="0", env="1", rollout="1", reference="0")
-    assert beside.works["infer 1"] == ("reference",)
+    assert beside.active["infer 1"] == ("reference",)
     assert beside.residency["learn"]["reference"] is Residency.OFF

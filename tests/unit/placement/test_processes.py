@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlplace.errors import PlacementError, Problem
-from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology, Way, derive_routes
+from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology, Transport, derive_routes
 from rlplace.placement.dedicated import dedicate
-from rlplace.placement.routes import copy_nearest
+from rlplace.placement.flow import copy_nearest
 
 TWO = Topology.uniform(2, 4)
 ROBOTS = [{"label": "arms", "node_ranks": 0, "hardware": {"type": "Arm", "configs": [{"node_rank": 0}]}}]
@@ -94,8 +94,8 @@ def test_processes_go_along_to_another_cluster() -> None:
 def test_the_way_within_a_process() -> None:
     placement = place({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
     routes = derive_routes(placement, 32, 2)
-    assert routes.observations.shares.ways() == {Way.SAME_PROCESS: 4}
-    assert copy_nearest(placement, "actor", "rollout").shares.ways() == {Way.SAME_ACCELERATOR: 4}
+    assert routes.observations.shares.transports() == {Transport.SAME_PROCESS: 4}
+    assert copy_nearest(placement, "actor", "rollout").shares.transports() == {Transport.SAME_ACCELERATOR: 4}
 
 
 @pytest.mark.parametrize(

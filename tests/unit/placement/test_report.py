@@ -9,14 +9,14 @@ import pytest
 from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
 from rlplace.placement import Needs, Residency, Topology, render_text
-from rlplace.placement.journeys import journeys
+from rlplace.placement.flow import Transport
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
-from rlplace.placement.routes import Way
+from rlplace.placement.memory.solve import render_solution
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
-from rlplace.placement.solution import render_solution
+from rlplace.placement.transfers import transfers
 from rlplace.planning import explain_component, render_diff, render_page, report_on
 from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
 
@@ -43,19 +43,19 @@ def test_a_placement_that_shares_nothing_says_so() -> None:
 
 def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
     report = llm(ALL)
-    assert report.traffic.weights_bytes == {Way.SAME_ACCELERATOR: 8 * MODEL_BYTES}
+    assert report.traffic.weights_bytes == {Transport.SAME_ACCELERATOR: 8 * MODEL_BYTES}
     assert report.traffic.to_host_bytes == report.traffic.from_host_bytes > 100 * GIB
     assert "one sync, same_accelerator" in render_report(report)
     apart = llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2}]})
-    assert apart.traffic.weights_bytes == {Way.NETWORK: 8 * MODEL_BYTES}
-    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).traffic.weights_bytes[Way.SAME_ACCELERATOR]
+    assert apart.traffic.weights_bytes == {Transport.NETWORK: 8 * MODEL_BYTES}
+    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).traffic.weights_bytes[Transport.SAME_ACCELERATOR]
     assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
 
 
 def test_journeys_are_named_for_every_kind_of_job() -> None:
-    assert [j.name for j in journeys(ppo().plan)] == ["observations", "trajectories", "weights"]
+    assert [j.name for j in transfers(ppo().plan)] == ["observations", "trajectories", "weights"]
     told = [
-        (j.name, j.route.target, j.amount) for j in journeys(llm(ALL, algorithm={"name": "rlhf", "prompts": 8}).plan)
+        (j.name, j.route.target, j.amount) for j in transfers(llm(ALL, algorithm={"name": "rlhf", "prompts": 8}).plan)
     ]
     assert told == [
         ("samples", "actor", "8 samples"),
@@ -64,7 +64,7 @@ def test_journeys_are_named_for_every_kind_of_job() -> None:
         ("samples", "reward", "8 samples"),
         ("weights", "rollout", "8 copies"),
     ]
-    assert journeys(llm({"actor": "0", "rollout": "1"}).plan)[0].amount == "1 copy"
+    assert transfers(llm({"actor": "0", "rollout": "1"}).plan)[0].amount == "1 copy"
 
 
 @pytest.mark.parametrize("report", [ppo(), llm(), llm(model=None)], ids=["ppo", "llm", "llm-without-a-model"])

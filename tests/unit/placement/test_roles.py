@@ -9,11 +9,11 @@ import pytest
 from rlplace.errors import PlacementError, Source
 from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Residency, Topology
-from rlplace.placement.journeys import journeys
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import HostPart, MemoryCase, Part, find_remedies
 from rlplace.placement.memory.ledger import Load
-from rlplace.placement.memory.model_config import read_model
+from rlplace.placement.memory.model import read_model
+from rlplace.placement.transfers import transfers
 from tests.unit.placement.test_llm_channels import MODEL
 
 GIB = 1 << 30
@@ -144,7 +144,7 @@ def test_remedies_of_rewards_that_share_a_block_are_those_of_the_block() -> None
 def test_ranks_of_partners_need_not_match_in_a_run() -> None:
     """Groups are shared out to whoever scores them: three ranks beside two are as good as any."""
     uneven = ALL | {"critic": "0-1", "reward": "0-2"}
-    assert layout(config(uneven)).schedule.works["infer 2"] == ("reward",)
+    assert layout(config(uneven)).schedule.active["infer 2"] == ("reward",)
     with pytest.raises(PlacementError, match="uneven-partners"):
         layout(config(uneven, task=False))
 
@@ -185,23 +185,23 @@ def test_every_judge_is_given_the_samples_and_heard() -> None:
         "scores.reward": ("reward", "actor", 24),
         "returns": ("actor", "critic", 6),
     }
-    assert {(j.name, j.source, j.target) for j in journeys(plan)} == {
+    assert {(j.name, j.source, j.target) for j in transfers(plan)} == {
         (name.partition(".")[0], source, target) for name, (source, target, _) in channels.items()
     }
     refreshed = layout(config(ALL, reference=ON | {"refresh_every": 2}))
     (weights,) = (c for c in refreshed.channels if c.name == "weights.reference")
-    assert [j.amount.split()[0] for j in journeys(refreshed) if j.name == "weights"] == ["a", "1"]
+    assert [j.amount.split()[0] for j in transfers(refreshed) if j.name == "weights"] == ["a", "1"]
     assert (weights.source, weights.target, weights.keys) == ("actor", "reference", ("0", "1", "2", "3"))
-    assert refreshed.schedule.works["sync"] == ("actor", "rollout", "reference")
+    assert refreshed.schedule.active["sync"] == ("actor", "rollout", "reference")
 
 
 def test_the_actor_infers_where_the_algorithm_asks_for_it() -> None:
     judged = {"actor": "0-1", "env": "2-3", "rollout": "2-3", "reference": "0-1"}
     grpo = {"name": "grpo", "kl_coef": 0.01}
     assert (
-        "infer" not in layout(config(judged, algorithm=grpo | {"kl_in": "loss", "kl_estimator": "k3"})).schedule.works
+        "infer" not in layout(config(judged, algorithm=grpo | {"kl_in": "loss", "kl_estimator": "k3"})).schedule.active
     )
-    works = layout(config(judged, algorithm=grpo | {"kl_in": "reward"})).schedule.works
+    works = layout(config(judged, algorithm=grpo | {"kl_in": "reward"})).schedule.active
     assert works["infer"] == ("actor",)
     assert works["rollout"] == ("env", "rollout", "reference")
     plain = {"actor": "0-1", "env": "2-3", "rollout": "2-3"}
@@ -209,7 +209,7 @@ def test_the_actor_infers_where_the_algorithm_asks_for_it() -> None:
     shared = config(
         plain, algorithm=grpo | {"kl_in": "loss", "kl_estimator": "k3"}, **LORA, reference={"share_actor": True}
     )
-    assert layout(shared).schedule.works["infer"] == ("actor",)
+    assert layout(shared).schedule.active["infer"] == ("actor",)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +274,7 @@ def test_rewards_have_models_of_their_own() -> None:
     asked = case(config(placement, reward={"small": ON, "large": ON | {"model": large}}))
     ledger = asked.ledger()
     assert ledger.bytes("reward.large", Residency.FULL) > 2 * ledger.bytes("reward.small", Residency.FULL)
-    assert asked.schedule().works["infer 2"] == ("reward.small",)
+    assert asked.schedule().active["infer 2"] == ("reward.small",)
 
 
 def test_an_average_lives_on_the_host_and_a_head_on_the_actor() -> None:

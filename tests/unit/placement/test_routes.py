@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rlplace.placement import HybridComponentPlacement, Route, Routes, Topology, Way, derive_routes
-from rlplace.placement.routes import block_edges, copy_nearest
+from rlplace.placement import HybridComponentPlacement, Route, Routes, Topology, Transport, derive_routes
+from rlplace.placement.flow import block_edges, copy_nearest
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
@@ -23,9 +23,9 @@ def test_hybrid_job() -> None:
     assert [(s.source, s.target) for s in found.trajectories.shares] == [(i // 2, i) for i in range(8)]
     weights = copies("0-7", "4-7", Topology.uniform(1, 8))
     assert [(s.source, s.target) for s in weights.shares] == [(4, 0), (5, 1), (6, 2), (7, 3)]
-    assert {s.way for s in weights.shares} == {Way.SAME_ACCELERATOR}
-    assert {s.way for s in found.observations.shares} == {Way.SAME_NODE}
-    assert [s.way for s in found.trajectories.shares[:2]] == [Way.SAME_ACCELERATOR, Way.SAME_NODE]
+    assert {s.transport for s in weights.shares} == {Transport.SAME_ACCELERATOR}
+    assert {s.transport for s in found.observations.shares} == {Transport.SAME_NODE}
+    assert [s.transport for s in found.trajectories.shares[:2]] == [Transport.SAME_ACCELERATOR, Transport.SAME_NODE]
 
 
 def copies(actor: str, rollout: str, topology: Topology) -> Route:
@@ -55,7 +55,7 @@ def test_blocks_differ_by_one_row_at_most() -> None:
 def test_weights_come_from_the_nearest_actor_in_turns() -> None:
     two = Topology.uniform(2, 4)
     found = copies("0-1", "2-7", two)
-    assert [s.way for s in found.shares] == [Way.SAME_NODE] * 2 + [Way.NETWORK] * 4
+    assert [s.transport for s in found.shares] == [Transport.SAME_NODE] * 2 + [Transport.NETWORK] * 4
     assert Counter(s.source for s in found.shares) == {0: 3, 1: 3}
 
 

@@ -67,9 +67,9 @@ def test_shares_by_number_and_through_pickle() -> None:
 
 
 def test_rows_fewer_than_ranks_go_to_the_first() -> None:
-    from rlplace.placement.routes import spread_rows
+    from rlplace.placement.flow import scatter_rows
 
-    route = spread_rows(placed("0-7"), "env", "actor", 3)
+    route = scatter_rows(placed("0-7"), "env", "actor", 3)
     assert [(s.source, s.target, s.start, s.stop) for s in route.shares] == [(i, i, i, i + 1) for i in range(3)]
 
 

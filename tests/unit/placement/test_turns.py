@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Residency, Schedule, Topology, derive_schedule
-from rlplace.placement.needs import rlhf_needs
-from rlplace.placement.turns import base_stage, take_turns
+from rlplace.placement.schedule import base_stage, rlhf_needs, take_turns
 
 OFF, WEIGHTS, FULL = Residency
 Works = dict[str, tuple[str, ...]]
@@ -26,7 +25,7 @@ def schedule(
 
 
 def judged(plan: Schedule) -> Works:
-    return {stage: works for stage, works in plan.works.items() if stage != "sync"}
+    return {stage: works for stage, works in plan.active.items() if stage != "sync"}
 
 
 EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
@@ -84,7 +83,7 @@ def test_turns_follow_from_the_placement(block: Mapping[str, object], works: Wor
     plan = schedule(placed(**block))
     assert judged(plan) == works
     assert plan.stages == ("sync", *works)
-    for stage, working in plan.works.items():
+    for stage, working in plan.active.items():
         assert all(plan.residency[stage][c] >= plan.needs.of(stage, c) > OFF for c in working)
 
 
@@ -105,18 +104,18 @@ def test_a_stage_in_which_all_began_early_is_no_stage() -> None:
 
 def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:
     plan = schedule(placed(**EVERYWHERE), refreshed=True)
-    assert plan.works["sync"] == ("actor", "rollout", "reference")
+    assert plan.active["sync"] == ("actor", "rollout", "reference")
     assert plan.residency["sync"]["reference"] is WEIGHTS
     alone = {"actor": "0-3", "rollout": "0-3", "critic": "0-3", "reference": "4-7"}
-    assert schedule(placed(**alone), refreshed=True).works["sync"] == ("actor", "rollout", "reference")
-    assert schedule(placed(**EVERYWHERE)).works["sync"] == ("actor", "rollout")
+    assert schedule(placed(**alone), refreshed=True).active["sync"] == ("actor", "rollout", "reference")
+    assert schedule(placed(**EVERYWHERE)).active["sync"] == ("actor", "rollout")
 
 
 def test_simulators_are_not_touched() -> None:
     placement = placed(actor="0-7", env="0-3", rollout="4-7")
     assert take_turns(PPO_NEEDS, placement, dict.fromkeys(placement.components, True)) == PPO_NEEDS
     plan = derive_schedule(placement, PPO_NEEDS, dict.fromkeys(placement.components, True))
-    assert plan.works == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
+    assert plan.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
 
 
 def test_turns_are_taken_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery, deliver, deliver_by_node, deliver_by_rank
+from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by_node, deliver_by_rank
 
 
 def deliveries(actor: str, rollout: str, topology: Topology) -> tuple[Delivery, ...]:

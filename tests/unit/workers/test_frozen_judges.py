@@ -17,8 +17,8 @@ from rlplace.comm.weights.sender import ShardSender
 from rlplace.comm.weights.sync import Shard
 from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, ConfigError, NotResident, RewardError
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import deliver_by_rank
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS
 from rlplace.workers.training.announcements import Announcements

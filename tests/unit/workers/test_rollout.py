@@ -15,8 +15,8 @@ from rlplace.comm.weights.memory import shards_of
 from rlplace.comm.weights.sender import ShardSender
 from rlplace.errors import ChannelBroken, NotResident, WeightSyncError
 from rlplace.models.mlp import build_policy
+from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
 from rlplace.workers.roles.rollout import RolloutWorker

@@ -31,9 +31,9 @@ from rlplace.errors import (
     WeightSyncError,
 )
 from rlplace.llm_config import read_llm_config
+from rlplace.placement.flow import Delivery
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery
 from rlplace.tokens import Completion, Request
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
 from rlplace.workers.roles.text_rollout import TextRolloutWorker

@@ -18,7 +18,7 @@ from rlplace.comm.weights import board as room
 from rlplace.comm.weights.board import Board
 from rlplace.comm.weights.plan import Assembly, Block, Layout, TensorSpec, assemble
 from rlplace.errors import ChannelTimeout, ClusterError, WeightSyncError
-from rlplace.placement.weight_routes import Delivery
+from rlplace.placement.flow import Delivery
 
 SOON = 60.0
 

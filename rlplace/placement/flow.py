@@ -1,4 +1,5 @@
-"""Who sends which rows to whom between two components, and by which way."""
+"""What goes where: rows of a batch from rank to rank, weights to the copies they are put together in, and how far apart
+two ranks are."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import enum
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, overload
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 
-class Way(enum.StrEnum):
+class Transport(enum.StrEnum):
     """How far apart two slots are; the transport is chosen by it."""
 
     SAME_PROCESS = "same_process"
@@ -34,7 +35,7 @@ class Share:
     target: int
     start: int
     stop: int
-    way: Way
+    transport: Transport
 
 
 class Shares(Sequence[Share]):
@@ -66,7 +67,7 @@ class Shares(Sequence[Share]):
             target=target,
             start=self._edges[at],
             stop=self._edges[at + 1],
-            way=way_between(self._from, source, self._to, target),
+            transport=transport_between(self._from, source, self._to, target),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -89,11 +90,11 @@ class Shares(Sequence[Share]):
         """Of one share."""
         return max(stop - start for start, stop in pairwise(self._edges))
 
-    def ways(self) -> dict[Way, int]:
-        """How many shares go each way; only ways that occur, nearest first."""
+    def transports(self) -> dict[Transport, int]:
+        """How many shares each transport carries; only those that occur, nearest first."""
         pairs = zip(self._sources, self._targets, strict=True)
-        counts = Counter(way_between(self._from, source, self._to, target) for source, target in pairs)
-        return {way: counts[way] for way in Way if counts[way]}
+        counts = Counter(transport_between(self._from, source, self._to, target) for source, target in pairs)
+        return {transport: counts[transport] for transport in Transport if counts[transport]}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The journeys of rows in a PPO job; for those of weights see `weight_routes`.
+    """The transfers of rows in a PPO job; for those of weights see `weight_routes`.
 
     observations: env -> rollout, rows of one stage group (the answers go back the same way);
     trajectories: env -> actor, rows are all environments.
@@ -136,8 +137,8 @@ def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stag
     `total_num_envs` must be a multiple of stage groups x env ranks, with a row for every rank (see `checks`).
     """
     return Routes(
-        observations=spread_rows(placement, "env", "rollout", total_num_envs // stage_groups),
-        trajectories=spread_rows(placement, "env", "actor", total_num_envs),
+        observations=scatter_rows(placement, "env", "rollout", total_num_envs // stage_groups),
+        trajectories=scatter_rows(placement, "env", "actor", total_num_envs),
     )
 
 
@@ -157,18 +158,18 @@ def _holders(starts: Sequence[int], rows: int, ranks: int) -> array[int]:
     return array("l", [*larger, *smaller])
 
 
-def way_between(sources: Homes, source: int, targets: Homes, target: int) -> Way:
+def transport_between(sources: Homes, source: int, targets: Homes, target: int) -> Transport:
     """How far apart two ranks of different components are."""
     if source == target and sources.process and sources.process == targets.process:
-        return Way.SAME_PROCESS
+        return Transport.SAME_PROCESS
     if sources.node[source] != targets.node[target]:
-        return Way.NETWORK
+        return Transport.NETWORK
     first, other = sources.first[source], targets.first[target]
     overlap = first < other + targets.count[target] and other < first + sources.count[source]
-    return Way.SAME_ACCELERATOR if overlap else Way.SAME_NODE
+    return Transport.SAME_ACCELERATOR if overlap else Transport.SAME_NODE
 
 
-def spread_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int) -> Route:
+def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int) -> Route:
     """Both sides cut the rows into neighbouring blocks; each common piece of two blocks is one share."""
     givers, takers = placement.world_size(source), placement.world_size(target)
     edges = sorted({*block_edges(rows, givers), *block_edges(rows, takers)})
@@ -205,3 +206,100 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
     ranks = len(takers.node)
     shares = Shares(sources, range(ranks), range(ranks + 1), givers, takers)
     return Route(source=source, target=target, rows=ranks, shares=shares)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One copy of the weights, put together once and read by all of `readers`.
+
+    Actor ranks that are `near` write into it themselves; what only others hold goes to the first reader, which writes
+    it for them.
+    """
+
+    readers: tuple[int, ...]  # rollout ranks, ascending, at least one
+    near: tuple[int, ...] = ()  # actor ranks, ascending
+
+    @property
+    def lead(self) -> int:
+        return self.readers[0]
+
+
+def deliver_by_node(
+    placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
+) -> tuple[Delivery, ...]:
+    """One delivery per node of `target`, in node order."""
+    near: defaultdict[int, list[int]] = defaultdict(list)
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    for ranks_on, component in ((near, source), (readers, target)):
+        for rank, node in enumerate(placement.homes(component).node):
+            ranks_on[node].append(rank)
+    return tuple(Delivery(readers=tuple(readers[node]), near=tuple(near[node])) for node in sorted(readers))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDelivery(Delivery):
+    """A copy for each reader on its own accelerator, past the host: by CUDA IPC where an actor rank shares the
+    accelerator, else by NCCL.
+
+    All actor ranks, and the readers without a host, are one group; NCCL refuses two ranks on one accelerator.
+    """
+
+    hosts: tuple[int | None, ...]  # by reader, the actor rank on its accelerator
+    actors: int  # how many actor ranks there are
+
+    @property
+    def group(self) -> tuple[tuple[str, int], ...]:
+        """(component, rank) of those that broadcast to each other; alone, an actor rank broadcasts nothing."""
+        free = (reader for reader, host in zip(self.readers, self.hosts, strict=True) if host is None)
+        return (*(("actor", rank) for rank in range(self.actors)), *(("rollout", rank) for rank in free))
+
+    def guests(self, actor: int) -> tuple[int, ...]:
+        """Rollout ranks on the accelerator of an actor rank."""
+        return tuple(reader for reader, host in zip(self.readers, self.hosts, strict=True) if host == actor)
+
+    def host(self, reader: int) -> int | None:
+        return self.hosts[self.readers.index(reader)]
+
+
+def deliver(
+    placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
+) -> tuple[Delivery, ...]:
+    """What can stay on accelerators does; the other target ranks get one copy per node.
+
+    A rank that stays on accelerators has one GPU of its own component. Other than GPUs, and ranks of several of them,
+    go through the host: an engine that cuts its weights takes them whole from there, and never holds two copies.
+    """
+    actors, rollouts = placement.homes(source), placement.homes(target)
+    kinds = [node.kind for node in placement.topology.nodes]
+    alone: dict[int, int] = {}  # by accelerator, the first of its target ranks
+    for rank, (node, first, count) in enumerate(zip(rollouts.node, rollouts.first, rollouts.count, strict=True)):
+        if kinds[node] == "cuda" and count == 1:
+            alone.setdefault(first, rank)
+    able = alone.values()
+    hosts = {first: rank for rank, first in enumerate(actors.first)}
+    apart = len(hosts) == len(actors.first) and all(
+        kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
+    )
+    if not able or not apart:
+        return deliver_by_node(placement, source, target)
+    device = DeviceDelivery(
+        readers=tuple(able),
+        hosts=tuple(hosts.get(rollouts.first[rank]) for rank in able),
+        actors=len(actors.first),
+    )
+    rest = [_without(delivery, frozenset(able)) for delivery in deliver_by_node(placement, source, target)]
+    return (device, *(delivery for delivery in rest if delivery.readers))
+
+
+def _without(delivery: Delivery, ranks: frozenset[int]) -> Delivery:
+    return dataclasses.replace(delivery, readers=tuple(r for r in delivery.readers if r not in ranks))
+
+
+def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """Those that do not stay on accelerators."""
+    return [delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)]
+
+
+def deliver_by_rank(ranks: int) -> tuple[Delivery, ...]:
+    """A delivery for each target rank alone, where ranks share no memory."""
+    return tuple(Delivery(readers=(rank,)) for rank in range(ranks))

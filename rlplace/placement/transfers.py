@@ -1,4 +1,4 @@
-"""What travels between components in one iteration, for every kind of plan, and the bytes of it that are known."""
+"""What is transferred between components in one iteration, by which transport, and the bytes of it that are known."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
+from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
+from rlplace.placement.machines.ranges import show_range
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
-from rlplace.placement.routes import Route, Way
 from rlplace.placement.schedule import Residency
-from rlplace.placement.weight_routes import Delivery, DeviceDelivery
 
 AnyPlan = Plan | Layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Journey:
+class Transfer:
     """What one component sends another, under the name people know it by."""
 
     name: str
     source: str
     target: str
     amount: str  # "32 rows x 2 stage groups"
-    ways: Mapping[Way, int]  # pairs of ranks by way, nearest first
+    transports: Mapping[Transport, int]  # pairs of ranks by transport, nearest first
     route: Route | None = None  # None: any source rank may send to any target rank
 
+    @property
+    def by_transport(self) -> str:
+        """`same_node: 4, network: 2`, in pairs of ranks."""
+        return ", ".join(f"{transport.value}: {count}" for transport, count in self.transports.items())
 
-def journeys(plan: AnyPlan) -> tuple[Journey, ...]:
+
+def transfers(plan: AnyPlan) -> tuple[Transfer, ...]:
     """In the order in which an iteration makes them; weights, which close the circle, come last."""
     if isinstance(plan, Plan):
         routes, groups = plan.routes, f"{plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
@@ -50,9 +57,9 @@ def journeys(plan: AnyPlan) -> tuple[Journey, ...]:
     return (*found, *(_along("weights", r, _copies(r.rows)) for r in weights))
 
 
-def _along(name: str, route: Route, amount: str) -> Journey:
-    ways = route.shares.ways()
-    return Journey(name=name, source=route.source, target=route.target, amount=amount, ways=ways, route=route)
+def _along(name: str, route: Route, amount: str) -> Transfer:
+    found = route.shares.transports()
+    return Transfer(name=name, source=route.source, target=route.target, amount=amount, transports=found, route=route)
 
 
 _TEXT = {  # what a channel of a text task carries -> how much of it
@@ -70,47 +77,46 @@ def _amount(channel: ChannelPlan) -> str:
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
 
 
-def _channelled(plan: Layout, channel: ChannelPlan) -> Journey:
+def _channelled(plan: Layout, channel: ChannelPlan) -> Transfer:
     nodes = [Counter(plan.placement.homes(c).node) for c in (channel.source, channel.target)]
     rank_0 = channel.target in ("actor", "critic")
     if rank_0:
         nodes[1] = Counter(channel.targets.node)
     near = sum(ranks * nodes[1][node] for node, ranks in nodes[0].items())
     far = nodes[0].total() * nodes[1].total() - near
-    ways = {way: pairs for way, pairs in ((Way.SAME_NODE, near), (Way.NETWORK, far)) if pairs}
-    return Journey(
+    return Transfer(
         name=role_of(channel.name),
         source=channel.source,
         target=channel.target,
         amount=_amount(channel) + (f", to {channel.target} rank 0" if rank_0 else ""),
-        ways=ways,
+        transports={t: pairs for t, pairs in ((Transport.SAME_NODE, near), (Transport.NETWORK, far)) if pairs},
     )
 
 
-def _delivered(plan: AnyPlan) -> Journey:
+def _delivered(plan: AnyPlan) -> Transfer:
     """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
     on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
     on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
     amounts = [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")] if on_nodes else []
     if on_device:
         amounts.insert(0, f"{_copies(on_device)} on accelerators")
-    ways: Counter[Way] = Counter()
-    for delivery in plan.deliveries:
-        ways += _pairs(plan, delivery)
-    nearest_first = {way: ways[way] for way in Way if ways[way]}
-    return Journey(name="weights", source="actor", target="rollout", amount=", ".join(amounts), ways=nearest_first)
+    pairs = sum((_pairs(plan, delivery) for delivery in plan.deliveries), Counter[Transport]())
+    found = {transport: pairs[transport] for transport in Transport if pairs[transport]}
+    return Transfer(name="weights", source="actor", target="rollout", amount=", ".join(amounts), transports=found)
 
 
-def _pairs(plan: AnyPlan, delivery: Delivery) -> Counter[Way]:
+def _pairs(plan: AnyPlan, delivery: Delivery) -> Counter[Transport]:
     """Who gives to whom: an actor rank to a copy on a node, its host to a guest, and to the others the whole group."""
     actors = plan.placement.world_size("actor")
     if not isinstance(delivery, DeviceDelivery):
-        return Counter({Way.SAME_NODE: len(delivery.near), Way.NETWORK: actors - len(delivery.near)})
-    guests = sum(host is not None for host in delivery.hosts)
+        return Counter({Transport.SAME_NODE: len(delivery.near), Transport.NETWORK: actors - len(delivery.near)})
+    consumers = sum(host is not None for host in delivery.hosts)
     free = [r for r, host in zip(delivery.readers, delivery.hosts, strict=True) if host is None]
     sources, nodes = Counter(plan.placement.homes("actor").node), plan.placement.homes("rollout").node
     near = sum(sources[nodes[reader]] for reader in free)
-    return Counter({Way.SAME_ACCELERATOR: guests, Way.SAME_NODE: near, Way.NETWORK: len(free) * actors - near})
+    return Counter(
+        {Transport.SAME_ACCELERATOR: consumers, Transport.SAME_NODE: near, Transport.NETWORK: len(free) * actors - near}
+    )
 
 
 def _copies(count: int) -> str:
@@ -126,7 +132,7 @@ class Traffic:
 
     to_host_bytes: int  # copied away on releases
     from_host_bytes: int  # copied back on acquires
-    weights_bytes: Mapping[Way, int]  # one sync
+    weights_bytes: Mapping[Transport, int]  # one sync
 
     @property
     def total_bytes(self) -> int:
@@ -135,13 +141,13 @@ class Traffic:
 
 def count_traffic(plan: AnyPlan, ledger: MemoryLedger) -> Traffic:
     changes = list(_host_changes(plan, ledger))
-    weights: dict[Way, int] = {}
-    for journey in journeys(plan):
-        if (journey.name, journey.target) == ("weights", "rollout"):
-            copy = ledger.bytes(journey.target, Residency.WEIGHTS) * _accelerators_per_rank(plan, journey.target)
-            parts = plan.placement.world_size(journey.source) if journey.route is None else 1  # of a copy
-            lent = {} if journey.route else {Way.SAME_ACCELERATOR: parts}  # a guest gets all parts of its host
-            weights = {way: pairs * lent.get(way, 1) * copy // parts for way, pairs in journey.ways.items()}
+    weights: dict[Transport, int] = {}
+    for transfer in transfers(plan):
+        if (transfer.name, transfer.target) == ("weights", "rollout"):
+            copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * _accelerators_per_rank(plan, transfer.target)
+            parts = plan.placement.world_size(transfer.source) if transfer.route is None else 1  # of a copy
+            shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}  # by CUDA IPC, all parts at once
+            weights = {t: pairs * shared.get(t, 1) * copy // parts for t, pairs in transfer.transports.items()}
     return Traffic(
         to_host_bytes=sum(c for c in changes if c > 0),
         from_host_bytes=-sum(c for c in changes if c < 0),
@@ -159,3 +165,53 @@ def _host_changes(plan: AnyPlan, ledger: MemoryLedger) -> Iterator[int]:
 
 def _accelerators_per_rank(plan: AnyPlan, component: str) -> int:
     return max((s.accelerators_per_rank for s in plan.placement.spec(component).segments), default=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransportDetails:
+    """What one transport stands for."""
+
+    because: str
+    items: str  # what carries the items of channels
+    tensors: str  # what carries tensors that lie on accelerators
+
+
+_CARRIERS = {
+    Transport.SAME_PROCESS: TransportDetails(because="in one process", items="reference", tensors="reference"),
+    Transport.SAME_ACCELERATOR: TransportDetails(
+        because="on one accelerator, in two processes", items="shared memory", tensors="CUDA IPC"
+    ),
+    Transport.SAME_NODE: TransportDetails(because="on one node", items="shared memory", tensors="NCCL"),
+    Transport.NETWORK: TransportDetails(because="on different nodes", items="tcp, encrypted", tensors="NCCL"),
+}
+
+
+def details_of(transport: Transport, plan: AnyPlan) -> TransportDetails:
+    """Tensors that the plan leads through the host, as all of emulated accelerators, travel as items do."""
+    found = _CARRIERS[transport]
+    through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
+    return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
+
+
+def emulated(topology: Topology) -> bool:
+    return all(node.kind == "emulated" for node in topology.nodes)
+
+
+def transports_of(plan: AnyPlan) -> dict[Transport, TransportDetails]:
+    """The transports that the routes of a plan take, nearest first."""
+    taken = {transport for transfer in transfers(plan) for transport in transfer.transports}
+    found = {transport: details_of(transport, plan) for transport in Transport if transport in taken}
+    if Transport.SAME_PROCESS in found:
+        sharers = "; ".join(_sharers(plan.placement))
+        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=sharers)
+    return found
+
+
+def _sharers(placement: HybridComponentPlacement) -> list[str]:
+    """`env 0-3 and rollout 0-3 have process: shared`."""
+    groups: dict[str, list[str]] = {}
+    for component in placement.components:
+        if process := placement.spec(component).process:
+            ranks = show_range(range(placement.world_size(component)))
+            groups.setdefault(process, []).append(f"{component} {ranks}")
+    return [" and ".join(names) + " have process: shared" for names in groups.values()]

@@ -14,7 +14,7 @@ from rlplace.placement.machines.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Occupancy:
     """How ranks of one component sit: several on one accelerator, one on several, or on a node's host alone."""
 
     component: str
@@ -23,49 +23,49 @@ class Seat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class AcceleratorClass:
     """Alike accelerators with alike seats."""
 
     accelerators: Ranges
     kind: str
     memory_bytes: int  # of one; 0: not known
-    seats: tuple[Seat, ...]
+    seats: tuple[Occupancy, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class HostClass:
     """Alike nodes: how many ranks of which seat each of them hosts."""
 
     nodes: Ranges
     kind: str
     memory_bytes: int  # of one accelerator
     host_memory_bytes: int  # 0: not known
-    ranks: Mapping[Seat, int]
+    ranks: Mapping[Occupancy, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
+class ClusterOccupancy:
     """Everybody's place, both by accelerator and by node; lowest number first."""
 
-    benches: tuple[Bench, ...]  # of the accelerators that a component uses
-    houses: tuple[House, ...]  # of the nodes that host a rank
+    benches: tuple[AcceleratorClass, ...]  # of the accelerators that a component uses
+    houses: tuple[HostClass, ...]  # of the nodes that host a rank
 
 
-def seat_all(placement: HybridComponentPlacement) -> Seating:
+def occupancy_of(placement: HybridComponentPlacement) -> ClusterOccupancy:
     """Linear in nodes x components, in segments, and in ranks that have no accelerator."""
-    return Seating(benches=_benches(placement), houses=_houses(placement))
+    return ClusterOccupancy(benches=_benches(placement), houses=_houses(placement))
 
 
-def _benches(placement: HybridComponentPlacement) -> tuple[Bench, ...]:
+def _benches(placement: HybridComponentPlacement) -> tuple[AcceleratorClass, ...]:
     """Sweeps over the accelerators from one change to the next: of hardware, or of who sits there."""
-    changes: dict[int, list[tuple[Seat, bool]]] = {}
+    changes: dict[int, list[tuple[Occupancy, bool]]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
             seat = _seat(component, segment)
             changes.setdefault(segment.accelerators.start, []).append((seat, True))
             changes.setdefault(segment.accelerators.stop, []).append((seat, False))
-    found: dict[tuple[str, int, tuple[Seat, ...]], list[range]] = {}
-    seated: dict[str, list[Seat]] = {component: [] for component in placement.components}
+    found: dict[tuple[str, int, tuple[Occupancy, ...]], list[range]] = {}
+    seated: dict[str, list[Occupancy]] = {component: [] for component in placement.components}
     ordered = sorted(changes)
     for stretch, kind, memory in _hardware(placement.topology):
         inside = ordered[bisect_right(ordered, stretch.start) : bisect_left(ordered, stretch.stop)]
@@ -77,7 +77,7 @@ def _benches(placement: HybridComponentPlacement) -> tuple[Bench, ...]:
             if seats:
                 found.setdefault((kind, memory, seats), []).append(range(start, stop))
     return tuple(
-        Bench(accelerators=Ranges.of(places), kind=kind, memory_bytes=memory, seats=seats)
+        AcceleratorClass(accelerators=Ranges.of(places), kind=kind, memory_bytes=memory, seats=seats)
         for (kind, memory, seats), places in found.items()
     )
 
@@ -95,28 +95,28 @@ def _hardware(topology: Topology) -> Iterator[tuple[range, str, int]]:
         yield range(start, stop), kind, memory
 
 
-def _houses(placement: HybridComponentPlacement) -> tuple[House, ...]:
+def _houses(placement: HybridComponentPlacement) -> tuple[HostClass, ...]:
     nodes = placement.topology.nodes
-    seated: list[dict[Seat, int]] = [{} for _ in nodes]
+    seated: list[dict[Occupancy, int]] = [{} for _ in nodes]
     for component in placement.components:
         for seat, at, ranks in _guests(placement, component):
             seated[at][seat] = seated[at].get(seat, 0) + ranks
-    found: dict[tuple[str, int, int, tuple[tuple[Seat, int], ...]], list[range]] = {}
+    found: dict[tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]] = {}
     for node, guests in zip(nodes, seated, strict=True):
         if guests:
             key = (node.kind, node.memory_bytes, node.host_memory_bytes, tuple(guests.items()))
             found.setdefault(key, []).append(range(node.rank, node.rank + 1))
     return tuple(
-        House(nodes=Ranges.of(places), kind=kind, memory_bytes=memory, host_memory_bytes=host, ranks=dict(guests))
+        HostClass(nodes=Ranges.of(places), kind=kind, memory_bytes=memory, host_memory_bytes=host, ranks=dict(guests))
         for (kind, memory, host, guests), places in found.items()
     )
 
 
-def _guests(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Seat, int, int]]:
+def _guests(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Occupancy, int, int]]:
     """How many ranks of a component, sitting how, a node hosts: (seat, node, ranks)."""
     segments, nodes = placement.spec(component).segments, placement.topology.nodes
     if not segments:  # on nodes or other hardware
-        yield from ((Seat(component=component), slot.node, 1) for slot in placement.slots(component))
+        yield from ((Occupancy(component=component), slot.node, 1) for slot in placement.slots(component))
     for segment in segments:
         seat, numbers = _seat(component, segment), segment.accelerators
         at = placement.topology.node_of(numbers.start).rank
@@ -127,8 +127,8 @@ def _guests(placement: HybridComponentPlacement, component: str) -> Iterator[tup
             at += 1
 
 
-def _seat(component: str, segment: Segment) -> Seat:
-    return Seat(
+def _seat(component: str, segment: Segment) -> Occupancy:
+    return Occupancy(
         component=component,
         ranks_per_accelerator=segment.ranks_per_accelerator,
         accelerators_per_rank=segment.accelerators_per_rank,

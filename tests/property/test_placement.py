@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from rlplace.config import RunConfig, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Plan, Residency, Route, Topology, Transport, make_plan
+from rlplace.placement import (
+    PPO_NEEDS,
+    HybridComponentPlacement,
+    Plan,
+    Residency,
+    Route,
+    Topology,
+    Transport,
+    make_plan,
+)
+from rlplace.placement.flow import DeviceDelivery, deliver
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.show.fold import fold_nodes
 from rlplace.placement.show.picture import render_svg

@@ -127,9 +127,9 @@ def push(
     """One actor rank's share of `size_bytes` of weights in float32; the moments when its pushes began."""
     import torch
 
-    from rlplace.comm.weights.memory import shards_of
-    from rlplace.comm.weights.plan import row_blocks
-    from rlplace.comm.weights.sender import ShardSender
+    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.shards import row_blocks
+    from rlplace.comm.weights.tensors import shards_of
     from rlplace.placement.flow import Delivery
 
     shape, shards, began = (size_bytes // 4 // TENSORS // 1024, 1024), [], []
@@ -139,7 +139,7 @@ def push(
         mine = torch.ones(blocks[rank].stop - blocks[rank].start)
         shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
     everybody = tuple(range(ranks))
-    sender = ShardSender(channel, rank=rank, deliveries=[Delivery(readers=everybody, near=everybody)], folder=folder)
+    sender = WeightSender(channel, rank=rank, deliveries=[Delivery(readers=everybody, near=everybody)], folder=folder)
     wait_until(start)
     for version in range(versions):
         began.append(time.monotonic())

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_check import NOT_HERE
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.device import DeviceGroup, LentTensor, lend
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.weights.device import DeviceGroup, open_shared, share
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice
 from rlplace.workers.offload import Offloadable
@@ -79,18 +79,18 @@ def sleep(level: Literal[1, 2]) -> str:
 def ipc() -> str:
     tensor = torch.full((GIB // 4,), 3.0, device="cuda")
     with _processes(1) as pool:
-        found = [pool.submit(_copy, lend(tensor)).result(PATIENCE_S) for _ in range(REPETITIONS)]
+        found = [pool.submit(_copy, share(tensor)).result(PATIENCE_S) for _ in range(REPETITIONS)]
     if any(total != 3.0 * tensor.numel() for total, _, _ in found):
-        sys.exit("another process read something else than what was lent")
+        sys.exit("another process read something else than what was shared")
     open_s, copy_s = (min(each[i] for each in found[1:]) for i in (1, 2))
     return f"opened in {1e6 * open_s:,.0f} us, copied at {_rate(GIB, copy_s)}"
 
 
-def _copy(lent: LentTensor) -> tuple[float, float, float]:
-    """The sum of what was lent, seconds to open it and to copy it."""
+def _copy(note: bytes) -> tuple[float, float, float]:
+    """The sum of what was shared, seconds to open it and to copy it."""
     torch.cuda.init()
     found: list[Tensor] = []
-    open_s = _seconds(lambda: found.append(lent.open()))
+    open_s = _seconds(lambda: found.append(open_shared(note)))
     mine = torch.empty_like(found[0])
     copy_s = _seconds(lambda: mine.copy_(found[0]))
     return mine.double().sum().item(), open_s, copy_s

@@ -101,9 +101,8 @@ def syncs(together: Barrier) -> Iterator[int]:
 def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
     import torch
 
-    from rlplace.comm.weights.plan import row_blocks
-    from rlplace.comm.weights.sender import PushRules, ShardSender
-    from rlplace.comm.weights.sync import Shard
+    from rlplace.comm.weights.sender import PushRules, WeightSender
+    from rlplace.comm.weights.shards import Shard, row_blocks
 
     torch.set_num_threads(1)
     shards = []
@@ -113,7 +112,7 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
         shards.append(
             Shard(names=(f"layer.{number}",), dtype="float32", shape=(rows, COLUMNS), blocks=blocks, data=held)
         )
-    sender = ShardSender(
+    sender = WeightSender(
         SharedChannel.attach(folder / "weights.channel").named(f"actor rank {rank}"),
         rank=rank,
         deliveries=case.deliveries,
@@ -131,8 +130,8 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
 def receive(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
     import torch
 
-    from rlplace.comm.weights.memory import copy_tensor
     from rlplace.comm.weights.receiver import CopyReceiver
+    from rlplace.comm.weights.tensors import copy_tensor
 
     torch.set_num_threads(1)
     own = {f"layer.{number}": torch.zeros(rows, COLUMNS) for number, rows in enumerate(case.rows)}

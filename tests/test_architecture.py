@@ -55,7 +55,7 @@ PEERS = {  # and from these rooms of its own floor
 # Every sub-package of a room that is listed here has a floor.
 FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "comm": (
-        ("codec", "device", "lease"),
+        ("codec", "lease"),
         ("network", "shared"),
         ("weights",),
     ),
@@ -79,7 +79,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "safetensors": {"models", "workers"},
     "textarena": {"envs.text"},
     "tokenizers": {"models.tokenizer"},
-    "torch": {"algo", "comm.codec", "comm.device", "comm.weights", "models", "workers"},
+    "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "transformers": {"models", "workers.engines.transformers"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
     "yaml": {"compose", "imports.yaml_file", "plan", "run"},

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rlplace.comm.weights.plan import replicas
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.errors import Problem, WeightSyncError
 from rlplace.metrics import Metric, Metrics
 

@@ -1,4 +1,4 @@
-"""A sync of device tensors as tests run it: actor ranks, readers with and without a host, readers of a board."""
+"""A sync of device tensors as tests run it: actor ranks, readers with and without an owner, and through the host."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import torch.distributed as dist
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.weights.device_receiver import DeviceReceiver
-from rlplace.comm.weights.device_sender import DeviceSender
-from rlplace.comm.weights.meeting import MeetingPoint
-from rlplace.comm.weights.memory import shards_of
-from rlplace.comm.weights.plan import replicas, row_blocks
+from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.sender import PushRules, ShardSender
-from rlplace.comm.weights.sync import Shard, WeightReceiver
+from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.comm.weights.sender import PushRules, WeightSender
+from rlplace.comm.weights.shards import Shard, replicas, row_blocks
+from rlplace.comm.weights.tensors import shards_of
+from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery
 
 PATIENCE_S = 60.0
@@ -36,7 +35,7 @@ class Mixture:
 
     actors: int
     hosts: tuple[int | None, ...] = ()  # of readers 0, 1, ... on accelerators
-    on_board: tuple[int, ...] = ()  # readers through the host
+    on_host: tuple[int, ...] = ()  # readers through the host
     bucket_bytes: int = 999
     verify_every: int = 0
     device: torch.device = HOST
@@ -46,38 +45,38 @@ class Mixture:
         found: list[Delivery] = []
         if self.hosts:
             found.append(DeviceDelivery(readers=tuple(range(len(self.hosts))), hosts=self.hosts, actors=self.actors))
-        if self.on_board:
-            found.append(Delivery(readers=self.on_board, near=tuple(range(self.actors))))
+        if self.on_host:
+            found.append(Delivery(readers=self.on_host, near=tuple(range(self.actors))))
         return tuple(found)
 
     @property
     def readers(self) -> tuple[int, ...]:
-        return (*range(len(self.hosts)), *self.on_board)
+        return (*range(len(self.hosts)), *self.on_host)
 
-    def sender(self, channel: Channel, rank: int, point: MeetingPoint, folder: Path | None) -> ShardSender:
+    def sender(self, channel: Channel, rank: int, point: StoreAddress, folder: Path | None) -> WeightSender:
         channel = channel.named(f"actor rank {rank}")
-        return ShardSender(
+        return WeightSender(
             channel,
             rank=rank,
             deliveries=self.deliveries,
             folder=folder,
             rules=PushRules(verify_every=self.verify_every),
-            device=DeviceSender(channel, rank=rank, device=self.device, meeting=point, bucket_bytes=self.bucket_bytes),
+            device=DeviceSender(channel, rank=rank, device=self.device, store=point, bucket_bytes=self.bucket_bytes),
         )
 
     def receiver(self, channel: Channel, rank: int, folder: Path | None) -> WeightReceiver:
         channel = channel.named(f"rollout rank {rank}")
-        if rank in self.on_board:
+        if rank in self.on_host:
             return CopyReceiver(channel, rank, folder=folder)
         return DeviceReceiver(channel, rank, device=self.device)
 
 
-def serve() -> tuple[Any, MeetingPoint]:
+def serve() -> tuple[Any, StoreAddress]:
     """The store lives as long as the first is kept."""
     store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S)
     )
-    return store, MeetingPoint(host="127.0.0.1", port=store.port)
+    return store, StoreAddress(host="127.0.0.1", port=store.port)
 
 
 def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
@@ -94,7 +93,7 @@ def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
 class Ends:
     """All ranks of a mixture in this process, each with a thread of its own."""
 
-    def __init__(self, mixture: Mixture, channel: Channel, point: MeetingPoint, folder: Path) -> None:
+    def __init__(self, mixture: Mixture, channel: Channel, point: StoreAddress, folder: Path) -> None:
         self.mixture = mixture
         self.senders = [mixture.sender(channel, rank, point, folder) for rank in range(mixture.actors)]
         self.receivers = {rank: mixture.receiver(channel, rank, folder) for rank in mixture.readers}
@@ -138,7 +137,7 @@ def ends_of(mixture: Mixture, channel: Channel, folder: Path) -> Iterator[Ends]:
         del store
 
 
-def gpu_guest(mixture: Mixture, folder: Path, version: int) -> tuple[Weights, str]:
+def gpu_consumer(mixture: Mixture, folder: Path, version: int) -> tuple[Weights, str]:
     """Pulls once as reader 0 of a process of its own: the tensors on the host, and where they were."""
     receiver = mixture.receiver(SharedChannel.attach(folder / "weights.channel"), 0, folder)
     with receiver.pull(version) as received:

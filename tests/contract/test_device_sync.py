@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -16,16 +18,17 @@ from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.weights import device_sync
 from rlplace.errors import ChannelTimeout, WeightSyncError
-from tests.contract.device_sync import PATIENCE_S, Ends, Mixture, Weights, ends_of, gpu_guest, held_by, serve
+from tests.contract.device_sync import PATIENCE_S, Ends, Mixture, Weights, ends_of, gpu_consumer, held_by, serve
 
 MIXTURES = {
-    "a guest alone": Mixture(actors=1, hosts=(0,)),
-    "two guests of one host": Mixture(actors=1, hosts=(0, 0)),
+    "a consumer alone": Mixture(actors=1, hosts=(0,)),
+    "two consumers of one owner": Mixture(actors=1, hosts=(0, 0)),
     "free readers": Mixture(actors=2, hosts=(None, None)),
-    "guests of all": Mixture(actors=3, hosts=(0, 1, 2)),
+    "consumers of all": Mixture(actors=3, hosts=(0, 1, 2)),
     "some shared, some free": Mixture(actors=3, hosts=(1, 2, None)),
-    "on every way at once": Mixture(actors=2, hosts=(1, None), on_board=(2, 3), verify_every=1),
+    "on every way at once": Mixture(actors=2, hosts=(1, None), on_host=(2, 3), verify_every=1),
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
 }
 
@@ -92,7 +95,7 @@ def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_pa
             sync(ends, version, weights(version))
 
 
-def test_each_byte_goes_once_into_the_group_and_once_to_each_guest(tmp_path: Path) -> None:
+def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: Path) -> None:
     mixture = MIXTURES["on every way at once"]
     sent = {"w": torch.randn(80, 10), "b": torch.randn(4)}
     size = 804 * 4
@@ -168,21 +171,46 @@ def test_damage_on_the_way_is_noticed_by_who_has_it(tmp_path: Path, monkeypatch:
 
 def spoil_next_broadcast_of(ends: Ends, monkeypatch: pytest.MonkeyPatch, *, owner: int) -> None:
     """As reader 0 gets it."""
-    joint = ends.receivers[0]._joint  # type: ignore[attr-defined]
-    broadcast = joint.broadcast
+    member = ends.receivers[0]._member  # type: ignore[attr-defined]
+    broadcast = member.broadcast
 
     def spoiled(bucket: torch.Tensor, source: int) -> None:
         broadcast(bucket, source)
         if source == owner:
             bucket[3] ^= 4
-            monkeypatch.setattr(joint, "broadcast", broadcast)
+            monkeypatch.setattr(member, "broadcast", broadcast)
 
-    monkeypatch.setattr(joint, "broadcast", spoiled)
+    monkeypatch.setattr(member, "broadcast", spoiled)
+
+
+class Intruder:
+    """Runs when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self._mark),)
+
+
+def test_a_note_from_the_unauthenticated_store_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "it ran"
+    with ends_of(MIXTURES["a consumer alone"], channel_of(), tmp_path) as ends:
+        sync(ends, 1, weights(1))
+        with monkeypatch.context() as store:
+            store.setattr(device_sync, "share", lambda tensor: pickle.dumps(Intruder(mark)))
+            (push,), pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
+            refused = pulls[0].exception(PATIENCE_S)
+        assert isinstance(refused, WeightSyncError)
+        assert "the note of actor rank 0 about its memory is damaged" in str(refused)
+        assert not mark.exists()
+        assert "rollout rank 0 could not open the memory of actor rank 0" in str(push_error(push))
+        sync(ends, 3, weights(3))
 
 
 @pytest.mark.gpu
-def test_a_guest_on_a_gpu_takes_what_its_host_lends(tmp_path: Path) -> None:
-    """Between processes, as a process cannot open what it lends itself."""
+def test_a_consumer_on_a_gpu_takes_what_its_owner_shares(tmp_path: Path) -> None:
+    """Between processes, as a process cannot open what it shares itself."""
     context = multiprocessing.get_context("forkserver")
     mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=1 << 20, verify_every=1, device=torch.device("cuda:0"))
     store, point = serve()
@@ -192,7 +220,7 @@ def test_a_guest_on_a_gpu_takes_what_its_host_lends(tmp_path: Path) -> None:
         sender = mixture.sender(channel, 0, point, folder.path)
         sent = {"w": torch.randn(3000, 700, device="cuda:0"), "b": torch.randn(9, device="cuda:0").bfloat16()}
         for version in (1, 2):
-            pulled = pool.submit(gpu_guest, mixture, folder.path, version)
+            pulled = pool.submit(gpu_consumer, mixture, folder.path, version)
             push = sender.push(version, held_by(0, 1, sent))
             assert push.wait(PATIENCE_S).ways == {"cuda_ipc": 3000 * 700 * 4 + 18}
             tensors, kind = pulled.result(PATIENCE_S)

@@ -14,18 +14,18 @@ import torch
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
-from rlplace.comm.weights.meeting import MeetingPoint
+from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import PATIENCE_S, Mixture, Weights, held_by, serve
 
-MIXTURE = Mixture(actors=2, hosts=(1, None), on_board=(2,), bucket_bytes=4096)
+MIXTURE = Mixture(actors=2, hosts=(1, None), on_host=(2,), bucket_bytes=4096)
 
 
 def weights(version: int) -> Weights:
     return {"w": torch.full((6, 1000), float(version)), "b": torch.full((7,), version).bfloat16()}
 
 
-def act(folder: Path, point: MeetingPoint, rank: int, dies_in: int | None) -> None:
+def act(folder: Path, point: StoreAddress, rank: int, dies_in: int | None) -> None:
     """Pushes versions 1 and 2; in version `dies_in` it dies when half of its part is out."""
     torch.set_num_threads(1)
     sender = MIXTURE.sender(SharedChannel.attach(folder / "weights.channel"), rank, point, folder)
@@ -40,8 +40,8 @@ def act(folder: Path, point: MeetingPoint, rank: int, dies_in: int | None) -> No
 
 
 def _die_after(sender: object, *, buckets: int) -> None:
-    joint = sender._device._joint  # type: ignore[attr-defined]
-    broadcast, left = joint.broadcast, [buckets]
+    member = sender._device._member  # type: ignore[attr-defined]
+    broadcast, left = member.broadcast, [buckets]
 
     def deadly(bucket: torch.Tensor, owner: int) -> None:
         broadcast(bucket, owner)
@@ -49,7 +49,7 @@ def _die_after(sender: object, *, buckets: int) -> None:
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    joint.broadcast = deadly
+    member.broadcast = deadly
 
 
 @pytest.mark.parametrize("dies", [None, 0])

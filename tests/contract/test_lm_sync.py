@@ -182,7 +182,7 @@ def test_what_the_first_sync_brought_is_shared_memory_of_the_node(pair_of: Calla
     kept = pair.rollout._weights_of._kept._kept
     assert kept
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    boards = [line.split()[0].split("-") for line in lines if ".board" in line]
+    boards = [line.split()[0].split("-") for line in lines if ".buffer" in line]
     for tensor in kept.tensors.values():
         assert any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in boards)
 

@@ -15,13 +15,12 @@ import torch
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weights.board import Board
-from rlplace.comm.weights.copies import OwnMemory
-from rlplace.comm.weights.memory import shards_of, spec_of
-from rlplace.comm.weights.plan import Layout, assemble, replicas, row_blocks
+from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.sender import PushRules, ShardSender
-from rlplace.comm.weights.sync import Shard, WeightSyncReport
+from rlplace.comm.weights.sender import PushRules, WeightSender
+from rlplace.comm.weights.shards import Layout, Shard, assemble, replicas, row_blocks
+from rlplace.comm.weights.tensors import shards_of, spec_of
+from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelBroken, ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import Delivery, Transport
 
@@ -75,7 +74,7 @@ class Ends:
         self.ranks = ranks
         self.channel = channel_of()
         self.senders = [
-            ShardSender(
+            WeightSender(
                 self.channel.named(f"actor rank {rank}"), rank=rank, deliveries=deliveries, folder=folder, rules=rules
             )
             for rank in range(ranks)
@@ -117,8 +116,8 @@ class Case:
 CASES = {
     "own memory, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,)),), shared=False),
     "own memory, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0,)), Delivery(readers=(1,))), shared=False),
-    "board, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True),
-    "board, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True),
+    "one node, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True),
+    "one node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True),
     "another node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True),
     "half of them near, 4 to 3": Case(ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True),
 }
@@ -236,7 +235,7 @@ def test_ways_are_counted(open_ends: OpenEnds) -> None:
 
 def test_start_and_wait_are_separate_and_pushes_keep_their_order() -> None:
     channel = channel_of(capacity_items=1)
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=64))
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=64))
     pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
     with pytest.raises(ChannelTimeout, match="weights version 2: the push was not finished"):
         pushes[1].wait(0.0)
@@ -263,7 +262,7 @@ def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
 
 
 def test_a_version_is_read_while_the_next_is_written(open_ends: OpenEnds) -> None:
-    ends = open_ends(CASES["board, 3 to 2"])
+    ends = open_ends(CASES["one node, 3 to 2"])
     ends.push(1, weights(1))
     reading = [receiver.pull(1) for receiver in ends.receivers.values()]
     ends.push(2, weights(2))
@@ -274,9 +273,9 @@ def test_a_version_is_read_while_the_next_is_written(open_ends: OpenEnds) -> Non
 
 
 def test_a_third_version_waits_for_the_reader_of_the_first_and_names_it(tmp_path: Path) -> None:
-    case = CASES["board, 1 to 1"]
+    case = CASES["one node, 1 to 1"]
     ends = Ends(1, case.deliveries, tmp_path, PushRules())
-    impatient = ShardSender(channel_of(timeout_s=0.01), deliveries=case.deliveries, folder=tmp_path)
+    impatient = WeightSender(channel_of(timeout_s=0.01), deliveries=case.deliveries, folder=tmp_path)
     ends.push(1, weights(1))
     reading = ends.receivers[0].pull(1)
     ends.push(2, weights(2))
@@ -293,7 +292,7 @@ def test_a_third_version_waits_for_the_reader_of_the_first_and_names_it(tmp_path
 
 def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tmp_path: Path) -> None:
     deliveries, small = [Delivery(readers=(0, 1))], channel_of(capacity_items=2)
-    sender = ShardSender(small, deliveries=deliveries, folder=tmp_path, rules=PushRules(bucket_bytes=30_000))
+    sender = WeightSender(small, deliveries=deliveries, folder=tmp_path, rules=PushRules(bucket_bytes=30_000))
     lead, other = CopyReceiver(small, 0, folder=tmp_path), CopyReceiver(small, 1, folder=tmp_path)
     pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
     for version in (1, 2):
@@ -305,19 +304,25 @@ def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tm
         end.close()
 
 
-def test_versions_only_go_up(open_ends: OpenEnds) -> None:
-    ends = open_ends(CASES["board, 1 to 1"])
+@pytest.mark.parametrize("again", [1, 2])
+def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int, open_ends: OpenEnds) -> None:
+    ends = open_ends(case)
     ends.push(2, weights(2))
-    with pytest.raises(WeightSyncError, match="actor rank 0: version 1 was pushed after version 2") as caught:
-        ends.push(1, weights(1))
+    held = [receiver.pull(2) for receiver in ends.receivers.values()]
+    with pytest.raises(WeightSyncError, match=f"actor rank 0: version {again} was pushed after version 2") as caught:
+        ends.push(again, weights(again + 10))
     assert caught.value.code == "version-mismatch"
+    for received in held:
+        assert_equal_to_the_bit(received.tensors, weights(2))
+        assert received.read_only is case.shared
+        received.release()
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_who_is_late_and_who_lacks_the_version_is_said_and_the_old_one_is_still_there(open_ends: OpenEnds) -> None:
-    ends = open_ends(CASES["board, 3 to 2"])
+    ends = open_ends(CASES["one node, 3 to 2"])
     ends.push(1, weights(1))
     ends.pull(1)
     for rank in (0, 2):
@@ -345,9 +350,9 @@ def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_end
 
 
 def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEnds, tmp_path: Path) -> None:
-    ends = open_ends(CASES["board, 3 to 2"], PushRules(verify_every=1))
+    ends = open_ends(CASES["one node, 3 to 2"], PushRules(verify_every=1))
     ends.push(4, weights())
-    (file,) = tmp_path.glob("*.board")
+    (file,) = tmp_path.glob("*.buffer")
     spoil(file, 4)
     for receiver in ends.receivers.values():
         with pytest.raises(WeightSyncError) as caught:
@@ -359,18 +364,21 @@ def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEn
 
 def spoil(file: Path, version: int) -> None:
     """Flips a bit in the last row of "large", which the last of three ranks wrote."""
-    board = Board.attach(file)
-    layout = board.spec.layout
+    buffer = DoubleBuffer.attach(file)
+    layout, whole = buffer.spec.layout, buffer.contents(version)
+    assert whole is not None
     number = next(i for i, spec in enumerate(layout.tensors) if "large" in spec.names)
-    copy = board.begin(0, version, deadline_s=float("inf"))  # the buffer that has the version
-    copy[layout.offsets[number] + layout.tensors[number].size_bytes - 1] ^= 4
-    board.close()
+    at = layout.offsets[number] + layout.tensors[number].size_bytes - 1
+    with open(file, "r+b") as opened:
+        opened.seek(opened.read().index(whole.tobytes()) + at)
+        opened.write(bytes([whole[at] ^ 4]))
+    buffer.close()
 
 
 def messages() -> list[Any]:
     """One push of version 5 as it travels between nodes."""
     channel = channel_of()
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=4096))
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=4096))
     sender.send(5, shards_of(weights()))
     sender.close()
     return [channel.get(key="0") for _ in range(channel.stats().depth_items)]
@@ -413,7 +421,7 @@ def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
     assert caught.value.code == code
     assert says in str(caught.value)
     assert "the weights in use are unchanged" in str(caught.value)
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))])
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))])
     sender.send(6, shards_of(weights(6)))
     sender.close()
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
@@ -428,7 +436,7 @@ def test_a_push_that_stops_half_way_times_out_and_the_next_one_arrives() -> None
         receiver.pull(5, timeout_s=0.01)
     for message in sent[2:]:  # the rest comes late
         channel.put(message, key="0")
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))])
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))])
     sender.send(6, shards_of(weights(6)))
     sender.close()
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
@@ -436,7 +444,7 @@ def test_a_push_that_stops_half_way_times_out_and_the_next_one_arrives() -> None
 
 def test_a_broken_channel_reaches_both_sides() -> None:
     channel = channel_of(capacity_items=1)
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=16))
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=16))
     push = sender.push(1, shards_of(weights()))
     with ThreadPoolExecutor() as threads:
         pull = threads.submit(CopyReceiver(channel, 1).pull, 1)
@@ -470,7 +478,7 @@ def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, 
     ends = open_ends(CASES["another node, 3 to 2"], PushRules(delta_share=0.5))
     ends.push(1, weights())
     ends.pull(1)
-    for file in tmp_path.glob("*.board"):
+    for file in tmp_path.glob("*.buffer"):
         file.unlink()
     stranger = CopyReceiver(ends.channel, 4, folder=tmp_path)
     ends.push(2, weights())
@@ -494,7 +502,7 @@ def test_where_nothing_is_shared_all_of_a_version_travels(open_ends: OpenEnds) -
 
 def test_a_copy_of_ones_own_ends_with_whoever_got_it() -> None:
     (shard,) = shards_of({"weight": torch.ones(3)})
-    memory = OwnMemory(assemble(Layout.of([spec_of(shard)]), [shard.blocks], Delivery(readers=(0,))))
+    memory = OwnCopy(assemble(Layout.of([spec_of(shard)]), [shard.blocks], Delivery(readers=(0,))))
     memory.begin(0, 7, deadline_s=0.0)
     memory.finish(0, 7, 0)
     whole = memory.read(0, 7)

@@ -14,11 +14,10 @@ import torch
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
-from rlplace.comm.weights.board import Board
-from rlplace.comm.weights.plan import row_blocks
+from rlplace.comm.weights.buffer import DoubleBuffer
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.sender import ShardSender
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import Delivery
 
@@ -32,11 +31,11 @@ def send(folder: Path, rank: int, dies_in: int | None) -> None:
     torch.set_num_threads(1)
     blocks = row_blocks(SHAPE, 2)
     channel = SharedChannel.attach(folder / "weights.channel").named(f"actor rank {rank}")
-    sender = ShardSender(channel, rank=rank, deliveries=[DELIVERY], folder=folder)
+    sender = WeightSender(channel, rank=rank, deliveries=[DELIVERY], folder=folder)
     for version in (1, 2):
         if version == dies_in:
-            (file,) = folder.glob("weights-*.board")
-            Board.attach(file).begin(rank, version, deadline_s=time.monotonic() + PATIENCE_S)
+            (file,) = folder.glob("weights-*.buffer")
+            DoubleBuffer.attach(file).begin(rank, version, deadline_s=time.monotonic() + PATIENCE_S)
             os.kill(os.getpid(), signal.SIGKILL)
         held = torch.full((blocks[rank].stop - blocks[rank].start,), float(version))
         sender.send(version, [Shard(names=("w",), dtype="float32", shape=SHAPE, blocks=blocks, data=held)])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.comm.weights.plan import Block, Layout, Piece, TensorSpec, assemble, replicas, row_blocks
+from rlplace.comm.weights.shards import Block, Layout, Piece, TensorSpec, assemble, replicas, row_blocks
 from rlplace.placement.flow import Delivery
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "bool": 1}

@@ -2,9 +2,9 @@
 
 ::
 
-                      ┌─ on accelerators: DeviceSender ──▶ readers there, all together
-    push ─▶ per copy ─┼─ near: straight into the board ──▶ last writer: Complete to every reader
-                      └─ else: header, buckets ──────────▶ the lead reader, who writes them for this rank
+                      ┌─ on accelerators: DeviceSender ──────────▶ readers there, all together
+    push ─▶ per copy ─┼─ near: straight into the double buffer ──▶ last writer: Complete to every reader
+                      └─ else: header, buckets ──────────────────▶ the lead reader, which writes them for this rank
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights import refusals
-from rlplace.comm.weights.board import Board
-from rlplace.comm.weights.changes import Changes, changes
-from rlplace.comm.weights.device_sender import DeviceSender
-from rlplace.comm.weights.memory import Bytes, checksum, parts_of, spec_of, write_piece
-from rlplace.comm.weights.messages import Bucket, Complete, PushHeader
-from rlplace.comm.weights.plan import Assembly, Layout, Piece, assemble
-from rlplace.comm.weights.sync import PendingPush, Shard, WeightSyncReport
+from rlplace.comm.weights.buffer import DoubleBuffer, versions_only_go_up
+from rlplace.comm.weights.device_sync import DeviceSender
+from rlplace.comm.weights.shards import Assembly, Layout, Shard, assemble
+from rlplace.comm.weights.tensors import Bytes, Changes, checksum, parts_of, spec_of, write_piece
+from rlplace.comm.weights.version import Bucket, Complete, PushHeader, WeightSyncReport, late_sync
 from rlplace.placement.flow import Delivery, DeviceDelivery, Transport
 
 
@@ -47,11 +44,11 @@ class PushRules:
             )
 
 
-class ShardSender:
-    """Pushes what actor rank `rank` holds into every delivery; without pieces a push is nothing.
+class WeightSender:
+    """Push what actor rank `rank` holds into every delivery; without pieces a push does nothing.
 
-    Works in a thread of its own; a push waits there for the one before. `folder`: the job's on this node, where the
-    boards are; None where ranks share no memory. `device`: for deliveries that stay on accelerators.
+    Works in a thread of its own; a push waits there for the one before. Versions only go up. `folder`: the job's on
+    this node, where the double buffers are; None where ranks share no memory. `device`: for deliveries on accelerators.
     """
 
     def __init__(
@@ -70,20 +67,24 @@ class ShardSender:
         self._deliveries = tuple(deliveries)
         self._folder = folder
         self._rules = rules or PushRules()
-        # A copy of the reader's own is handed over with each version: there is none to change.
+        # An OwnCopy is handed over with each version: there is none to change.
         self._delta_share = self._rules.delta_share if folder is not None else 0.0
         self._held: object = None  # what `_planned` was planned for
         self._planned: tuple[Assembly, ...] = ()
-        self._board: Board | None = None
+        self._buffer: DoubleBuffer | None = None
         self._streamed: dict[int, tuple[int | None, Sequence[Bytes]]] = {}  # by lead: version and buckets, for delta
         self._pushes = 0
+        self._newest = -1  # version that was sent
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"actor-{rank}-push")
 
     def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> PendingPush:
-        return _Push(version, self._thread.submit(self.send, version, tuple(shards), partial))
+        """Start writing. The data must not change until the push has been waited for."""
+        return PendingPush(version, self._thread.submit(self.send, version, tuple(shards), partial))
 
     def send(self, version: int, shards: Sequence[Shard], partial: bool = False) -> WeightSyncReport:
-        """Sends in the calling thread."""
+        """Send in the calling thread. Raises WeightSyncError for a version that is not newer than all before."""
+        if version <= self._newest:
+            raise versions_only_go_up(self._rank, version, self._newest)
         start = time.perf_counter()
         every = self._rules.verify_every
         push = _Pushed(version, tuple(shards), partial, checked=bool(every) and self._pushes % every == 0)
@@ -102,27 +103,27 @@ class ShardSender:
                 ways[Transport.SAME_NODE] += self._write(self._folder, assembly, push)
             else:
                 ways[Transport.NETWORK] += self._stream(assembly, push)
-        return WeightSyncReport(
-            version=version, tensors=len(shards), ways=dict(ways), seconds=time.perf_counter() - start
-        )
+        self._newest = version
+        seconds = time.perf_counter() - start
+        return WeightSyncReport(version=version, tensors=len(shards), ways=dict(ways), seconds=seconds)
 
     def close(self) -> None:
-        """Lets go of the board after the push under way, without waiting for it."""
+        """Let go of buffer and device after the push under way, without waiting for it."""
         self._thread.submit(self._end)
         self._thread.shutdown(wait=False)
-
-    def _let_go(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
 
     def _end(self) -> None:
         self._let_go()
         if self._device is not None:
             self._device.close()
 
+    def _let_go(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
+
     def _assemblies(self, shards: Sequence[Shard]) -> tuple[Assembly, ...]:
-        """Planned once for the same shards."""
+        """Plan the copies, once for the same shards."""
         held = tuple((shard.names, shard.dtype, shard.shape, shard.blocks) for shard in shards)
         if self._held != held:
             layout, blocks = Layout.of(map(spec_of, shards)), [shard.blocks for shard in shards]
@@ -131,19 +132,19 @@ class ShardSender:
             self._let_go()
         return self._planned
 
-    # ── into a board ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── into a buffer ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _write(self, folder: Path, assembly: Assembly, push: _Pushed) -> int:
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
-        if self._board is None:
-            self._board = Board.open(folder, assembly, deadline_s=deadline_s)
-        board, layout, pieces = self._board, assembly.layout, assembly.pieces[self._rank]
-        copy = board.begin(self._rank, push.version, deadline_s=deadline_s)
+        if self._buffer is None:
+            self._buffer = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s)
+        buffer, layout, pieces = self._buffer, assembly.layout, assembly.pieces[self._rank]
+        copy = buffer.begin(self._rank, push.version, deadline_s=deadline_s)
         for piece in pieces:
             write_piece(copy[layout.bytes_of(piece)], push.shards[piece.tensor], self._rank, piece)
         written = checksum(parts_of(copy, layout, pieces)) if push.checked else 0
-        if board.finish(self._rank, push.version, written):
-            message = Complete(board=board.path, version=push.version, partial=push.partial, checked=push.checked)
+        if buffer.finish(self._rank, push.version, written):
+            message = Complete(buffer=buffer.path, version=push.version, partial=push.partial, checked=push.checked)
             for reader in assembly.delivery.readers:
                 self._channel.put(message, key=str(reader))
         return layout.count_bytes(pieces)
@@ -151,7 +152,7 @@ class ShardSender:
     # ── as a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _stream(self, assembly: Assembly, push: _Pushed) -> int:
-        """Returns the bytes that travelled."""
+        """Send header and buckets to the lead reader. Returns the bytes that travelled."""
         lead, layout, source = assembly.delivery.lead, assembly.layout, self._rank
         buckets = layout.buckets(assembly.pieces[source], self._rules.bucket_bytes)
         base, before = self._streamed.pop(lead, (None, ()))
@@ -170,8 +171,13 @@ class ShardSender:
         self._channel.put(header, key=str(lead))
         sent, kept = 0, []
         for index, pieces in enumerate(buckets):
-            whole = self._filled(layout, pieces, push.shards)
-            data = self._least(whole, before[index] if before else None)
+            whole = np.empty(layout.count_bytes(pieces), np.uint8)
+            end = 0
+            for piece in pieces:
+                start, end = end, end + layout.count_bytes([piece])
+                write_piece(whole[start:end], push.shards[piece.tensor], self._rank, piece)
+            found = Changes.between(before[index], whole, largest_share=self._delta_share) if before else None
+            data = whole if found is None else found
             bucket = Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
             self._channel.put(bucket, key=str(lead))
             sent += data.nbytes
@@ -179,18 +185,6 @@ class ShardSender:
         if self._delta_share:
             self._streamed[lead] = push.version, kept
         return sent
-
-    def _filled(self, layout: Layout, pieces: Sequence[Piece], shards: Sequence[Shard]) -> Bytes:
-        bucket, end = np.empty(layout.count_bytes(pieces), np.uint8), 0
-        for piece in pieces:
-            size = layout.count_bytes([piece])
-            write_piece(bucket[end : end + size], shards[piece.tensor], self._rank, piece)
-            end += size
-        return bucket
-
-    def _least(self, after: Bytes, before: Bytes | None) -> Bytes | Changes:
-        found = None if before is None else changes(before, after, largest_share=self._delta_share)
-        return after if found is None else found
 
 
 class _Pushed(NamedTuple):
@@ -200,15 +194,18 @@ class _Pushed(NamedTuple):
     checked: bool
 
 
-class _Push:
-    """A push in the sender's thread."""
+class PendingPush:
+    """A push under way in the sender's thread."""
 
     def __init__(self, version: int, sending: Future[WeightSyncReport]) -> None:
         self._version = version
         self._sending = sending
 
     def wait(self, timeout_s: float | None = None) -> WeightSyncReport:
+        """Block until this rank's share is written. Raises what the writing raised, ChannelTimeout at the deadline."""
         done, _ = concurrent.futures.wait([self._sending], timeout_s)
         if not done:
-            raise refusals.push_unfinished(self._version, timeout_s)
+            why = "the rollout ranks have not taken what was pushed before"
+            what = f"the push was not finished after {timeout_s} s"
+            raise late_sync(f"weights version {self._version}", what, why)
         return self._sending.result()

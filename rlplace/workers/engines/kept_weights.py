@@ -20,7 +20,7 @@ from rlplace.workers.refusals import some_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplace.comm.weights.sync import ReceivedWeights
+    from rlplace.comm.weights.version import ReceivedWeights
     from rlplace.models.lora import Factors
 
 

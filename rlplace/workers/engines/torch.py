@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.comm.weights.memory import copy_tensor
+from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.vector_contract import Decision

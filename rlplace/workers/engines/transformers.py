@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
-from rlplace.comm.weights.memory import copy_tensor
+from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.batch_cache import BatchCache, RowShape
 from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency

@@ -15,7 +15,7 @@ from rlplace.workers.training.worker import TrainingWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.algo.minibatches import Rows
-    from rlplace.comm.weights.sync import Shard
+    from rlplace.comm.weights.shards import Shard
     from rlplace.models.mlp import ActorCritic
     from rlplace.workers.training.policy_learner import PPOLearner, Update
     from rlplace.workers.training.ranks import Ranks

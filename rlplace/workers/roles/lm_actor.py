@@ -24,7 +24,8 @@ from rlplace.workers.training.worker import TrainingWorker
 from rlplace.workers.worker import MoveReport
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.sync import Shard, WeightSender
+    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.shards import Shard
     from rlplace.workers.training.announcements import Announcements
     from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
     from rlplace.workers.training.average import MovingAverage
@@ -207,10 +208,10 @@ class LmActor(TrainingWorker):
 
     def _open_refresh(self) -> None:
         """Each rank of the reference gets a copy of its own, through the channel."""
-        from rlplace.comm.weights.sender import ShardSender
+        from rlplace.comm.weights.sender import WeightSender
 
         channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.reference_ranks)
-        self._reference = ShardSender(channel, rank=self.context.rank, deliveries=readers)
+        self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
 
     def save_policy(self, path: str) -> None:
         """Rank 0 writes a Hugging Face folder: weights as the optimizer has them, factors merged. OutputError.

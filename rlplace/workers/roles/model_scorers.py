@@ -26,7 +26,7 @@ from rlplace.workers.roles.scorer import Intake, Judge, Judged, Samples, Tally, 
 from rlplace.workers.worker import MoveReport, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.sync import WeightReceiver
+    from rlplace.comm.weights.version import WeightReceiver
     from rlplace.llm_roles import JudgeConfig
     from rlplace.models.causal_lm import PackedLm
     from rlplace.models.frozen_lm import FrozenLm

@@ -17,7 +17,7 @@ from rlplace.workers.roles.noise import RowNoise, normal, uniform
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
 
 if TYPE_CHECKING:
-    from rlplace.comm.weights.sync import WeightReceiver
+    from rlplace.comm.weights.version import WeightReceiver
     from rlplace.workers.engines.vector_contract import Decision, Engine
 
 

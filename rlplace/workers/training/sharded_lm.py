@@ -13,8 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlplace.comm.codec import dtype_name
-from rlplace.comm.weights.plan import row_blocks
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.models.causal_lm import DTYPES, LmSpec, PackedLm, build
 from rlplace.models.lora import checkpoint_name, factors_of, is_factor, merged
 from rlplace.workers.training.optimizer import Adam

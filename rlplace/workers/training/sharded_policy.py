@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rlplace.comm.weights.plan import Block, replicas, row_blocks
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.shards import Block, Shard, replicas, row_blocks
 from rlplace.config import OptimizerConfig
 from rlplace.models.mlp import ActorCritic
 from rlplace.workers.training.ranks import Ranks

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.comm.codec import dtype_name
-from rlplace.comm.weights.plan import Block, replicas
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.shards import Block, Shard, replicas
 from rlplace.config import OptimizerConfig
 from rlplace.models.mlp import ActorCritic
 

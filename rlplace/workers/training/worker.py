@@ -13,9 +13,9 @@ from rlplace.workers.job import WEIGHTS
 from rlplace.workers.worker import MoveReport, Worker, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.device_sender import DeviceSender
-    from rlplace.comm.weights.selection import Selection
-    from rlplace.comm.weights.sync import Shard, WeightSender
+    from rlplace.comm.weights.device_sync import DeviceSender
+    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.shards import Shard
     from rlplace.config import SyncConfig
     from rlplace.placement.flow import Delivery
     from rlplace.workers.offload import Offloadable
@@ -36,7 +36,7 @@ class TrainingWorker(Worker):
 
     _ranks: Ranks | None = None
     _sender: WeightSender | None = None
-    _selection: Selection
+    _sync_mode: str
     _pushes: int = 0
     _weights: Offloadable
     _optimizer_state: Offloadable
@@ -50,13 +50,12 @@ class TrainingWorker(Worker):
 
     def _open_sync(self, sync: SyncConfig, deliveries: Sequence[Delivery], *, checksums: bool = True) -> None:
         """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
-        from rlplace.comm.weights.selection import AllWeights, NamedWeights, TrainedWeights
-        from rlplace.comm.weights.sender import PushRules, ShardSender
+        from rlplace.comm.weights.sender import PushRules, WeightSender
         from rlplace.placement.flow import DeviceDelivery
 
         context = self.context
         past_host = any(isinstance(delivery, DeviceDelivery) for delivery in deliveries)
-        self._sender = ShardSender(
+        self._sender = WeightSender(
             context.channels[WEIGHTS],
             rank=context.rank,
             deliveries=deliveries,
@@ -67,27 +66,21 @@ class TrainingWorker(Worker):
             ),
             device=self._device_sender() if past_host else None,
         )
-        kinds: dict[str, Selection] = {
-            "all": AllWeights(),
-            "trainable": TrainedWeights(),
-            "lora": NamedWeights(),
-            "delta": AllWeights(),
-        }
-        self._selection = kinds[sync.mode]
+        self._sync_mode = sync.mode
 
     def _device_sender(self) -> DeviceSender:
-        """Everybody meets at the store by which the ranks of this group have joined."""
+        """All members of a sync meet at the store by which the ranks of this group have joined."""
         import torch
 
-        from rlplace.comm.weights.device_sender import DeviceSender
-        from rlplace.comm.weights.meeting import MeetingPoint
+        from rlplace.comm.weights.device_sync import DeviceSender
+        from rlplace.comm.weights.rendezvous import StoreAddress
 
         context = self.context
         return DeviceSender(
             context.channels[WEIGHTS],
             rank=context.rank,
             device=torch.device(context.device.torch_name),
-            meeting=MeetingPoint(host=context.rendezvous.host, port=context.rendezvous.port),
+            store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
         )
 
     @property
@@ -120,12 +113,12 @@ class TrainingWorker(Worker):
 
         The first push is of all weights, whatever the selection.
         """
-        from rlplace.comm.weights.selection import select
+        from rlplace.comm.weights.shards import select
 
         if self.residency < Residency.WEIGHTS:
             raise not_resident(self.context.owner, "push_weights", has=self.residency, needs=Residency.WEIGHTS)
         shards = self._shards()
-        picked = select(self._selection, shards) if self._pushes else shards
+        picked = select(self._sync_mode, shards) if self._pushes else shards
         enclosed = self._enclosed()
         assert self._sender is not None, "setup comes first"
         report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards)).wait()

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlplace.comm.weights.plan import row_blocks
-from rlplace.comm.weights.sender import ShardSender
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, ConfigError, NotResident, RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
@@ -217,7 +216,7 @@ def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path:
     block = {**WAYS[way], "refresh_every": 2}
     scenario = JudgeScenario(model=policy, block=block)
     with sole_judge(scenario) as (judge, channels):
-        sender = ShardSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1))
+        sender = WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1))
         shards = [
             Shard(names=(n,), dtype="float32", shape=tuple(w.shape), blocks=row_blocks(w.shape, 1), data=w)
             for n, w in load_file(newer / "model.safetensors").items()

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from rlplace.comm.weights.sync import ReceivedWeights, WeightSyncReport
+from rlplace.comm.weights.version import ReceivedWeights, WeightSyncReport
 from rlplace.errors import WeightSyncError
 from rlplace.workers.engines.kept_weights import KeptWeights
 

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor
 
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weights.memory import shards_of
-from rlplace.comm.weights.sender import ShardSender
+from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.tensors import shards_of
 from rlplace.errors import ChannelBroken, NotResident, WeightSyncError
 from rlplace.models.mlp import build_policy
 from rlplace.placement.flow import Delivery
@@ -24,7 +24,7 @@ from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan
 
 
 def push(channel: LocalChannel, rank: int, version: int, weights: Mapping[str, Tensor]) -> None:
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(rank,))])
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
     sender.send(version, shards_of(weights))
     sender.close()
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weights.memory import shards_of
-from rlplace.comm.weights.sender import ShardSender
+from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.tensors import shards_of
 from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,
@@ -166,7 +166,7 @@ class Rank:
 
 
 def push(channel: LocalChannel, model: nn.Module, version: int, rank: int, *, partial: bool = False) -> None:
-    sender = ShardSender(channel, deliveries=[Delivery(readers=(rank,))])
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
     sender.send(version, shards_of(model.state_dict()), partial)
     sender.close()
 

@@ -1,11 +1,12 @@
-"""Where the members of a joint weight sync meet: all of them go on together, or none does and each knows why.
+"""Where the members of a device sync agree to go on together, and leave notes for each other.
 
 ::
 
-    each member    here ─▶ waits for the others ─▶ verdict: the first to speak decides, "go" or who is missing
-    later          notes between members: what is lent, what has been taken, who has which version
+    each member    here ─▶ waits for the others ─▶ verdict: the first to write it decides, "go" or which are missing
+    later          notes between members: what is shared, what has been taken, which version each has
 
-Rounds are numbered by the pushes. A member's notes of the round before last are forgotten when it enters the next.
+Rounds are numbered by the pushes. A member's notes of the round before last are deleted when it enters the next.
+The store has no password: what is read from it is parsed as text and numbers, and never unpickled.
 """
 
 from __future__ import annotations
@@ -18,28 +19,27 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlplace.comm.weights import refusals
-from rlplace.errors import ChannelTimeout
+from rlplace.comm.weights.version import failed_sync, late_sync
 
 _GO = "go"
 _LEAST_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingPoint:
-    """The address of a `torch.distributed.TCPStore` that one of the members, or somebody who outlives them, serves."""
+class StoreAddress:
+    """Address of a `torch.distributed.TCPStore` that a member, or a process that outlives them, serves."""
 
     host: str
     port: int
 
-    def enter(self, timeout_s: float) -> Any:
-        """A store of this member's own: a wait of one member blocks no other. Raises RuntimeError if nobody serves."""
+    def connect(self, timeout_s: float) -> Any:
+        """Open a store of this member's own: a wait of one member blocks no other. RuntimeError if none listens."""
         return dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
 
 
-class Meeting:
+class SyncRendezvous:
     """One member's end; used by one thread."""
 
     def __init__(self, store: Any, me: str) -> None:
@@ -48,45 +48,40 @@ class Meeting:
         self._round = -1
         self._notes: list[list[str]] = [[], [], []]  # keys of this round, the one before, the one before that
 
-    # ── going on together ────────────────────────────────────────────────────────────────────────────────────────────
+    def join(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
+        """Return the words of all members, in their order, once all are here.
 
-    def meet(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
-        """What all members said, in their order, once all are here.
-
-        ChannelTimeout names who did not come; WeightSyncError says why another member did not go on. Then nobody does.
+        ChannelTimeout names the members that did not come; WeightSyncError tells why another member did not go on. Then
+        no member goes on.
         """
         began = time.monotonic()
         self._enter(round)
         self.note(f"here/{self.me}", word.encode())
         keys = [self._key(f"here/{member}") for member in members]
-        absent = "" if self._come(keys, deadline_s) else self._absent(members)
+        absent = ""
+        if not self._come(keys, deadline_s):
+            absent = ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
         verdict = self._decide(f"{absent} did not come" if absent else _GO)
         if absent and verdict != _GO:
-            raise refusals.nobody_came(self.me, absent, time.monotonic() - began)
+            raise late_sync(
+                "weights",
+                f"{self.me} waited {time.monotonic() - began:.1f} s for {absent} to take part in the sync",
+                "device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
+                "find out why they stopped, or raise the deadline if they are really this slow",
+            )
         if verdict != _GO:
-            raise refusals.called_off(self.me, verdict)
+            raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
         return [said.decode() for said in self.store.multi_get(keys)]
 
     def refuse(self, round: int, why: str) -> None:
-        """Keeps the round from going on, unless it does already."""
+        """Keep the round from going on, unless it does already."""
         self._enter(round)
         self._decide(f"{self.me} {why}")
-        self.note(f"here/{self.me}", b"")  # after the verdict: nobody needs to wait for us
+        self.note(f"here/{self.me}", b"")  # after the verdict: no member needs to wait for this one
 
     def group_store(self, round: int) -> Any:
         """For a process group that forms in this round."""
         return _below(self.store, f"group/{round}")
-
-    def _decide(self, verdict: str) -> str:
-        key = self._key("verdict")
-        self._notes[0].append(key)
-        found: bytes = self.store.compare_set(key, "", verdict)
-        return found.decode()
-
-    def _absent(self, members: Sequence[str]) -> str:
-        return ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
-
-    # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def note(self, about: str, what: bytes) -> None:
         key = self._key(about)
@@ -94,22 +89,21 @@ class Meeting:
         self.store.set(key, what)
 
     def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
-        """What `source` notes about it; ChannelTimeout names it."""
+        """Wait for the note of `source`; ChannelTimeout names it."""
         began, key = time.monotonic(), self._key(about)
         if not self._come([key], deadline_s):
-            raise self.late(source, about, began)
+            what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
+            why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
+            raise late_sync("weights", what, why)
         found: bytes = self.store.get(key)
         return found
 
-    def late(self, source: str, about: str, began: float) -> ChannelTimeout:
-        return refusals.no_note(self.me, source, about, time.monotonic() - began)
-
-    def has(self, member: str) -> int:
-        """The last version a member said it has; -1 before."""
+    def version_of(self, member: str) -> int:
+        """Return the newest version that a member has; -1 before the first."""
         key = f"has/{member}"
         return int(self.store.get(key)) if self.store.check([key]) else -1
 
-    def say_has(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
         self.store.set(f"has/{self.me}", str(version))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,8 +118,14 @@ class Meeting:
     def _key(self, about: str) -> str:
         return f"{self._round}/{about}"
 
+    def _decide(self, verdict: str) -> str:
+        key = self._key("verdict")
+        self._notes[0].append(key)
+        found: bytes = self.store.compare_set(key, "", verdict)
+        return found.decode()
+
     def _come(self, keys: list[str], deadline_s: float) -> bool:
-        """Waits for all of them; False at the deadline."""
+        """Wait for all of them; False at the deadline."""
         left = timedelta(seconds=max(_LEAST_S, deadline_s - time.monotonic()))
         try:
             self.store.wait(keys, left)

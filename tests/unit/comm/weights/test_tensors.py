@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.comm.weights.changes import apply, changes
-from rlplace.comm.weights.memory import Bytes, checksum, copy_tensor, shards_of
+from rlplace.comm.weights.tensors import Bytes, Changes, checksum, copy_tensor, shards_of
 
 
 def run(values: bytes) -> Bytes:
@@ -71,9 +70,9 @@ def test_changes_make_the_later_version_of_the_earlier(before: bytes, writes: li
     for at, value in writes:
         if at < len(new):
             new[at] = value
-    found = changes(old, new, largest_share=1000.0)
+    found = Changes.between(old, new, largest_share=1000.0)
     assert found is not None
-    apply(found, old)
+    found.apply(old)
     assert np.array_equal(old, new)
     assert found.nbytes == 5 * sum(a != b for a, b in zip(before, new.tolist(), strict=True))
 
@@ -81,5 +80,5 @@ def test_changes_make_the_later_version_of_the_earlier(before: bytes, writes: li
 def test_many_changes_are_no_saving() -> None:
     old, new = np.zeros(100, np.uint8), np.zeros(100, np.uint8)
     new[:10] = 1
-    assert changes(old, new, largest_share=0.49) is None
-    assert changes(old, new, largest_share=0.5) is not None
+    assert Changes.between(old, new, largest_share=0.49) is None
+    assert Changes.between(old, new, largest_share=0.5) is not None

@@ -1,4 +1,4 @@
-"""Who writes which bytes of the weights in a sync: planned once from what each actor rank holds, used in every sync.
+"""Shards of the weights, and which actor rank writes which bytes in a sync: planned once, used in every sync.
 
 ::
 
@@ -15,12 +15,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlplace.placement.flow import Delivery
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _ALIGNMENT = 64  # bytes, a cache line
-_WORTH_SPLITTING = 64 << 10  # bytes; less is written by one of its holders alone
+_WORTH_SPLITTING = 64 << 10  # bytes; one holder alone writes less than that
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,18 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One actor rank's part of one tensor, and the parts of all other ranks."""
+
+    names: tuple[str, ...]  # several where weights are tied
+    dtype: str  # in which it travels, "bfloat16"; the receivers' type, or a narrower one that loses nothing
+    shape: tuple[int, ...]  # of the whole tensor
+    blocks: tuple[Block, ...]  # by actor rank
+    data: Tensor  # this rank's block, in any type and shape, on any device
+    trained: bool = True  # training changes it; False for a frozen parameter
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Where each tensor lies in a whole copy."""
 
@@ -82,7 +98,7 @@ class Layout:
         return sum((p.stop - p.start) * self.tensors[p.tensor].itemsize for p in pieces)
 
     def buckets(self, pieces: Iterable[Piece], bucket_bytes: int) -> tuple[tuple[Piece, ...], ...]:
-        """The pieces in order, cut so that no bucket is larger; one element at least goes into each."""
+        """Cut the pieces, in order, so that no bucket is larger; each takes at least one element."""
         buckets: list[tuple[Piece, ...]] = []
         bucket: list[Piece] = []
         room = bucket_bytes
@@ -101,7 +117,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """How one copy is put together."""
+    """The plan of one copy: which rank writes which pieces."""
 
     delivery: Delivery
     layout: Layout
@@ -109,38 +125,38 @@ class Assembly:
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """The actor ranks that write; rank 0 even if there is nothing to write, to say so."""
+        """The actor ranks that write; rank 0 alone where there is nothing to write, so that a push always ends."""
         return tuple(rank for rank, pieces in enumerate(self.pieces) if pieces) or (0,)
 
 
 def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
-    """What each rank holds of a tensor that FSDP2 sharded: rows in rank order, the last blocks short or empty."""
+    """Return each rank's block of a tensor that FSDP2 sharded: rows in rank order, the last blocks short or empty."""
     rows, row = shape[0], math.prod(shape[1:])
     each = -(-rows // ranks)
     return tuple(Block(min(r * each, rows) * row, min((r + 1) * each, rows) * row) for r in range(ranks))
 
 
 def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
-    """What each rank holds of a tensor that all of them have whole."""
+    """Return each rank's block of a tensor that every rank has whole."""
     return (Block(0, elements),) * ranks
 
 
 def assemble(layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery) -> Assembly:
-    """Gives every element of every tensor to exactly one of the ranks that hold it. `held` is by tensor, then rank.
+    """Assign every element of every tensor to exactly one of the ranks that hold it. `held`: by tensor, then rank.
 
-    Raises ValueError where nobody holds an element.
+    Raises ValueError for an element that no rank holds.
     """
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     for tensor, (spec, blocks) in enumerate(zip(layout.tensors, held, strict=True)):
-        for rank, part in _share_out(spec, blocks, frozenset(delivery.near)):
+        for rank, part in _split(spec, blocks, frozenset(delivery.near)):
             pieces[rank].append(Piece(tensor, part.start, part.stop))
     return Assembly(delivery=delivery, layout=layout, pieces=tuple(map(tuple, pieces)))
 
 
-def _share_out(spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]) -> list[tuple[int, Block]]:
+def _split(spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]) -> list[tuple[int, Block]]:
     edges = sorted({0, spec.elements, *(e for b in blocks for e in b)})
-    shares: list[tuple[int, Block]] = []
+    parts: list[tuple[int, Block]] = []
     for start, stop in itertools.pairwise(edges):
         holders = [rank for rank, block in enumerate(blocks) if block.start <= start and stop <= block.stop]
         holders = [rank for rank in holders if rank in near] or holders
@@ -149,5 +165,17 @@ def _share_out(spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]) 
         if (stop - start) * spec.itemsize < _WORTH_SPLITTING:
             holders = holders[:1]
         cuts = [start + (stop - start) * i // len(holders) for i in range(len(holders) + 1)]
-        shares += [(rank, Block(*cut)) for rank, cut in zip(holders, itertools.pairwise(cuts), strict=True)]
-    return shares
+        parts += [(rank, Block(*cut)) for rank, cut in zip(holders, itertools.pairwise(cuts), strict=True)]
+    return parts
+
+
+def select(mode: str, shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Pick the shards that a sync of `actor.sync.mode` carries once every receiver has had all of them.
+
+    `trainable` leaves out frozen parameters; `lora` carries adapters alone (Hu et al. 2021, arXiv:2106.09685).
+    """
+    if mode == "trainable":
+        return tuple(shard for shard in shards if shard.trained)
+    if mode == "lora":
+        return tuple(shard for shard in shards if any(fnmatchcase(name, "*lora_*") for name in shard.names))
+    return tuple(shards)

@@ -8,42 +8,42 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from rlplace.comm.weights.meeting import Meeting
+from rlplace.comm.weights.rendezvous import SyncRendezvous
 from rlplace.errors import ChannelTimeout, WeightSyncError
 
 FOREVER = float("inf")
 MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
 
 
-def meetings() -> list[Meeting]:
+def members() -> list[SyncRendezvous]:
     store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, but not in the stubs
-    return [Meeting(store, member) for member in MEMBERS]
+    return [SyncRendezvous(store, member) for member in MEMBERS]
 
 
 def test_all_hear_what_all_say() -> None:
     with ThreadPoolExecutor(3) as threads:
-        heard = threads.map(lambda m: m.meet(0, m.me[-1], MEMBERS, deadline_s=time.monotonic() + 60.0), meetings())
+        heard = threads.map(lambda m: m.join(0, m.me[-1], MEMBERS, deadline_s=time.monotonic() + 60.0), members())
         assert list(heard) == [["0", "0", "1"]] * 3
 
 
 def test_who_is_missing_is_named_and_whoever_comes_later_does_not_go_on_either() -> None:
-    actor, first, second = meetings()
+    actor, first, second = members()
     with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* for rollout rank 0, rollout rank 1 to take part"):
-        actor.meet(0, "", MEMBERS, deadline_s=0.0)
+        actor.join(0, "", MEMBERS, deadline_s=0.0)
     second.refuse(0, "has other plans")
     with pytest.raises(WeightSyncError, match="did not take place: rollout rank 0, rollout rank 1 did not come"):
-        first.meet(0, "", MEMBERS, deadline_s=time.monotonic() + 60.0)
+        first.join(0, "", MEMBERS, deadline_s=time.monotonic() + 60.0)
 
 
 def test_who_refuses_is_not_waited_for() -> None:
-    _, first, second = meetings()
+    _, first, second = members()
     second.refuse(4, "has other plans")
     with pytest.raises(WeightSyncError, match="did not take place: rollout rank 1 has other plans"):
-        first.meet(4, "", MEMBERS[1:], deadline_s=time.monotonic() + 60.0)
+        first.join(4, "", MEMBERS[1:], deadline_s=time.monotonic() + 60.0)
 
 
 def test_a_note_that_does_not_come_names_its_source() -> None:
-    actor, first, _ = meetings()
+    actor, first, _ = members()
     actor.refuse(0, "")
     with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* s for rollout rank 1: bucket 3 taken"):
         actor.read("bucket 3 taken", "rollout rank 1", deadline_s=0.0)
@@ -53,10 +53,10 @@ def test_a_note_that_does_not_come_names_its_source() -> None:
 
 
 def test_notes_are_forgotten_two_rounds_later_and_versions_are_not() -> None:
-    actor = meetings()[0]
-    actor.say_has(7)
+    actor = members()[0]
+    actor.set_version(7)
     for round in range(10):
         actor.refuse(round, "")
         actor.note("something", b"x" * 100)
     assert actor.store.num_keys() <= 3 * 3 + 1
-    assert (actor.has("actor rank 0"), actor.has("rollout rank 0")) == (7, -1)
+    assert (actor.version_of("actor rank 0"), actor.version_of("rollout rank 0")) == (7, -1)

@@ -1,11 +1,11 @@
-"""Bytes of a whole copy seen as tensors, copied at the speed of memcpy, and summed to notice damage."""
+"""Bytes of a whole copy: seen as tensors, copied at the speed of memcpy, checksummed, and compared for delta mode."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.comm.codec import dtype_name
-from rlplace.comm.weights.plan import Layout, Piece, TensorSpec, replicas
-from rlplace.comm.weights.sync import Shard
+from rlplace.comm.weights.shards import Layout, Piece, Shard, TensorSpec, replicas
 
 Bytes = NDArray[np.uint8]
 
 
 def shards_of(tensors: Mapping[str, Tensor]) -> tuple[Shard, ...]:
-    """All of `tensors` as one rank holds them alone; names of one tensor object are tied."""
+    """Make shards of tensors that one rank holds alone; names of one tensor object are tied."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -42,10 +41,10 @@ def spec_of(shard: Shard) -> TensorSpec:
 
 
 def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a whole copy by all their names; they alias it, also where it is read-only."""
+    """Return the tensors of a whole copy by all their names; they alias it, also where it is read-only."""
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of read-only memory: who reads weights knows (ReceivedWeights)
+        warnings.simplefilter("ignore", UserWarning)  # of read-only memory: see ReceivedWeights.read_only
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
             tensor = _view(copy[offset : offset + spec.size_bytes], spec.dtype).reshape(spec.shape)
             tensors.update(dict.fromkeys(spec.names, tensor))
@@ -53,19 +52,19 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def write_piece(target: Bytes, shard: Shard, rank: int, piece: Piece) -> None:
-    """Puts the elements of a piece, which `rank` holds in `shard`, into the type they travel in."""
+    """Write the elements of a piece, which `rank` holds in `shard`, in the type they travel in."""
     copy_tensor(_view(target, shard.dtype), held_in(shard, rank, piece))
 
 
 def held_in(shard: Shard, rank: int, piece: Piece) -> Tensor:
-    """The elements of a piece, which `rank` holds in `shard`."""
+    """Return the elements of a piece, which `rank` holds in `shard`."""
     held = shard.data.detach().reshape(-1)  # copies only what is not contiguous
     first = shard.blocks[rank].start
     return held[piece.start - first : piece.stop - first]
 
 
 def copy_tensor(target: Tensor, source: Tensor) -> None:
-    """Equal in shape, of any types and devices.
+    """Copy between tensors of equal shape, of any types and devices.
 
     torch's own copy goes through the caches, at half the speed of memcpy where tensors are large.
     """
@@ -78,8 +77,10 @@ def copy_tensor(target: Tensor, source: Tensor) -> None:
 
 
 def checksum(parts: Iterable[Bytes]) -> int:
-    """64 bits over parts in order, at the speed of memory: any flipped bit and any old word changes it (crc32 takes
-    seven times as long)."""
+    """Sum parts, in order, to 64 bits at the speed of memory; crc32 takes seven times as long.
+
+    Any flipped bit and any word of an older version changes the sum. Words that change places within a part do not.
+    """
     total = 0
     for number, part in enumerate(parts):
         words = len(part) // 8 * 8
@@ -103,5 +104,30 @@ def _view(data: Bytes | Tensor, dtype: str) -> Tensor:
     return torch.from_numpy(data).view(kind)
 
 
-def words_of(memory: Any, count: int) -> NDArray[np.int64]:
-    return np.frombuffer(memory, np.int64, count)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The bytes of a run that differ from the same run of an earlier version.
+
+    At the small learning rates of reinforcement learning most bfloat16 weights do not move in one update, and most that
+    do change their low byte alone: one byte and four for its position.
+    """
+
+    positions: NDArray[np.uint32]  # ascending
+    values: Bytes
+
+    @classmethod
+    def between(cls, before: Bytes, after: Bytes, *, largest_share: float) -> Changes | None:
+        """Compare runs of one size. None where the changes would take more than `largest_share` of it."""
+        differs = before != after
+        if np.count_nonzero(differs) * (1 + np.dtype(np.uint32).itemsize) > largest_share * len(after):
+            return None
+        positions = np.flatnonzero(differs).astype(np.uint32)
+        return cls(positions=positions, values=after[positions])
+
+    @property
+    def nbytes(self) -> int:
+        return self.positions.nbytes + self.values.nbytes
+
+    def apply(self, run: Bytes) -> None:
+        """Make `run`, which holds the earlier version, the later one."""
+        run[self.positions] = self.values

@@ -1,0 +1,432 @@
+"""A sync from accelerator to accelerator, in which all actor ranks and all readers on accelerators take part.
+
+::
+
+    bucket by bucket, in one order for all      owner fills ─▶ broadcast in the group ─▶ readers without an owner take
+                                                                        └─▶ actor ranks share it ─▶ their consumers take
+
+A reader on the accelerator of an actor rank is a consumer of that rank: it copies out of the rank's memory (CUDA IPC).
+All other members form one group. Each byte comes to each reader once; no member but a reader ever holds more than two
+buckets. On each reader's accelerator a second copy of the weights grows, and is handed over when it is whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.weights.device import DeviceGroup, open_shared, share
+from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
+from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard
+from rlplace.comm.weights.tensors import copy_tensor, held_in, tensors_in
+from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver, WeightSyncReport, failed_sync
+from rlplace.errors import WeightSyncError
+from rlplace.placement.flow import DeviceDelivery
+
+DEVICE_BUCKET_BYTES = 64 << 20  # large enough that the notes about a bucket take little of its time
+_ALIGNMENT = 16
+_SUM_BYTES = 8
+_SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied
+_COPIED = b"copied"  # note of a consumer about a bucket
+_ALONE = "-"  # word of a member that is in no group now
+
+
+# ── buckets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBucket:
+    """Pieces of one actor rank as one tensor; all members know what is in it.
+
+    ::
+
+        │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, as device memory wants its types
+    """
+
+    owner: int  # actor rank
+    pieces: tuple[Piece, ...]
+    layout: Layout = dataclasses.field(repr=False)
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.empty(sum(map(self._room, self.pieces)) + _SUM_BYTES, dtype=torch.uint8, device=device)
+
+    def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
+        """Write this rank's pieces, in the types they travel in, and their sum."""
+        for piece, start, stop in self._places():
+            shard = shards[piece.tensor]
+            copy_tensor(bucket[start:stop].view(getattr(torch, shard.dtype)), held_in(shard, self.owner, piece))
+            if checked:
+                bucket[stop : start + self._room(piece)].zero_()  # the gap counts in the sum
+        if checked:
+            _sum_of(bucket).copy_(_summed(bucket))
+
+    def copy_into(self, copy: Tensor, bucket: Tensor) -> None:
+        """Put the pieces where they lie in a whole copy."""
+        for piece, start, stop in self._places():
+            copy[self.layout.bytes_of(piece)].copy_(bucket[start:stop])
+
+    @staticmethod
+    def is_whole(bucket: Tensor) -> bool:
+        """Compare the sum of a checked bucket. Waits for the device."""
+        return bool((_sum_of(bucket) == _summed(bucket)).item())
+
+    def _places(self) -> Iterator[tuple[Piece, int, int]]:
+        start = 0
+        for piece in self.pieces:
+            yield piece, start, start + self.layout.count_bytes([piece])
+            start += self._room(piece)
+
+    def _room(self, piece: Piece) -> int:
+        return -(-self.layout.count_bytes([piece]) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _sum_of(bucket: Tensor) -> Tensor:
+    return bucket[-_SUM_BYTES:].view(torch.int64)
+
+
+def _summed(bucket: Tensor) -> Tensor:
+    """64 bits that every flipped bit changes."""
+    return bucket[:-_SUM_BYTES].view(torch.int64).sum(dtype=torch.int64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePush:
+    """Announces a device sync to its readers, over the weights channel."""
+
+    round: int
+    version: int
+    assembly: Assembly
+    bucket_bytes: int
+    partial: bool
+    checked: bool
+    store: StoreAddress
+
+    @property
+    def delivery(self) -> DeviceDelivery:
+        assert isinstance(self.assembly.delivery, DeviceDelivery), "others are not announced like this"
+        return self.assembly.delivery
+
+    def buckets(self) -> Iterator[DeviceBucket]:
+        """All buckets of the push, in the order in which every member handles them."""
+        layout = self.assembly.layout
+        for owner, own in enumerate(self.assembly.pieces):
+            for pieces in layout.buckets(own, self.bucket_bytes):
+                yield DeviceBucket(owner=owner, pieces=pieces, layout=layout)
+
+
+# ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Member:
+    """Owns a member's ends of the rendezvous and of the group; the group forms in the first sync and after failures."""
+
+    def __init__(self, component: str, rank: int, device: torch.device, *, timeout_s: float) -> None:
+        self.name = _name(component, rank)
+        self.device = device
+        self._timeout_s = timeout_s
+        self._rendezvous: SyncRendezvous | None = None
+        self._store: StoreAddress | None = None
+        self._group: DeviceGroup | None = None
+        self._formed = _ALONE  # the round in which the group formed
+
+    def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
+        """RuntimeError if no process serves it."""
+        if self._rendezvous is None or self._store != store:
+            self.leave()
+            self._rendezvous, self._store = SyncRendezvous(store.connect(self._timeout_s), self.name), store
+        return self._rendezvous
+
+    @contextmanager
+    def sync(self, push: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
+        """Join a sync for the time of the block. A sync that fails in it ends the group at this member.
+
+        Raises as SyncRendezvous.join; RuntimeError of the collectives becomes WeightSyncError, with the ranks that lack
+        the version.
+        """
+        whole = False
+        try:
+            rendezvous = self.rendezvous_at(push.store)
+            self._join(push, rendezvous, deadline_s)
+            yield rendezvous
+            whole = True
+        except RuntimeError as error:
+            what = f"version {push.version} broke off: {error}"
+            lacking = self.lacking(push)
+            raise failed_sync("incomplete-weights", self.name, what, version=push.version, lacking=lacking) from error
+        finally:
+            if not whole:
+                self.leave()
+
+    def _join(self, push: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
+        """Return when all members are here and those of the group are in it."""
+        delivery = push.delivery
+        group = [_name(*member) for member in delivery.group]
+        consumers = [_name("rollout", r) for r in delivery.readers if delivery.host(r) is not None]
+        words = rendezvous.join(push.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
+        if len(group) == 1 or self.name not in group:
+            return
+        if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
+            self.leave()
+            self._group = DeviceGroup(
+                rendezvous.group_store(push.round),
+                rank=group.index(self.name),
+                size=len(group),
+                device=self.device,
+                timeout_s=max(1.0, deadline_s - time.monotonic()),
+            )
+            self._formed = str(push.round)
+
+    def broadcast(self, bucket: Tensor, owner: int) -> None:
+        """Send the bucket of actor rank `owner`; nothing where it is alone."""
+        if self._group is not None:
+            self._group.broadcast(bucket, owner)
+
+    def synchronize(self) -> None:
+        """Wait for what the current stream has to do: NCCL's own wait only orders streams."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def lacking(self, push: DevicePush) -> list[int]:
+        """List the rollout ranks without this version; all readers where the store does not answer."""
+        readers, rendezvous = push.delivery.readers, self._rendezvous
+        try:
+            return [
+                r for r in readers if rendezvous is None or rendezvous.version_of(_name("rollout", r)) < push.version
+            ]
+        except RuntimeError:
+            return list(readers)
+
+    def free_memory(self) -> None:
+        """Give cached memory back: buckets and copies are large and rare, and others on the accelerator need room."""
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
+
+    @property
+    def transports(self) -> tuple[str, str]:
+        """What shares and what broadcasts, as reports call it."""
+        return ("cuda_ipc", "nccl") if self.device.type == "cuda" else ("shared_tensor", "gloo")
+
+    def leave(self) -> None:
+        """Leave the group: the next sync forms a new one, at every member."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._formed = _ALONE
+
+    def close(self) -> None:
+        self.leave()
+        self._rendezvous = None
+
+
+def _name(component: str, rank: int) -> str:
+    return f"{component} rank {rank}"
+
+
+class DeviceSender:
+    """Takes part for actor rank `rank`; rank 0 announces the push. A push is over when every reader has all of it.
+
+    `store`: all members reach it, such as the one by which the actor ranks joined.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        rank: int,
+        device: torch.device,
+        store: StoreAddress,
+        bucket_bytes: int = DEVICE_BUCKET_BYTES,
+    ) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._store = store
+        self._bucket_bytes = bucket_bytes
+        self._member = Member("actor", rank, device, timeout_s=channel.spec.timeout_s)
+        self._round = 0
+
+    def send(
+        self, assembly: Assembly, version: int, shards: Sequence[Shard], *, partial: bool, checked: bool
+    ) -> Counter[str]:
+        """Send this rank's buckets and pass on all others. Returns bytes by transport.
+
+        Blocks until the readers have taken them. Raises WeightSyncError or ChannelTimeout, and then the readers have
+        what they had.
+        """
+        deadline_s = time.monotonic() + self._channel.spec.timeout_s
+        push = DevicePush(
+            round=self._round,
+            version=version,
+            assembly=assembly,
+            bucket_bytes=self._bucket_bytes,
+            partial=partial,
+            checked=checked,
+            store=self._store,
+        )
+        self._round += 1
+        for reader in push.delivery.readers if self._rank == 0 else ():
+            self._channel.put(push, key=str(reader))
+        member, several = self._member, len(push.delivery.group) > 1
+        (by_sharing, by_broadcast), moved = member.transports, Counter[str]()
+        try:
+            with member.sync(push, deadline_s) as rendezvous:
+                shares = _Shares(rendezvous, push.delivery.guests(self._rank), deadline_s)
+                with shares:
+                    for bucket in push.buckets():
+                        data, size = bucket.empty(member.device), assembly.layout.count_bytes(bucket.pieces)
+                        if bucket.owner == self._rank:
+                            bucket.fill(data, shards, checked=checked)
+                            moved[by_broadcast] += several * size
+                        member.broadcast(data, bucket.owner)
+                        moved[by_sharing] += shares.add(data) * size
+                    member.synchronize()
+        finally:
+            member.free_memory()
+        return +moved
+
+    def close(self) -> None:
+        self._member.close()
+
+
+class _Shares:
+    """The buckets that an actor rank shares with its consumers, at most two at a time.
+
+    ::
+
+        actor rank    shares bucket 5 ─▶ a note to each consumer     after every consumer has taken bucket 4
+        consumers     read the note, copy from the owner's memory, drop it, note that it is taken
+
+    At the end of the block every consumer has taken every bucket, or is told that there are no more.
+    """
+
+    def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[int], deadline_s: float) -> None:
+        self._rendezvous = rendezvous
+        self._consumers = [_name("rollout", consumer) for consumer in consumers]
+        self._deadline_s = deadline_s
+        self._shared: collections.deque[tuple[int, Tensor]] = collections.deque()
+        self._next = 0
+
+    def add(self, bucket: Tensor) -> int:
+        """Share a bucket, and keep it until every consumer has taken it. Returns the number of consumers."""
+        for consumer in self._consumers:  # once for each: torch counts the processes that have opened it
+            self._rendezvous.note(_shared(self._next, consumer), share(bucket))
+        if self._consumers:
+            self._shared.append((self._next, bucket))
+            self._next += 1
+            self._take_back(_SHARED - 1)
+        return len(self._consumers)
+
+    def _take_back(self, most: int) -> None:
+        """Wait until at most so many are shared. ChannelTimeout names a consumer that has not taken one."""
+        while len(self._shared) > most:
+            for consumer in self._consumers:
+                about = _taken(self._shared[0][0], consumer)
+                if self._rendezvous.read(about, consumer, deadline_s=self._deadline_s) != _COPIED:
+                    raise RuntimeError(f"{consumer} could not open the memory of {self._rendezvous.me}")
+            self._shared.popleft()
+
+    def __enter__(self) -> None:
+        """Nothing is shared yet."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._take_back(0)
+            return
+        for consumer in self._consumers:
+            reason = json.dumps({"broke_off": f"{self._rendezvous.me} could not go on"}).encode()
+            self._rendezvous.note(_shared(self._next, consumer), reason)
+
+
+def _shared(bucket: int, consumer: str) -> str:
+    return f"bucket {bucket} for {consumer}"
+
+
+def _taken(bucket: int, consumer: str) -> str:
+    return f"bucket {bucket} taken by {consumer}"
+
+
+class DeviceReceiver(WeightReceiver):
+    """Pulls onto `device`."""
+
+    def __init__(self, channel: Channel, rank: int, *, device: torch.device) -> None:
+        super().__init__(channel, rank)
+        self._member = Member("rollout", rank, device, timeout_s=channel.spec.timeout_s)
+
+    def close(self) -> None:
+        self._member.close()
+
+    def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights:
+        push, member = self._announcement(version, deadline_s), self._member
+        layout, owner, damaged = push.assembly.layout, push.delivery.host(self._rank), None
+        with member.sync(push, deadline_s) as rendezvous:
+            copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
+            for number, bucket in enumerate(push.buckets()):
+                if owner is None:
+                    data = bucket.empty(member.device)
+                    member.broadcast(data, bucket.owner)
+                else:
+                    data = self._open(rendezvous, number, _name("actor", owner), deadline_s)
+                bucket.copy_into(copy, data)
+                if push.checked and not bucket.is_whole(data):
+                    damaged = bucket.owner  # the rest is taken even so: others wait for this rank
+                if owner is not None:
+                    member.synchronize()
+                    del data
+                    rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
+            member.synchronize()
+        if damaged is not None:
+            raise self._damaged(version, damaged, member.lacking(push))
+        tensors: dict[str, Any] = tensors_in(copy, layout)
+
+        def give_back(loaded: bool) -> None:
+            tensors.clear()  # the memory goes with them
+            if loaded:
+                member.rendezvous_at(push.store).set_version(version)
+            member.free_memory()
+
+        size = sum(spec.size_bytes for spec in layout.tensors)
+        report = WeightSyncReport(
+            version=version,
+            tensors=len(layout.tensors),
+            ways={member.transports[owner is None]: size},
+            seconds=time.perf_counter() - began,
+        )
+        return ReceivedWeights(
+            version=version, tensors=tensors, partial=push.partial, report=report, give_back=give_back
+        )
+
+    def _announcement(self, version: int, deadline_s: float) -> DevicePush:
+        while True:
+            push = self._next(deadline_s)
+            if not isinstance(push, DevicePush):
+                raise self._unexpected("a push of device tensors", push)
+            if push.version == version:
+                return push
+            why = f"asked for version {version}, not {push.version}"
+            self._member.rendezvous_at(push.store).refuse(push.round, why)
+            if push.version > self._given_up:
+                raise self._other_version(push.version, version)
+
+    def _open(self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float) -> Tensor:
+        """Open the next bucket in the owner's memory. Raises RuntimeError if there are no more, WeightSyncError."""
+        note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=deadline_s)
+        try:
+            found = json.loads(note)
+            if "broke_off" not in found:
+                return open_shared(note)
+        except (KeyError, OSError, TypeError, ValueError, WeightSyncError) as error:
+            rendezvous.note(_taken(number, rendezvous.me), b"not opened")
+            if isinstance(error, WeightSyncError):
+                raise
+            raise RuntimeError(f"the note of {owner} about its memory is damaged: {error!r}") from error
+        raise RuntimeError(f"{owner} broke off: {found['broke_off']}")

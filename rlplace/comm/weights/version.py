@@ -1,0 +1,191 @@
+"""The contract of a weight sync: its messages, the weights a version hands over, and its errors.
+
+::
+
+    actor ranks    push(8, shards) ─▶ each writes its own ─▶ PendingPush.wait()
+    rollout ranks  with pull(8) as received:  engine.load(received.tensors, 8)
+
+A pull hands over exactly the version asked for, whole; else it raises and the weights in use stay as they are.
+Under the key of a rollout rank the weights channel carries::
+
+    Complete                         to every reader of a double buffer: a version is complete in it
+    PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one actor rank that cannot write there itself
+    DevicePush (see device_sync)     to every reader on an accelerator: the sync it takes part in
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.weights.shards import Assembly, Piece
+from rlplace.errors import ChannelEmpty, ChannelTimeout, Problem, WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplace.comm.weights.tensors import Bytes, Changes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """A version in a double buffer of this node."""
+
+    buffer: Path
+    version: int
+    partial: bool
+    checked: bool  # its checksums were taken and are to be compared
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PushHeader:
+    """Announces the pieces of one actor rank; `buckets` messages follow."""
+
+    source: int  # actor rank
+    version: int
+    assembly: Assembly
+    buckets: int
+    bucket_bytes: int
+    partial: bool
+    checked: bool
+    base: int | None  # the version to which the changes in the buckets apply; None: there are no changes
+
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """By bucket."""
+        return self.assembly.layout.buckets(self.assembly.pieces[self.source], self.bucket_bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Pieces, one after the other."""
+
+    source: int
+    version: int
+    index: int
+    data: Bytes | Changes
+    checksum: int  # of the bytes it stands for
+
+    def __str__(self) -> str:
+        return f"bucket {self.index} of version {self.version} from actor rank {self.source}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSyncReport:
+    """What one push or pull moved on this rank."""
+
+    version: int
+    tensors: int
+    ways: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
+    seconds: float
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.ways.values())
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedWeights:
+    """One whole version, valid until `release`.
+
+    Where `read_only`, the tensors are pages that all readers of the node share, mapped without permission to write:
+    torch has no read-only tensor, so a write into one ends the process with SIGSEGV. Copy before changing.
+
+    As a context manager it is released at the end of the block, as loaded unless the block raised.
+    """
+
+    version: int
+    tensors: dict[str, Tensor]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
+    partial: bool  # only some of the weights; the others stay as they are
+    report: WeightSyncReport
+    read_only: bool = False
+    give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
+
+    def release(self, *, loaded: bool = True) -> None:
+        """Let a later version overwrite the memory. Idempotent. `loaded`: this rank has the version now."""
+        self.give_back(loaded)
+
+    def __enter__(self) -> ReceivedWeights:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.release(loaded=kind is None)
+
+
+class WeightReceiver(abc.ABC):
+    """The end of rollout rank `rank`. Used by one thread."""
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._backlog: collections.deque[Any] = collections.deque()  # messages taken before their turn
+        self._given_up = -1  # newest version whose pull failed: what is left of it may still arrive
+
+    def announced(self) -> bool:
+        """Tell whether something of a version not yet pulled has come, so that its pull waits only for the rest."""
+        if not self._backlog:
+            with contextlib.suppress(ChannelEmpty):
+                self._backlog.append(self._channel.get_nowait(key=str(self._rank)))
+        return bool(self._backlog)
+
+    def pull(self, version: int, *, timeout_s: float | None = None) -> ReceivedWeights:
+        """Block until exactly `version` is here, whole. Raises WeightSyncError, or as the channel."""
+        began = time.perf_counter()
+        deadline_s = time.monotonic() + (self._channel.spec.timeout_s if timeout_s is None else timeout_s)
+        try:
+            return self._receive(version, deadline_s, began)
+        except (ChannelTimeout, WeightSyncError):
+            self._given_up = max(self._given_up, version)
+            raise
+
+    @abc.abstractmethod
+    def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights: ...
+
+    def _next(self, deadline_s: float) -> Any:
+        if self._backlog:
+            return self._backlog.popleft()
+        return self._channel.get(key=str(self._rank), timeout_s=max(0.0, deadline_s - time.monotonic()))
+
+    def _other_version(self, arrived: int, asked: int) -> WeightSyncError:
+        what = f"version {arrived} arrived, version {asked} was asked for"
+        why = "the push is late or the driver's version is ahead" if arrived < asked else None
+        return failed_sync("version-mismatch", f"rollout rank {self._rank}", what, why=why)
+
+    def _unexpected(self, expected: str, got: object) -> WeightSyncError:
+        what = f"expected {expected}, got {got if isinstance(got, Bucket) else f'a {type(got).__name__}'}"
+        return failed_sync("incomplete-weights", f"rollout rank {self._rank}", what)
+
+    def _damaged(self, version: int, writer: int, lacking: Sequence[int]) -> WeightSyncError:
+        what = f"what actor rank {writer} wrote of version {version} is damaged"
+        return failed_sync("checksum-mismatch", f"rollout rank {self._rank}", what, version=version, lacking=lacking)
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+def failed_sync(
+    code: str, key: str, what: str, *, why: str | None = None, version: int = -1, lacking: Sequence[int] = ()
+) -> WeightSyncError:
+    """Describe a sync that failed at `key`; `lacking`: the rollout ranks without `version`."""
+    without = f"without version {version} now: {ranks('rollout', lacking)}" if lacking else None
+    reasons = [reason for reason in (why, without, "the weights in use are unchanged") if reason]
+    return WeightSyncError(Problem(code=code, key=key, what=what, why="; ".join(reasons)))
+
+
+def late_sync(key: str, what: str, why: str, fix: str | None = None) -> ChannelTimeout:
+    return ChannelTimeout(Problem(code="channel-timeout", key=key, what=what, why=why, fix=fix))
+
+
+def ranks(component: str, numbers: Sequence[int]) -> str:
+    """ "actor ranks 0, 3"."""
+    return f"{component} rank{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"

@@ -9,7 +9,7 @@ from rlplace.config import RunConfig
 from rlplace.errors import Problem, Source, did_you_mean
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.schedule import Needs, Residency, disturbed
+from rlplace.placement.schedule import Needs, Residency, makes_room
 
 _ENVS = "env.total_num_envs"
 _MINIBATCHES = "algorithm.num_minibatches"
@@ -60,7 +60,7 @@ def check_sync(
     if mode not in _SOME_WEIGHTS or not config.rollout.enable_offload or "rollout" not in placement.components:
         return []
     away = [stage for stage in needs.stages if needs.of(stage, "rollout") is Residency.OFF]
-    if not away or not disturbed(placement, needs, "rollout"):
+    if not away or not makes_room(placement, needs, "rollout"):
         return []
     return [
         Problem(

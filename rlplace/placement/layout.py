@@ -18,7 +18,15 @@ from rlplace.placement.flow import Delivery, Route, copy_nearest, scatter_rows
 from rlplace.placement.language.hybrid import HybridComponentPlacement, read_component_placement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.schedule import Needs, Schedule, derive_schedule, find_clashes, rlhf_needs, take_turns
+from rlplace.placement.schedule import (
+    Needs,
+    Schedule,
+    derive_schedule,
+    find_clashes,
+    placed_names,
+    rlhf_needs,
+    split_stages,
+)
 from rlplace.placement.sharing import (
     Savings,
     check_partners,
@@ -69,7 +77,7 @@ def make_layout(
     flags = offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True)
     leaving = {c: flags.get(c, False) for c in components}
     problems = [*found.problems, *check_names(cluster.allow_resident, components, places)]
-    turns = take_turns(needs, placement, leaving)
+    turns = split_stages(needs, placement, leaving)
     problems += find_clashes(placement, turns, leaving, cluster.allow_resident, places, blocks)
     problems += check_batches(batches, placement, places) if batches is not None else ()
     problems += check(placement) if check is not None else check_partners(placement, places)
@@ -89,13 +97,6 @@ def make_layout(
             *find_engine_warnings(placement, schedule.needs, places),
         ),
     )
-
-
-def placed_names(block: Mapping[str, object]) -> list[str]:
-    """The components of a block; a preset stands for an actor, a critic, a reference, a reward and a rollout."""
-    if "preset" in block:
-        return ["actor", "critic", "reference", "reward", "rollout", *(k for k in block if "." in k)]
-    return [name.strip() for leaf in block for name in str(leaf).split(",")]
 
 
 def _routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> tuple[Route, ...]:

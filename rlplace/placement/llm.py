@@ -21,7 +21,7 @@ from rlplace.placement.channels import ChannelPlan, flows_of
 from rlplace.placement.deadlock import check_flows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.layout import Layout, make_layout, placed_names
+from rlplace.placement.layout import Layout, make_layout
 from rlplace.placement.llm_channels import (
     TextSizes,
     appraised_in,
@@ -40,7 +40,7 @@ from rlplace.placement.memory.shared import BUCKET_BYTES, ITEM_BYTES, SharedMemo
 from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.overlap import check_overlap
 from rlplace.placement.roles import check_roles
-from rlplace.placement.schedule import OPTIONAL, REQUIRED, Needs, rlhf_needs
+from rlplace.placement.schedule import OPTIONAL, REQUIRED, Needs, placed_names, rlhf_needs
 from rlplace.placement.sharing import check_partners
 
 _ROLES = (*REQUIRED, *OPTIONAL)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 from rlplace.llm_roles import RewardModelConfig
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.layout import placed_names
 from rlplace.placement.memory.model import read_model
+from rlplace.placement.schedule import placed_names
 from rlplace.structure import show
 
 if TYPE_CHECKING:

@@ -52,15 +52,12 @@ class Residency(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm needs resident in each stage, in order; components not named there need nothing.
-
-    Who is named in a stage works there.
-    """
+    """What an algorithm needs resident in each stage, in order. A component is active in the stages that name it."""
 
     stages: tuple[str, ...]
     residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> least residency
-    turns: tuple[str, ...] = ()  # stages whose components work independently, at once or in turns: see turns.py
-    early: Mapping[str, str] = dataclasses.field(default_factory=dict)  # component -> an earlier stage to begin in
+    divisible: tuple[str, ...] = ()  # stages whose components do not depend on each other: see `split_stages`
+    early: Mapping[str, str] = dataclasses.field(default_factory=dict)  # component -> an earlier stage to start in
     ahead: int = 0  # versions by which rollout may run ahead of learning; above 0 it goes on through every stage
 
     @property
@@ -72,10 +69,12 @@ class Needs:
         return tuple(seen)
 
     def of(self, stage: str, component: str) -> Residency:
-        return max((self.residency[s][component] for s in self.stages_at_work(stage, component)), default=Residency.OFF)
+        """The residency that a component needs in a stage."""
+        found = (self.residency[s][component] for s in self.active_stages(stage, component))
+        return max(found, default=Residency.OFF)
 
-    def stages_at_work(self, stage: str, component: str) -> tuple[str, ...]:
-        """What it does during a stage: that stage's work, and rollout's where it goes on throughout."""
+    def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
+        """The stages whose work a component does during `stage`: that one's, and rollout's where it never pauses."""
         under_way = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in under_way if component in self.residency[s])
 
@@ -96,8 +95,8 @@ PPO_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
-_FROZEN = ("reference", "reward")  # what they say of a sample does not depend on what is learned
-_RLHF = {  # in the order in which turns are given
+_FROZEN = ("reference", "reward")  # their scores do not depend on what is learned
+_RLHF = {  # in the order in which components run
     "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS, "reference": Residency.WEIGHTS},
     "rollout": {"env": Residency.FULL, "rollout": Residency.FULL, "agent": Residency.FULL},
     "infer": {
@@ -115,7 +114,7 @@ _RLHF = {  # in the order in which turns are given
 def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False) -> Needs:
     """The needs of a job with these components; actor and rollout are always among them.
 
-    `actor_infers`: its own log-probabilities are asked for before it learns; None: where anybody judges. `refreshed`:
+    `actor_infers`: the actor computes log-probabilities before it learns; None: if any component scores. `refreshed`:
     the reference takes the actor's weights now and then. Names without a role here are left out, so that placing one is
     an unknown component.
     """
@@ -139,9 +138,16 @@ def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
     return Needs(
         stages=tuple(residency),
         residency=residency,
-        turns=tuple(stage for stage in ("infer", "learn") if stage in residency),
+        divisible=tuple(stage for stage in ("infer", "learn") if stage in residency),
         early={c: "rollout" for role in _FROZEN for c in components if role_of(c) == role},
     )
+
+
+def placed_names(block: Mapping[str, object]) -> list[str]:
+    """The components of a placement block; a preset stands for an actor, a critic, a reference, a reward, a rollout."""
+    if "preset" in block:
+        return ["actor", "critic", "reference", "reward", "rollout", *(k for k in block if "." in k)]
+    return [name.strip() for leaf in block for name in str(leaf).split(",")]
 
 
 def apart(needs: Needs) -> str:
@@ -169,10 +175,10 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Who is resident when. `first` enters stage one from "everything off"; `entries` is the steady cycle."""
+    """What is resident when. `first` enters stage one from "everything off"; `entries` is the steady cycle."""
 
     stages: tuple[str, ...]
-    needs: Needs  # the algorithm's, in the turns that these stages are
+    needs: Needs  # the algorithm's, in these stages
     residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> residency held there
     first: Transition
     entries: Mapping[
@@ -185,7 +191,7 @@ class Schedule:
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that work in it, at once."""
+        """Stage -> the components that run in it, at once."""
         return {
             stage: tuple(c for c in self.needs.residency[stage] if c in row) for stage, row in self.residency.items()
         }
@@ -198,29 +204,36 @@ def derive_schedule(
     allow_resident: Collection[str] = (),
     sources: Mapping[str, Source] | None = None,
 ) -> Schedule:
-    """Who is resident when, and the moves between stages, for the components of `placement`.
+    """What is resident when, and the moves between stages, for the components of `placement`.
 
-    A component with offload that shares accelerators falls to its need in every stage; all others stay full
-    throughout. Raises PlacementError where one that stays would be in another's way and is not in `allow_resident`.
+    Raises PlacementError where a component that stays holds accelerators that another one needs, and is not in
+    `allow_resident`.
     """
-    needs = take_turns(needs, placement, offload)
-    problems = find_clashes(placement, needs, offload, allow_resident, sources or {})
-    if problems:
+    active = split_stages(needs, placement, offload)
+    if problems := find_clashes(placement, active, offload, allow_resident, sources or {}):
         raise PlacementError(problems)
-    falling = {c for c in placement.components if offload[c] and disturbed(placement, needs, c)}
+    return schedule_of(placement, active, offload)
+
+
+def schedule_of(placement: HybridComponentPlacement, active: Needs, offload: Mapping[str, bool]) -> Schedule:
+    """The schedule of needs in sub-stages (`split_stages`) that were checked for clashes.
+
+    A component with offload that shares accelerators falls to its need in every stage; all others stay full throughout.
+    """
+    falling = {c for c in placement.components if offload[c] and makes_room(placement, active, c)}
     residency = {
-        stage: {c: needs.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
-        for stage in needs.stages
+        stage: {c: active.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
+        for stage in active.stages
     }
-    everything_off = dict.fromkeys(placement.components, Residency.OFF)
+    first, last = active.stages[0], active.stages[-1]
     return Schedule(
-        stages=needs.stages,
-        needs=needs,
+        stages=active.stages,
+        needs=active,
         residency=residency,
-        first=_transition(needs.stages[0], everything_off, residency[needs.stages[0]]),
+        first=_transition(first, dict.fromkeys(placement.components, Residency.OFF), residency[first]),
         entries={
             stage: _transition(stage, residency[before], residency[stage])
-            for before, stage in zip((needs.stages[-1], *needs.stages), needs.stages, strict=False)
+            for before, stage in zip((last, *active.stages), active.stages, strict=False)
         },
     )
 
@@ -233,9 +246,9 @@ def find_clashes(
     sources: Mapping[str, Source],
     blocks: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Components without offload that stay on accelerators another one needs for itself in some stage.
+    """Report components without offload that stay on accelerators which another component needs in some stage.
 
-    Two that are needed in full in the same stage must fit together anyway, so neither is in the other's way by staying.
+    Two that are needed in full in the same stage must fit together anyway, so both may stay. `needs` in sub-stages;
     `blocks`: component -> key of its block, where that is not its name.
     """
     problems: list[Problem] = []
@@ -250,8 +263,8 @@ def find_clashes(
     return problems
 
 
-def disturbed(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
-    """Whether it would be in somebody's way by staying, so that it leaves if it has offload."""
+def makes_room(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
+    """Whether it would hold more than it needs while another component needs the accelerators, and so leaves them."""
     return any(
         _in_the_way(needs, stage, component, other)
         for other in placement.components
@@ -261,7 +274,7 @@ def disturbed(placement: HybridComponentPlacement, needs: Needs, component: str)
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
-    """`other` is needed while `component` holds more than its need by staying."""
+    """Whether `other` is needed while `component` holds more than its need by staying."""
     return needs.of(stage, other) > Residency.OFF and needs.of(stage, component) < needs.peak(component)
 
 
@@ -304,52 +317,52 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
     )
 
 
-Row = dict[str, Residency]  # component -> what a sub-stage needs of it, in the order in which they run
+_Row = dict[str, Residency]  # component -> what a sub-stage needs of it, in the order in which they run
 
 
-def take_turns(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
-    """The same needs with the stages that this placement makes of them; none of them is left to be divided.
+def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
+    """Split each divisible stage so that components that share accelerators run in turn.
 
-    A component may begin early where nobody is at work on its accelerators; where rollout goes on throughout, where
-    nobody ever is. Two that share accelerators work one after the other if both leave them; one that stays would take
-    no less memory by waiting. A stage that nobody is left in is no stage.
+    A component starts early only if no other component uses its accelerators in that stage, or, when rollout is
+    asynchronous, in any stage. Two that share accelerators run one after the other if both leave them; a component
+    that stays would not take less memory by waiting. A stage in which no component is left is dropped.
     """
-    rows: dict[str, Row] = {stage: dict(needs.residency[stage]) for stage in needs.stages}
+    rows: dict[str, _Row] = {stage: dict(needs.residency[stage]) for stage in needs.stages}
     for component, stage in needs.early.items():
         busy = [c for row in rows.values() for c in row if c != component] if needs.ahead else rows[stage]
         if component in placement.components and not any(_share(placement, component, other) for other in busy):
-            later = [rows[name] for name in needs.turns if component in rows[name]]
+            later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row.pop(component) for row in later)
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
-        turns = _divide(row, placement, offload) if stage in needs.turns else [row]
-        names = [f"{stage} {number}" for number in range(1, len(turns) + 1)] if len(turns) > 1 else [stage]
-        residency |= zip(names, turns, strict=False)
-    return dataclasses.replace(needs, stages=tuple(residency), residency=residency, turns=(), early={})
+        parts = _divide(row, placement, offload) if stage in needs.divisible else [row]
+        names = [f"{stage} {number}" for number in range(1, len(parts) + 1)] if len(parts) > 1 else [stage]
+        residency |= zip(names, parts, strict=False)
+    return dataclasses.replace(needs, stages=tuple(residency), residency=residency, divisible=(), early={})
 
 
 def base_stage(stage: str) -> str:
-    """The stage that a turn is of: `infer 2` is one of infer."""
+    """The stage that a sub-stage is part of: `infer 2` is part of infer."""
     return stage.partition(" ")[0]
 
 
-def _divide(row: Row, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> list[Row]:
-    """Each component to the first turn in which it is in nobody's way."""
-    leaving = {component for component, leaves in offload.items() if leaves}
-    turns: list[Row] = []
+def _divide(row: _Row, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> list[_Row]:
+    """Each component in the first sub-stage in which no component that leaves shares accelerators with it."""
+    parts: list[_Row] = []
     for component, need in row.items():
+        leaves = offload.get(component, False)
         free = (
-            turn
-            for turn in turns
-            if not any(c in leaving and component in leaving and _share(placement, component, c) for c in turn)
+            part
+            for part in parts
+            if not any(leaves and offload.get(c, False) and _share(placement, component, c) for c in part)
         )
-        turn = next(free, None)
-        if turn is None:
-            turns.append(turn := {})
-        turn[component] = need
-    return turns
+        part = next(free, None)
+        if part is None:
+            parts.append(part := {})
+        part[component] = need
+    return parts
 
 
 def _share(placement: HybridComponentPlacement, a: str, b: str) -> bool:
-    """Whether they have accelerators in common; what could not be placed has none."""
+    """Whether two components have accelerators in common; one that could not be placed has none."""
     return {a, b} <= {*placement.components} and bool(placement.shared(a, b))

@@ -17,9 +17,15 @@ from collections.abc import Iterable, Mapping
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.footprint import Assumptions, Demand, Footprint, HostPart, Part, Placed
-from rlplace.placement.memory.occupancy import AcceleratorClass, ClusterOccupancy, HostClass, Occupancy, occupancy_of
+from rlplace.placement.memory.occupancy import (
+    AcceleratorClass,
+    HostClass,
+    Occupancy,
+    accelerator_classes,
+    host_classes,
+)
 from rlplace.placement.memory.shared import SharedMemory
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, derive_schedule
+from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, split_stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,7 @@ class Account:
 class MemoryLedger:
     """Bytes by accelerator, moment, component and purpose; never changes."""
 
-    footprints: Mapping[str, tuple[Footprint, ...]]  # component -> of one rank, for each way its ranks sit
+    footprints: Mapping[str, tuple[Footprint, ...]]  # component -> of one rank, for each occupancy of its ranks
     accelerators: tuple[Account, ...]
     hosts: tuple[Account, ...]
     measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
@@ -150,8 +156,32 @@ Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Derived:
+    """What follows from a placement, needs and offloads."""
+
+    placement: HybridComponentPlacement
+    needs: Needs
+    offload: Mapping[str, bool]
+    schedule: Schedule
+    accelerators: tuple[AcceleratorClass, ...]
+    hosts: tuple[HostClass, ...]
+
+    @classmethod
+    def of(cls, placement: HybridComponentPlacement, needs: Needs, offload: Mapping[str, bool]) -> _Derived:
+        leaving = {c: offload.get(c, False) for c in placement.components}
+        return cls(
+            placement=placement,
+            needs=needs,
+            offload=offload,
+            schedule=schedule_of(placement, split_stages(needs, placement, leaving), leaving),
+            accelerators=accelerator_classes(placement),
+            hosts=host_classes(placement),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
-    """What is asked about. Components without a demand are counted as nothing, which `notes` of the ledger says."""
+    """What a ledger is computed from. Components without a demand count as 0 bytes; `notes` of the ledger list them."""
 
     placement: HybridComponentPlacement
     needs: Needs
@@ -167,20 +197,18 @@ class MemoryCase:
     assumptions: Assumptions = dataclasses.field(default_factory=Assumptions)
     notes: tuple[str, ...] = ()
     shared: SharedMemory = dataclasses.field(default_factory=SharedMemory)  # on the hosts, beside what components hold
-    # Worked out here, once for a placement however many questions are derived from this one.
-    seating: tuple[HybridComponentPlacement, ClusterOccupancy] | None = dataclasses.field(
-        default=None, repr=False, compare=False
-    )
+    # Derived here once, and kept in cases that differ in demands alone.
+    derived: _Derived | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.seating is None or self.seating[0] is not self.placement:
-            object.__setattr__(self, "seating", (self.placement, occupancy_of(self.placement)))
+        old = self.derived
+        if old is None or old.placement is not self.placement or old.offload != self.offload or old.needs != self.needs:
+            object.__setattr__(self, "derived", _Derived.of(self.placement, self.needs, self.offload))
 
     def schedule(self) -> Schedule:
-        """As in the plan. Residents that would clash are let stay: here memory decides, not the rule."""
-        placed = self.placement.components
-        offload = {c: self.offload.get(c, False) for c in placed}
-        return derive_schedule(self.placement, self.needs, offload, allow_resident=placed)
+        """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
+        assert self.derived is not None, "made with the case"
+        return self.derived.schedule
 
     def ledger(self) -> MemoryLedger:
         return _Count(self).ledger()
@@ -202,9 +230,9 @@ class _Count:
 
     def ledger(self) -> MemoryLedger:
         case = self._case
-        assert case.seating is not None, "a case has seats from the start"
-        accelerators = tuple(self._accelerators(bench) for bench in case.seating[1].benches)
-        hosts = tuple(self._hosts(house) for house in case.seating[1].houses)
+        assert case.derived is not None, "made with the case"
+        accelerators = tuple(map(self._accelerators, case.derived.accelerators))
+        hosts = tuple(map(self._hosts, case.derived.hosts))
         unknown = [c for c in case.placement.components if c not in case.demands and c not in case.measured]
         note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
         return MemoryLedger(
@@ -217,23 +245,23 @@ class _Count:
             notes=(*case.notes, *note),
         )
 
-    def _footprint(self, seat: Occupancy, kind: str, memory_bytes: int) -> Footprint:
+    def _footprint(self, occupancy: Occupancy, kind: str, memory_bytes: int) -> Footprint:
         case = self._case
-        declared = case.placement.spec(seat.component).parallel.tensor_parallel_size
+        declared = case.placement.spec(occupancy.component).parallel.tensor_parallel_size
         placed = Placed(
-            ranks=case.ranks.get(seat.component, case.placement.world_size(seat.component)),
-            accelerators_per_rank=seat.accelerators_per_rank,
-            tensor_parallel=declared if declared > 1 else max(1, seat.accelerators_per_rank),
+            ranks=case.ranks.get(occupancy.component, case.placement.world_size(occupancy.component)),
+            accelerators_per_rank=occupancy.accelerators_per_rank,
+            tensor_parallel=declared if declared > 1 else max(1, occupancy.accelerators_per_rank),
             memory_bytes=memory_bytes,
             kind=kind,
             assumptions=case.assumptions,
         )
-        key = (seat.component, placed)
+        key = (occupancy.component, placed)
         if key not in self._footprints:
-            demand = case.demands.get(seat.component)
+            demand = case.demands.get(occupancy.component)
             formula = demand.footprint(placed) if demand is not None else _NOTHING
-            measured = formula.measured(case.measured.get(seat.component, {}))
-            self._footprints[key] = measured.with_unforeseen(case.unforeseen.get(seat.component, {}))
+            measured = formula.measured(case.measured.get(occupancy.component, {}))
+            self._footprints[key] = measured.with_unforeseen(case.unforeseen.get(occupancy.component, {}))
         return self._footprints[key]
 
     def _moments(self) -> Iterable[tuple[Moment, Mapping[str, Residency]]]:
@@ -245,57 +273,55 @@ class _Count:
             yield Moment(stage=stage, entering=True), schedule.residency[stage]
             yield Moment(stage=stage), schedule.residency[stage]
 
-    def _accelerators(self, bench: AcceleratorClass) -> Account:
-        found = [(seat, self._footprint(seat, bench.kind, bench.memory_bytes)) for seat in bench.seats]
+    def _accelerators(self, used: AcceleratorClass) -> Account:
+        found = [
+            (occupancy, self._footprint(occupancy, used.kind, used.memory_bytes)) for occupancy in used.occupancies
+        ]
         loads: list[Load] = []
         for moment, held in self._moments():
             holds: list[Hold] = []
-            for seat, footprint in found:
-                parts = self._parts(moment, seat.component, footprint, held[seat.component])
-                holds += _holds(seat.component, parts, seat.ranks_per_accelerator)
+            for occupancy, footprint in found:
+                parts = self._parts(moment, occupancy.component, footprint, held[occupancy.component])
+                holds += _holds(occupancy.component, parts, occupancy.ranks_per_accelerator)
             if moment.start:  # one after another, so the largest of them speaks for all
                 loading = [
-                    _holds(seat.component, footprint.loading.items(), 1)
-                    for seat, footprint in found
-                    if held[seat.component] > Residency.OFF
+                    _holds(occupancy.component, footprint.loading.items(), 1)
+                    for occupancy, footprint in found
+                    if held[occupancy.component] > Residency.OFF
                 ]
                 holds += max(loading, key=lambda parts: sum(h.size_bytes for h in parts), default=[])
             loads.append(_load(moment, holds))
-        return Account(
-            numbers=bench.accelerators, kind=bench.kind, capacity_bytes=bench.memory_bytes, loads=tuple(loads)
-        )
+        return Account(numbers=used.accelerators, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
 
     def _parts(
         self, moment: Moment, component: str, footprint: Footprint, held: Residency
     ) -> list[tuple[Part | HostPart, int]]:
         parts: list[tuple[Part | HostPart, int]] = list(footprint.held[held].items())
         if not moment.entering:
-            for stage in self._schedule.needs.stages_at_work(moment.stage, component):
+            for stage in self._schedule.needs.active_stages(moment.stage, component):
                 parts += footprint.working.get(base_stage(stage), {}).items()
         return parts
 
-    def _hosts(self, house: HostClass) -> Account:
-        found = [(seat, n, self._footprint(seat, house.kind, house.memory_bytes)) for seat, n in house.ranks.items()]
+    def _hosts(self, hosts: HostClass) -> Account:
+        found = [
+            (occupancy, n, self._footprint(occupancy, hosts.kind, hosts.memory_bytes))
+            for occupancy, n in hosts.ranks.items()
+        ]
         shared = [
             Hold(component=purpose, part=HostPart.SHARED, size_bytes=size)
             for purpose in self._case.shared.by_purpose
-            if (size := self._case.shared.largest(purpose, house.nodes))
+            if (size := self._case.shared.largest(purpose, hosts.nodes))
         ]
         loads: list[Load] = []
         for moment, held in self._moments():
             if moment.entering:
                 continue  # copies are made and dropped one by one
             holds: list[Hold] = []
-            for seat, ranks, footprint in found:
-                holds += _holds(seat.component, footprint.host.get(held[seat.component], {}).items(), ranks)
+            for occupancy, ranks, footprint in found:
+                holds += _holds(occupancy.component, footprint.host.get(held[occupancy.component], {}).items(), ranks)
             holds += shared
             loads.append(_load(moment, holds))
-        return Account(
-            numbers=house.nodes,
-            kind="host",
-            capacity_bytes=house.host_memory_bytes,
-            loads=tuple(loads),
-        )
+        return Account(numbers=hosts.nodes, kind="host", capacity_bytes=hosts.host_memory_bytes, loads=tuple(loads))
 
 
 _NOTHING = Footprint(held={residency: {} for residency in Residency})
@@ -307,7 +333,7 @@ def _holds(component: str, parts: Iterable[tuple[Part | HostPart, int]], times: 
 
 def _load(moment: Moment, holds: list[Hold]) -> Load:
     merged: dict[tuple[str, Part | HostPart], int] = {}
-    for hold in holds:  # ranks of one component may sit in several ways
+    for hold in holds:  # ranks of one component may have several occupancies
         key = (hold.component, hold.part)
         merged[key] = merged.get(key, 0) + hold.size_bytes
     ordered = sorted(merged.items(), key=lambda item: (-item[1], item[0][0], item[0][1].value))

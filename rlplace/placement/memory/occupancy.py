@@ -1,4 +1,4 @@
-"""Accelerators and nodes that are used alike, each kind once: what is computed for one holds for all of them."""
+"""Classes of accelerators and hosts that are used alike: what is computed for one holds for all of its class."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ from rlplace.placement.machines.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """How ranks of one component sit: several on one accelerator, one on several, or on a node's host alone."""
+    """How ranks of one component use accelerators: several share one, one has several, or it has a host alone."""
 
     component: str
     ranks_per_accelerator: int = 1
     accelerators_per_rank: int = 0
 
+    @classmethod
+    def of(cls, component: str, segment: Segment) -> Occupancy:
+        return cls(
+            component=component,
+            ranks_per_accelerator=segment.ranks_per_accelerator,
+            accelerators_per_rank=segment.accelerators_per_rank,
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorClass:
-    """Alike accelerators with alike seats."""
+    """Equal accelerators with equal occupancies."""
 
     accelerators: Ranges
     kind: str
     memory_bytes: int  # of one; 0: not known
-    seats: tuple[Occupancy, ...]
+    occupancies: tuple[Occupancy, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostClass:
-    """Alike nodes: how many ranks of which seat each of them hosts."""
+    """Equal nodes: how many ranks of which occupancy each of them hosts."""
 
     nodes: Ranges
     kind: str
@@ -43,47 +51,36 @@ class HostClass:
     ranks: Mapping[Occupancy, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOccupancy:
-    """Everybody's place, both by accelerator and by node; lowest number first."""
+def accelerator_classes(placement: HybridComponentPlacement) -> tuple[AcceleratorClass, ...]:
+    """Of the accelerators that a component uses, lowest number first. Linear in nodes and segments.
 
-    benches: tuple[AcceleratorClass, ...]  # of the accelerators that a component uses
-    houses: tuple[HostClass, ...]  # of the nodes that host a rank
-
-
-def occupancy_of(placement: HybridComponentPlacement) -> ClusterOccupancy:
-    """Linear in nodes x components, in segments, and in ranks that have no accelerator."""
-    return ClusterOccupancy(benches=_benches(placement), houses=_houses(placement))
-
-
-def _benches(placement: HybridComponentPlacement) -> tuple[AcceleratorClass, ...]:
-    """Sweeps over the accelerators from one change to the next: of hardware, or of who sits there."""
-    changes: dict[int, list[tuple[Occupancy, bool]]] = {}
+    Sweeps over the accelerators from one change to the next: of hardware, or of the components there.
+    """
+    changes: dict[int, list[tuple[bool, Occupancy]]] = {}  # accelerator -> (whether it starts there, occupancy)
     for component in placement.components:
         for segment in placement.spec(component).segments:
-            seat = _seat(component, segment)
-            changes.setdefault(segment.accelerators.start, []).append((seat, True))
-            changes.setdefault(segment.accelerators.stop, []).append((seat, False))
+            occupancy, numbers = Occupancy.of(component, segment), segment.accelerators
+            changes.setdefault(numbers.start, []).append((True, occupancy))
+            changes.setdefault(numbers.stop, []).append((False, occupancy))
     found: dict[tuple[str, int, tuple[Occupancy, ...]], list[range]] = {}
-    seated: dict[str, list[Occupancy]] = {component: [] for component in placement.components}
+    present: dict[str, list[Occupancy]] = {component: [] for component in placement.components}
     ordered = sorted(changes)
-    for stretch, kind, memory in _hardware(placement.topology):
-        inside = ordered[bisect_right(ordered, stretch.start) : bisect_left(ordered, stretch.stop)]
-        edges = (stretch.start, *inside, stretch.stop)
-        for start, stop in itertools.pairwise(edges):
-            for seat, comes in sorted(changes.get(start, ()), key=lambda change: change[1]):  # who goes, goes first
-                (seated[seat.component].append if comes else seated[seat.component].remove)(seat)
-            seats = tuple(itertools.chain(*seated.values()))
-            if seats:
-                found.setdefault((kind, memory, seats), []).append(range(start, stop))
+    for interval, kind, memory in _hardware(placement.topology):
+        inside = ordered[bisect_right(ordered, interval.start) : bisect_left(ordered, interval.stop)]
+        for start, stop in itertools.pairwise((interval.start, *inside, interval.stop)):
+            for starts, occupancy in sorted(changes.get(start, ()), key=lambda change: change[0]):  # ends first
+                there = present[occupancy.component]
+                (there.append if starts else there.remove)(occupancy)
+            if occupancies := tuple(itertools.chain(*present.values())):
+                found.setdefault((kind, memory, occupancies), []).append(range(start, stop))
     return tuple(
-        AcceleratorClass(accelerators=Ranges.of(places), kind=kind, memory_bytes=memory, seats=seats)
-        for (kind, memory, seats), places in found.items()
+        AcceleratorClass(accelerators=Ranges.of(places), kind=kind, memory_bytes=memory, occupancies=occupancies)
+        for (kind, memory, occupancies), places in found.items()
     )
 
 
 def _hardware(topology: Topology) -> Iterator[tuple[range, str, int]]:
-    """Stretches of accelerators of one kind and memory, over neighbouring nodes; all accelerators in order."""
+    """Intervals of accelerators of one kind and memory, over neighbouring nodes; all accelerators in order."""
     kind, memory, start, stop = "", 0, 0, 0
     for node in topology.nodes:
         for run in node.alike:
@@ -95,41 +92,37 @@ def _hardware(topology: Topology) -> Iterator[tuple[range, str, int]]:
         yield range(start, stop), kind, memory
 
 
-def _houses(placement: HybridComponentPlacement) -> tuple[HostClass, ...]:
+def host_classes(placement: HybridComponentPlacement) -> tuple[HostClass, ...]:
+    """Of the nodes that host a rank, lowest number first.
+
+    Linear in nodes x components, in segments, and in ranks that have no accelerator.
+    """
     nodes = placement.topology.nodes
-    seated: list[dict[Occupancy, int]] = [{} for _ in nodes]
+    hosted: list[dict[Occupancy, int]] = [{} for _ in nodes]
     for component in placement.components:
-        for seat, at, ranks in _guests(placement, component):
-            seated[at][seat] = seated[at].get(seat, 0) + ranks
+        for occupancy, at, ranks in _hosted(placement, component):
+            hosted[at][occupancy] = hosted[at].get(occupancy, 0) + ranks
     found: dict[tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]] = {}
-    for node, guests in zip(nodes, seated, strict=True):
-        if guests:
-            key = (node.kind, node.memory_bytes, node.host_memory_bytes, tuple(guests.items()))
+    for node, ranks_there in zip(nodes, hosted, strict=True):
+        if ranks_there:
+            key = (node.kind, node.memory_bytes, node.host_memory_bytes, tuple(ranks_there.items()))
             found.setdefault(key, []).append(range(node.rank, node.rank + 1))
     return tuple(
-        HostClass(nodes=Ranges.of(places), kind=kind, memory_bytes=memory, host_memory_bytes=host, ranks=dict(guests))
-        for (kind, memory, host, guests), places in found.items()
+        HostClass(nodes=Ranges.of(places), kind=kind, memory_bytes=memory, host_memory_bytes=host, ranks=dict(ranks))
+        for (kind, memory, host, ranks), places in found.items()
     )
 
 
-def _guests(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Occupancy, int, int]]:
-    """How many ranks of a component, sitting how, a node hosts: (seat, node, ranks)."""
+def _hosted(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Occupancy, int, int]]:
+    """How many ranks of a component a node hosts: (occupancy, node, ranks)."""
     segments, nodes = placement.spec(component).segments, placement.topology.nodes
     if not segments:  # on nodes or other hardware
         yield from ((Occupancy(component=component), slot.node, 1) for slot in placement.slots(component))
     for segment in segments:
-        seat, numbers = _seat(component, segment), segment.accelerators
+        occupancy, numbers = Occupancy.of(component, segment), segment.accelerators
         at = placement.topology.node_of(numbers.start).rank
         while at < len(nodes) and nodes[at].first < numbers.stop:
             here = min(numbers.stop, nodes[at].first + nodes[at].accelerators) - max(numbers.start, nodes[at].first)
             if here:  # nodes never cut a rank
-                yield seat, at, here // seat.accelerators_per_rank * seat.ranks_per_accelerator
+                yield occupancy, at, here // occupancy.accelerators_per_rank * occupancy.ranks_per_accelerator
             at += 1
-
-
-def _seat(component: str, segment: Segment) -> Occupancy:
-    return Occupancy(
-        component=component,
-        ranks_per_accelerator=segment.ranks_per_accelerator,
-        accelerators_per_rank=segment.accelerators_per_rank,
-    )

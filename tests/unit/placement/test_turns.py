@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Residency, Schedule, Topology, derive_schedule
-from rlplace.placement.schedule import base_stage, rlhf_needs, take_turns
+from rlplace.placement.schedule import base_stage, rlhf_needs, split_stages
 
 OFF, WEIGHTS, FULL = Residency
 Works = dict[str, tuple[str, ...]]
@@ -113,7 +113,7 @@ def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:
 
 def test_simulators_are_not_touched() -> None:
     placement = placed(actor="0-7", env="0-3", rollout="4-7")
-    assert take_turns(PPO_NEEDS, placement, dict.fromkeys(placement.components, True)) == PPO_NEEDS
+    assert split_stages(PPO_NEEDS, placement, dict.fromkeys(placement.components, True)) == PPO_NEEDS
     plan = derive_schedule(placement, PPO_NEEDS, dict.fromkeys(placement.components, True))
     assert plan.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
 
@@ -121,8 +121,8 @@ def test_simulators_are_not_touched() -> None:
 def test_turns_are_taken_once() -> None:
     placement = placed(**EVERYWHERE)
     leaving = dict.fromkeys(placement.components, True)
-    once = take_turns(rlhf_needs(placement.components), placement, leaving)
-    assert take_turns(once, placement, leaving) == once
+    once = split_stages(rlhf_needs(placement.components), placement, leaving)
+    assert split_stages(once, placement, leaving) == once
     assert [base_stage(stage) for stage in once.stages] == ["sync", "rollout", *["infer"] * 4, *["learn"] * 2]
 
 

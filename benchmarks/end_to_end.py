@@ -68,7 +68,7 @@ def ours(what: str, hidden: str, seed: int, overrides: Sequence[str]) -> Run:
         f"algorithm.rollout_steps={steps}",
         f"algorithm.epochs={EPOCHS}",
         f"algorithm.num_minibatches={steps * ENVS // MINIBATCH}",
-        f"runner.total_env_steps={ITERATIONS * steps * ENVS if what == 'rate' else GIVE_UP}",
+        f"runner.total_iterations={ITERATIONS if what == 'rate' else -(-GIVE_UP // (steps * ENVS))}",
         f"runner.stop_at_return={GOAL if what == 'solved' else 'null'}",
         f"runner.seed={seed}",
         "runner.sinks=[jsonl]",

@@ -210,7 +210,7 @@ def grpo() -> str:
 def grpo_words() -> list[str]:
     placed = [f"cluster.component_placement.{component}=0" for component in ("actor", "env", "rollout")]
     return [
-        *("--config-name", "collocated_grpo_llm", "model=tiny"),
+        *("--config-name", "collocated_grpo_llm", "model@actor.model=tiny"),
         *("cluster.accelerators_per_node=1", "cluster.accelerator.kind=cuda", *placed),
         *("rollout.dtype=bf16", "rollout.cache_dtype=bf16", "actor.compute=bf16"),
         *("algorithm.max_prompt_length=192", "runner.total_iterations=4", "runner.eval_every=0"),

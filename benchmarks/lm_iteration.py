@@ -30,7 +30,7 @@ PARTS = {
 
 def train(model: str, iterations: int, overrides: Sequence[str], folder: Path) -> list[dict[str, float]]:
     """Metrics by iteration."""
-    command = [sys.executable, "-m", "rlplace.train", "--config-name", "hybrid_grpo_llm", f"model={model}"]
+    command = [sys.executable, "-m", "rlplace.train", "--config-name", "hybrid_grpo_llm", f"model@actor.model={model}"]
     command += [f"runner.total_iterations={iterations}", "runner.eval_every=0", "runner.sinks=[jsonl]"]
     command += [f"runner.output_dir={folder}", *(TINY if model == "tiny" else ()), *overrides]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from rlplace.llm_config import LlmConfig, read_llm_config
+from rlplace.config import Config, read_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import LlmJob
@@ -119,14 +119,13 @@ def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks
     rendezvous = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach())
     ranks = join_ranks(0, 1, rendezvous, torch.device("cpu"))
     lm = ShardedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
-    return ranks, LmLearner(config, lm, Adam(lm.trained_shards(), config.actor.adam), ranks, "actor rank 0")
+    return ranks, LmLearner(config, lm, Adam(lm.trained_shards(), config.actor.optimizer), ranks, "actor rank 0")
 
 
-def config_of(folder: Path, prompts: int) -> LlmConfig:
-    return read_llm_config(
+def config_of(folder: Path, prompts: int) -> Config:
+    return read_config(
         {
             "cluster": {"component_placement": {}},
-            "model": {"path": str(folder)},
             "algorithm": {
                 "name": "grpo",
                 "loss": "token",
@@ -134,7 +133,7 @@ def config_of(folder: Path, prompts: int) -> LlmConfig:
                 "prompts": prompts,
                 "samples_per_prompt": 4,
             },
-            "actor": {"compute": "fp32", "token_budget": BUDGET},
+            "actor": {"model": {"path": str(folder)}, "compute": "fp32", "token_budget": BUDGET},
             "env": {"task": "arithmetic"},
         }
     )

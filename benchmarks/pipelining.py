@@ -96,7 +96,7 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
     plan = make_plan(config, declared_topology(config.cluster))
     return SlowJob(
         config=config,
-        spaces=describe(config.env),
+        spaces=describe(config.simulator_env),
         routes=plan.routes,
         deliveries=plan.deliveries,
         row_s=policy_ms / 1e3 / ROWS,

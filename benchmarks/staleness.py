@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlplace import compose  # noqa: E402
+from rlplace.config import compose  # noqa: E402
 from rlplace.llm_run import llm_run  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement.llm import llm_memory_case  # noqa: E402
@@ -93,7 +93,14 @@ class Pace:
 def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: int) -> list[Mapping[str, float]]:
     """Metrics by iteration."""
     asked = (f"algorithm.max_staleness={staleness}", f"runner.total_iterations={iterations}")
-    words = ["--config-name", "disaggregated_grpo_llm", "model=tiny", f"model.path={model}", *JOB, *asked]
+    words = [
+        "--config-name",
+        "disaggregated_grpo_llm",
+        "model@actor.model=tiny",
+        f"actor.model.path={model}",
+        *JOB,
+        *asked,
+    ]
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={folder}"])
     config, layout = read_llm_plan(composed, launched=True)
     job = llm_run(config, layout)

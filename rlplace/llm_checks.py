@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlplace.config import Config, FrozenConfig, TrainedConfig
 from rlplace.envs import text
 from rlplace.errors import ConfigError, Problem, Source, source_of
-from rlplace.llm_config import LlmConfig
-from rlplace.llm_roles import JudgeConfig, TrainedConfig
 from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
@@ -23,10 +22,10 @@ from rlplace.workers.training.trained_lm import not_run
 _SIMULATORS = ("env", "agent")  # roles without a model
 
 
-def check_launch(config: LlmConfig, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def check_launch(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
     """Everything that would stop a run of this plan after its workers have started."""
     problems = check_sizes(config, layout, sources)
-    if config.rollout.engine == "vllm":
+    if config.text_rollout.engine == "vllm":
         kind = "emulated" if layout.topology.nodes[0].kind == "emulated" else "gpu"
         problem = vllm_support.installation_problem(vllm_support.installed(), kind)
         problems += [problem] if problem is not None else []
@@ -35,11 +34,11 @@ def check_launch(config: LlmConfig, layout: Layout, sources: Mapping[str, Source
     return [_placed(p, sources) for p in problems]
 
 
-def check_sizes(config: LlmConfig, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def check_sizes(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
     """What can be said without the folder: the task and its rewards, the context, the engines' shares of the model."""
     assert config.runs, "only these are checked"
     runner, engines = config.runner, layout.placement.spec("rollout")
-    problems = list(text.check(config.env, seed=runner.seed, evaluated=runner.eval_every > 0))
+    problems = list(text.check(config.text_env, seed=runner.seed, evaluated=runner.eval_every > 0))
     problems += not_run("actor", config.actor)
     problems += critic_problems(config) if "critic" in config.placed else []
     problems += check_judges(config, layout.placement.components)
@@ -48,9 +47,9 @@ def check_sizes(config: LlmConfig, layout: Layout, sources: Mapping[str, Source]
     problems += vllm_support.model_problems(model, context=context, tensor_parallel=each)
     problems += _check_factors(config)
     problems += _check_parallel(layout)
-    cache = vllm_support.cache_problem(config.rollout.engine, config.rollout.dtype, config.rollout.cache)
+    cache = vllm_support.cache_problem(config.text_rollout.engine, config.text_rollout.dtype, config.text_rollout.cache)
     problems += [cache] if cache is not None else []
-    if config.rollout.engine == "transformers" and each > 1:
+    if config.text_rollout.engine == "transformers" and each > 1:
         problems.append(_one_each(engines.render(), each))
     limits = config.algorithm.max_prompt_length + config.algorithm.max_new_tokens
     if config.algorithm.longest < limits:
@@ -68,13 +67,13 @@ def check_sizes(config: LlmConfig, layout: Layout, sources: Mapping[str, Source]
     return [_placed(p, sources) for p in problems]
 
 
-def _check_own_models(config: LlmConfig, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def _check_own_models(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
     """Folders with weights, of the models that components have of their own."""
     problems: list[Problem] = []
     for component in layout.placement.components:
         block = config.block_of(component)
-        if component != "actor" and isinstance(block, (TrainedConfig, JudgeConfig)):
-            path = (block.model or {}).get("path")
+        if component != "actor" and isinstance(block, (TrainedConfig, FrozenConfig)):
+            path = ((block.model if isinstance(block.model, Mapping) else None) or {}).get("path")
             key = f"{config.key_of(component)}.model.path"
             problems += [] if path is None else _without_weights(Path(str(path)), key, sources)
     return list(dict.fromkeys(problems))  # components may share a block
@@ -90,7 +89,7 @@ def _without_weights(folder: Path, key: str, sources: Mapping[str, Source]) -> l
     return [not_a_model(what, str(folder), why, fix, sources, key)]
 
 
-def _check_folder(config: LlmConfig, sources: Mapping[str, Source]) -> list[Problem]:
+def _check_folder(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
     """Weights for the actor, and every prompt that can be known, as the model's own tokenizer and template have it."""
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
@@ -98,7 +97,7 @@ def _check_folder(config: LlmConfig, sources: Mapping[str, Source]) -> list[Prob
     folder = Path(written)
     if not folder.is_dir():
         return [no_folder(folder, written, sources)]
-    problems = _without_weights(folder, "model.path", sources)
+    problems = _without_weights(folder, "actor.model.path", sources)
     try:
         size = Tokenizer.load(folder).size
     except ConfigError as error:
@@ -111,7 +110,7 @@ def _check_folder(config: LlmConfig, sources: Mapping[str, Source]) -> list[Prob
     return [*problems, *check_prompts(config, folder)]
 
 
-def _check_factors(config: LlmConfig) -> list[Problem]:
+def _check_factors(config: Config) -> list[Problem]:
     actor = config.actor
     if actor.sync.mode != "lora" or actor.lora_rank is not None:
         return []
@@ -150,7 +149,7 @@ def _check_parallel(layout: Layout) -> list[Problem]:
 def _no_path() -> Problem:
     return Problem(
         code="missing-key",
-        key="model.path",
+        key="actor.model.path",
         what="is required in a run",
         why="weights, tokenizer and chat template are read from there; keys of its config.json alone can be planned",
         fix="path: models/smollm2        (any Hugging Face folder; scripts/get_model smollm2 makes this one)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.llm_config import LlmConfig
+from rlplace.config import Config
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import llm_memory_case, with_share
@@ -14,7 +14,7 @@ from rlplace.workers.llm_job import LlmJob
 from rlplace.workers.worker import Worker
 
 
-def llm_run(config: LlmConfig, layout: Layout) -> JobSpec:
+def llm_run(config: Config, layout: Layout) -> JobSpec:
     if config.cluster.launcher == "inline":
         import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
 
@@ -37,7 +37,7 @@ def llm_run(config: LlmConfig, layout: Layout) -> JobSpec:
         driver=RunDriver(
             TEXT,
             iterations=config.runner.total_iterations,
-            goal=config.runner.stop_at_reward,
+            goal=config.runner.stop_at_return,
             eval_every=config.runner.eval_every,
         ),
         console=SCORED_CONSOLE if "infer" in map(base_stage, layout.schedule.stages) else TEXT_CONSOLE,
@@ -46,7 +46,7 @@ def llm_run(config: LlmConfig, layout: Layout) -> JobSpec:
     )
 
 
-def worker_of(config: LlmConfig, component: str) -> type[Worker]:
+def worker_of(config: Config, component: str) -> type[Worker]:
     """What runs a component: by its role, a reward by what scores it."""
     from rlplace.workers.roles.critic import Critic
     from rlplace.workers.roles.function_reward import RewardFunctionWorker

@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from rlplace.config import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.errors import ConfigError, Problem, Source, source_of
-from rlplace.llm_config import LlmConfig
-from rlplace.llm_roles import JudgeConfig, RewardModelConfig, TrainedConfig
 
-_Block = TypeVar("_Block", bound=TrainedConfig | JudgeConfig)
+_Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 
-_PATH = "model.path"
+_PATH = "actor.model.path"
 _GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
 _OWN = ("actor", "critic", "reference")  # roles with one block, which may name a model of its own
 
 
-def with_folder(config: LlmConfig, sources: Mapping[str, Source]) -> LlmConfig:
-    """The config with an absolute `model.path` and the keys of the folder's config.json, which count.
+def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
+    """The config with an absolute `actor.model.path` and the keys of the folder's config.json, which count.
 
     So of every component with a model of its own. A plan needs no folder where the keys of config.json are written in
     the config. Raises ConfigError.
@@ -28,18 +27,18 @@ def with_folder(config: LlmConfig, sources: Mapping[str, Source]) -> LlmConfig:
     reward = config.reward
     return dataclasses.replace(
         config,
-        model=_with_keys(config.model, _PATH, sources),
         **{role: _with_model(getattr(config, role), role, sources) for role in _OWN},
         reward=_with_model(reward, "reward", sources)
-        if isinstance(reward, RewardModelConfig)
+        if isinstance(reward, RewardConfig)
         else {name: _with_model(block, f"reward.{name}", sources) for name, block in reward.items()},
     )
 
 
 def _with_model(block: _Block, key: str, sources: Mapping[str, Source]) -> _Block:
-    if isinstance(block, RewardModelConfig) and block.kind != "model":
+    if isinstance(block, RewardConfig) and block.kind != "model":
         return dataclasses.replace(block, model=None)  # a function or an endpoint needs no folder
-    return dataclasses.replace(block, model=_with_keys(block.model, f"{key}.{_PATH}", sources))
+    keys = block.model if isinstance(block.model, Mapping) else None
+    return dataclasses.replace(block, model=_with_keys(keys, f"{key}.model.path", sources))
 
 
 def _with_keys(

@@ -12,8 +12,10 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from rlplace import compose, planning
+from rlplace import planning
 from rlplace.codes import codes
+from rlplace.config import compose
+from rlplace.config.json_schema import config_schema
 from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.memory import Knob, Measurements, solve
@@ -26,7 +28,6 @@ from rlplace.placement.show.picture import render_svg
 from rlplace.placement.show.report import PlanReport
 from rlplace.placement.show.report_record import report_record
 from rlplace.placement.show.report_text import render_report
-from rlplace.schema import config_schema
 
 FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
 USAGE = """\

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.compose import Composed
-from rlplace.config import EnvConfig, read_config
+from rlplace.config import SimulatorEnvConfig, read_config
+from rlplace.config.compose import Composed
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.llm_config import is_llm_job, read_llm_config
 from rlplace.model_folder import with_folder
 from rlplace.placement.counts import Count, explain_counts
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
@@ -49,7 +48,7 @@ def report_on(
     name: str = "config",
     sources: Mapping[str, Source] | None = None,
     measured: Measurements | None = None,
-    describe: Callable[[EnvConfig], PolicySpaces] | None = None,
+    describe: Callable[[SimulatorEnvConfig], PolicySpaces] | None = None,
 ) -> PlanReport:
     """The report on a config given as plain values, such as a YAML file holds.
 
@@ -60,22 +59,22 @@ def report_on(
     places = sources or {}
     plan: AnyPlan
     counts: tuple[Count, ...] = ()
-    if is_llm_job(mapping):
-        llm = with_folder(read_llm_config(mapping, places), places)
-        plan = make_llm_layout(llm, declared_topology(llm.cluster, places), places)
-        case = llm_memory_case(plan, llm, measured)
-        counts = explain_counts(llm, plan.placement)
+    config = read_config(mapping, places)
+    if config.kind == "causal_lm":
+        config = with_folder(config, places)
+        plan = make_llm_layout(config, declared_topology(config.cluster, places), places)
+        case = llm_memory_case(plan, config, measured)
+        counts = explain_counts(config, plan.placement)
     else:
-        config = read_config(mapping, places)
         plan = make_plan(config, declared_topology(config.cluster, places), sources=places)
-        case = memory_case(plan, config, describe(config.env) if describe is not None else None, measured)
+        case = memory_case(plan, config, describe(config.simulator_env) if describe is not None else None, measured)
     return make_report(name, plan, case, counts)
 
 
 def report_on_composed(
     composed: Composed,
     measured: Measurements | None = None,
-    describe: Callable[[EnvConfig], PolicySpaces] | None = None,
+    describe: Callable[[SimulatorEnvConfig], PolicySpaces] | None = None,
 ) -> PlanReport:
     """The same for what `compose.with_hydra` returns."""
     return report_on(

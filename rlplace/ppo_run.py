@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.envs import describe
 from rlplace.placement import Plan
 from rlplace.placement.memory import memory_case
@@ -12,13 +12,13 @@ from rlplace.run import JobSpec, RunDriver
 from rlplace.workers.job import Job
 
 
-def ppo_run(config: RunConfig, plan: Plan) -> JobSpec:
+def ppo_run(config: Config, plan: Plan) -> JobSpec:
     from rlplace.workers.roles.actor import PolicyActor
     from rlplace.workers.roles.env import EnvWorker
     from rlplace.workers.roles.rollout import RolloutWorker
 
-    steps = config.env.total_num_envs * config.algorithm.rollout_steps
-    spaces = describe(config.env)
+    steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+    spaces = describe(config.simulator_env)
     case = memory_case(plan, config, spaces)
     return JobSpec(
         cluster=config.cluster,
@@ -30,7 +30,7 @@ def ppo_run(config: RunConfig, plan: Plan) -> JobSpec:
         ledger=case.ledger(),
         driver=RunDriver(
             SIMULATED,
-            iterations=-(-config.runner.total_env_steps // steps),
+            iterations=config.runner.total_iterations,
             goal=config.runner.stop_at_return,
             env_steps=steps,
         ),

@@ -20,7 +20,6 @@ from rlplace.comm.waiting import view
 from rlplace.comm.watchdog import Watchdog
 from rlplace.config import ClusterConfig, RunnerConfig
 from rlplace.errors import OutputError
-from rlplace.llm_config import LlmRunnerConfig
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
@@ -83,7 +82,7 @@ class JobSpec:
     """Everything that `run` needs of a job: made by `ppo_run` and `llm_run`."""
 
     cluster: ClusterConfig
-    runner: RunnerConfig | LlmRunnerConfig
+    runner: RunnerConfig
     plan: AnyPlan
     workers: Mapping[str, type[Worker]]  # by component
     arguments: Any  # the `config` of every worker

@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rlplace import compose
-from rlplace.config import RunConfig, read_config
+from rlplace.config import Config, compose, read_config
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
-from rlplace.llm_config import LlmConfig, is_llm_job, read_llm_config
 from rlplace.model_folder import with_folder
 from rlplace.placement import Layout, Plan, make_plan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
@@ -100,14 +98,14 @@ def stop_on_signals() -> None:
         signal.signal(each, stop)
 
 
-def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
+def read_plan(composed: compose.Composed) -> tuple[Config, Plan]:
     """The typed config and its plan. Raises ConfigError or PlacementError with every problem; starts nothing."""
     from rlplace.envs import check
     from rlplace.workers.machines import declared_topology
 
     config = read_config(composed.mapping, composed.sources)
     topology = declared_topology(config.cluster, composed.sources)
-    problems = list(check(config.env, composed.sources))
+    problems = list(check(config.simulator_env, composed.sources))
     try:
         plan = make_plan(config, topology, sources=composed.sources)
     except ProblemsError as error:
@@ -117,13 +115,13 @@ def read_plan(composed: compose.Composed) -> tuple[RunConfig, Plan]:
     return config, plan
 
 
-def read_llm_plan(composed: compose.Composed, *, launched: bool) -> tuple[LlmConfig, Layout]:
+def read_llm_plan(composed: compose.Composed, *, launched: bool) -> tuple[Config, Layout]:
     """The same for a language-model job; `launched`: everything is checked that its launch needs."""
     from rlplace.llm_checks import check_launch, check_sizes
     from rlplace.workers.machines import declared_topology
 
     sources = composed.sources
-    config = with_folder(read_llm_config(composed.mapping, sources), sources)
+    config = with_folder(read_config(composed.mapping, sources), sources)
     if launched and not config.runs:
         raise ConfigError(_plan_only(config, composed))
     layout = make_llm_layout(config, declared_topology(config.cluster, sources), sources)
@@ -134,7 +132,8 @@ def read_llm_plan(composed: compose.Composed, *, launched: bool) -> tuple[LlmCon
 
 
 def _job(composed: compose.Composed) -> int:
-    prepare = _language if is_llm_job(composed.mapping) else _simulated
+    config = read_config(composed.mapping, composed.sources)
+    prepare = _language if config.kind == "causal_lm" else _simulated
     report, dry_run, job_spec = prepare(composed)
     _show(render_report(report))
     if not report.fits:
@@ -180,7 +179,7 @@ def _language(composed: compose.Composed) -> Prepared:
     return make_report(composed.name, layout, llm_memory_case(layout, config)), dry_run, job_spec
 
 
-def _plan_only(config: LlmConfig, composed: compose.Composed) -> list[Problem]:
+def _plan_only(config: Config, composed: compose.Composed) -> list[Problem]:
     """What is still to be written before such a job can run."""
     return [
         Problem(

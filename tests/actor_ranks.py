@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.config import RunConfig, read_config
+from rlplace.config import Config, read_config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
 from rlplace.models.distributions import noise_shape, sample
@@ -47,14 +47,14 @@ class Scenario:
     offload: bool = False  # leave the accelerator between all stages
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> Config:
         return read_config(
             {
                 "cluster": {"component_placement": {}},
                 "env": {"id": "synthetic", "total_num_envs": sum(self.split)},
                 "actor": {"model": {"hidden": [16, 16]}, **self.actor},
                 "algorithm": {"rollout_steps": 8, "epochs": 2, "num_minibatches": 3, **self.algorithm},
-                "runner": {"seed": 7, "total_env_steps": 8 * sum(self.split) * 4},
+                "runner": {"seed": 7, "total_iterations": 4},
             }
         )
 

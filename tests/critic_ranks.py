@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlplace.comm.local import LocalChannel
-from rlplace.llm_config import read_llm_config
+from rlplace.config import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample, Scores
@@ -39,13 +39,13 @@ class CriticScenario:
 
     @property
     def job(self) -> LlmJob:
-        config = read_llm_config(
+        config = read_config(
             {
                 "cluster": {"component_placement": {"actor": 0, "rollout": 0, "env": 0, "critic": 0}},
-                "model": {"path": str(self.model)},
-                "algorithm": {"name": "rlhf", "prompts": PROMPTS, "samples_per_prompt": SAMPLES_PER_PROMPT}
+                "actor": {"model": {"path": str(self.model)}},
+                "algorithm": {"name": "ppo", "prompts": PROMPTS, "samples_per_prompt": SAMPLES_PER_PROMPT}
                 | dict(self.algorithm),
-                "critic": {"compute": "fp32", "token_budget": 48, "adam": ADAM, **self.critic},
+                "critic": {"compute": "fp32", "token_budget": 48, "optimizer": ADAM, **self.critic},
                 "env": {"task": "arithmetic"},
                 "runner": {"seed": 7, "total_iterations": 4},
             }

@@ -15,8 +15,8 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared.channel import SharedChannel
 from rlplace.comm.shared.folder import JobFolder
+from rlplace.config import read_config
 from rlplace.envs.text import Transcript
-from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
@@ -49,10 +49,10 @@ class JudgeScenario:
     @property
     def job(self) -> LlmJob:
         model = {} if self.component == "reward" and {"function", "url"} & set(self.block) else {"dtype": "fp32"}
-        config = read_llm_config(
+        config = read_config(
             {
                 "cluster": {"component_placement": {"actor": "0", "rollout": "0", "env": "0", self.component: "0"}},
-                "model": {"path": str(self.model)},
+                "actor": {"model": {"path": str(self.model)}},
                 "algorithm": {"name": "grpo", "prompts": PROMPTS, "samples_per_prompt": 4},
                 self.component: {"token_budget": 48, **model, **self.block},
                 "rollout": {"temperature": self.temperature},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.llm_config import read_llm_config
+from rlplace.config import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
@@ -44,10 +44,9 @@ class LmScenario:
 
     @property
     def job(self) -> LlmJob:
-        config = read_llm_config(
+        config = read_config(
             {
                 "cluster": {"component_placement": {}},
-                "model": {"path": str(self.model)},
                 "algorithm": {
                     "name": "grpo",
                     "prompts": PROMPTS,
@@ -57,9 +56,10 @@ class LmScenario:
                     **self.algorithm,
                 },
                 "actor": {
+                    "model": {"path": str(self.model)},
                     "compute": "fp32",
                     "token_budget": 48,
-                    "adam": ADAM,
+                    "optimizer": ADAM,
                     **self.actor,
                 },
                 "rollout": self.rollout,

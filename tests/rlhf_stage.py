@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.comm.local import LocalChannel
-from rlplace.llm_config import read_llm_config
+from rlplace.config import read_config
 from rlplace.llm_run import worker_of
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.slots import Slot
@@ -34,25 +34,24 @@ class RlhfStage:
     """Workers of the components that are named; `blocks` are of the config, over what suits a tiny model in float32."""
 
     def __init__(self, model: Path, components: Sequence[str], **blocks: Mapping[str, Any]) -> None:
-        trained = {"compute": "fp32", "token_budget": 48, "adam": ADAM}
+        trained = {"compute": "fp32", "token_budget": 48, "optimizer": ADAM}
         usual: dict[str, dict[str, Any]] = {
             "algorithm": {
-                "name": "rlhf",
+                "name": "ppo",
                 "prompts": PROMPTS,
                 "samples_per_prompt": SAMPLES_PER_PROMPT,
                 "tis_cap": None,
                 "loss": "token",
             },
-            "actor": dict(trained),
+            "actor": {"model": {"path": str(model)}, **trained},
             "critic": dict(trained),
             "reference": {"dtype": "fp32"},
             "reward": {},
             "runner": {"seed": 7, "total_iterations": 4},
         }
-        config = read_llm_config(
+        config = read_config(
             {
                 "cluster": {"component_placement": dict.fromkeys((*components, "rollout", "env"), "0")},
-                "model": {"path": str(model)},
                 "env": {"task": "arithmetic"},
                 **{name: {**block, **blocks.get(name, {})} for name, block in usual.items()},
             }

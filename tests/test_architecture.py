@@ -19,11 +19,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "units"),
     (
         "config",
-        "llm_config",
-        "llm_roles",
         "metrics",
-        "schema",
-        "structure",
         "tokens",
         "trajectory",
     ),
@@ -31,25 +27,20 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "memory_monitor", "overlap", "report"),
-    ("compose", "llm_checks", "llm_run", "model_folder", "plan", "planning", "ppo_run", "run", "train"),
+    ("llm_checks", "llm_run", "model_folder", "plan", "planning", "ppo_run", "run", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
-    "config": {"structure"},
-    "llm_config": {"config", "llm_roles", "structure"},
-    "llm_roles": {"config"},
-    "schema": {"config", "llm_config", "structure"},
     "imports": {"placement"},
     "loop": {"memory_monitor", "report"},
     "overlap": {"loop", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
-    "plan": {"compose", "planning"},
-    "planning": {"compose", "model_folder"},
+    "plan": {"planning"},
+    "planning": {"model_folder"},
     "llm_checks": {"model_folder"},
     "llm_run": {"run"},
     "ppo_run": {"run"},
-    "run": {"compose"},
-    "train": {"compose", "llm_checks", "llm_run", "model_folder", "ppo_run", "run"},
+    "train": {"llm_checks", "llm_run", "model_folder", "ppo_run", "run"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
 # Every sub-package of a room that is listed here has a floor.
@@ -66,11 +57,11 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "datasets": {"envs.text"},
     "flash_attn": {"models.packed_attention"},
     "gymnasium": {"envs"},
-    "hydra": {"compose"},
+    "hydra": {"config.compose"},
     "jinja2": {"models.tokenizer"},
     "mujoco": {"envs"},
     "numpy": {"comm", "envs", "models", "tokens", "trajectory", "workers"},
-    "omegaconf": {"compose"},
+    "omegaconf": {"config.compose"},
     "peft": {"models.lora"},
     "psutil": {"workers"},
     "pyarrow": {"envs.text"},
@@ -82,11 +73,11 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "transformers": {"models", "workers.engines.transformers"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
-    "yaml": {"compose", "imports.yaml_file", "plan", "run"},
+    "yaml": {"config.compose", "imports.yaml_file", "plan", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others
-PURE = {"compose", "config", "errors", "imports", "metrics", "placement", "structure"}
+PURE = {"config", "config.compose", "errors", "imports", "metrics", "placement"}
 PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {

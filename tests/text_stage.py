@@ -12,8 +12,8 @@ import numpy as np
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
+from rlplace.config import read_config
 from rlplace.errors import ChannelEmpty
-from rlplace.llm_config import read_llm_config
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.slots import Slot
@@ -90,10 +90,10 @@ class TextStage:
         room: Mapping[str, int] | None = None,  # items of a channel, 100 where it is not named
     ) -> None:
         lengths = {"max_prompt_length": 200, "max_new_tokens": 20}
-        config = read_llm_config(
+        config = read_config(
             {
                 "cluster": {"component_placement": {"env": "0"}},
-                "model": {"path": str(folder)},
+                "actor": {"model": {"path": str(folder)}},
                 "algorithm": {"name": "grpo", "prompts": prompts, "samples_per_prompt": samples}
                 | lengths
                 | dict(algorithm or {}),

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 
-def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Clipped surrogate, to be minimised (Schulman et al. 2017, arXiv:1707.06347)."""
     ratio, losses = log_ratio.exp(), -advantages
-    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio) * losses)
+    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * losses)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
@@ -47,9 +47,10 @@ def kl_divergence(log_ratio: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def is_clipped(log_ratio: Tensor, clip_ratio: float) -> Tensor:
+def is_clipped(log_ratio: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """1.0 where the ratio left the trust region, else 0.0."""
-    return ((log_ratio.exp() - 1.0).abs() > clip_ratio).to(log_ratio.dtype)
+    change = log_ratio.exp() - 1.0
+    return ((change > clip_high) | (-change > clip_low)).to(log_ratio.dtype)
 
 
 class PPOTerms(NamedTuple):
@@ -83,15 +84,16 @@ def ppo_terms(
     old_values: Tensor,
     advantages: Tensor,
     returns: Tensor,
-    clip_ratio: float,
+    clip_low: float,
+    clip_high: float,
     value_clip: float | None,
 ) -> PPOTerms:
     """All tensors are [N], this rank's samples of a minibatch, possibly none."""
     log_ratio = logprobs - old_logprobs
     with torch.no_grad():
-        approx_kl, clipped = kl_divergence(log_ratio), is_clipped(log_ratio, clip_ratio)
+        approx_kl, clipped = kl_divergence(log_ratio), is_clipped(log_ratio, clip_low, clip_high)
     return PPOTerms(
-        policy_loss=policy_loss(log_ratio, advantages, clip_ratio),
+        policy_loss=policy_loss(log_ratio, advantages, clip_low, clip_high),
         value_loss=value_loss(values, old_values, returns, value_clip),
         entropy=entropies,
         approx_kl=approx_kl,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for 
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlplace.config import EnvConfig
+    from rlplace.config import SimulatorEnvConfig
     from rlplace.envs.spaces import Spaces
     from rlplace.errors import Problem
 
@@ -51,14 +51,14 @@ class Simulator(Protocol):
 class Adapter(Protocol):
     """One simulator library. Stateless; a class whose instances need no arguments."""
 
-    def check(self, config: EnvConfig) -> Sequence[Problem]:
+    def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         """What can be seen to be wrong without building a simulator. Fast; empty when the library is missing."""
         ...
 
-    def describe(self, config: EnvConfig) -> Spaces:
+    def describe(self, config: SimulatorEnvConfig) -> Spaces:
         """Shapes, by building one simulator. Raises ConfigError."""
         ...
 
-    def make(self, config: EnvConfig, rows: int) -> Simulator:
+    def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:
         """A vector of `rows` environments."""
         ...

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, cast
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 
 if TYPE_CHECKING:
-    from rlplace.config import EnvConfig
+    from rlplace.config import SimulatorEnvConfig
     from rlplace.envs.contract import Adapter
     from rlplace.envs.spaces import Spaces
 
 SHIPPED: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
-_KEY = "env.adapter"
+_KEY = "env.kind"
 
 
 def find_adapter(name: str) -> Adapter:
@@ -46,7 +46,7 @@ def _unknown(name: str) -> Problem:
         what="unknown simulator library" + (f", did you mean {near!r}?" if near else ""),
         got=name,
         why="shipped adapters: " + ", ".join(SHIPPED) + "; your own is named package.module:Class",
-        fix=f"adapter: {near or next(iter(SHIPPED))}",
+        fix=f"kind: {near or next(iter(SHIPPED))}",
     )
 
 
@@ -55,23 +55,23 @@ def _not_importable(name: str, why: str) -> Problem:
     return Problem(code="unknown-adapter", key=_KEY, what="no adapter can be found there", got=name, why=why, fix=fix)
 
 
-def check(config: EnvConfig, sources: Mapping[str, Source] | None = None) -> tuple[Problem, ...]:
+def check(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> tuple[Problem, ...]:
     """What can be said against the `env` block without building a simulator.
 
     Silent where the simulator's library is not installed: a plan needs none. `sources` maps key paths to where they
     were written.
     """
     try:
-        problems: Iterable[Problem] = find_adapter(config.adapter).check(config)
+        problems: Iterable[Problem] = find_adapter(config.kind).check(config)
     except ConfigError as error:
         problems = error.problems
     return _located(problems, sources)
 
 
-def describe(config: EnvConfig, sources: Mapping[str, Source] | None = None) -> Spaces:
+def describe(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> Spaces:
     """What the simulator of this config shows and takes, by building one. Raises ConfigError."""
     try:
-        return find_adapter(config.adapter).describe(config)
+        return find_adapter(config.kind).describe(config)
     except ConfigError as error:
         raise ConfigError(_located(error.problems, sources)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 
+from rlplace.config.knob import ModelKind
 from rlplace.errors import ConfigError, Problem, did_you_mean
 from rlplace.imports.keys import default_of, has_key
 from rlplace.imports.rules import (
@@ -23,7 +24,6 @@ from rlplace.imports.rules import (
 )
 from rlplace.imports.settings import Setting
 from rlplace.imports.yaml_text import flow
-from rlplace.llm_config import LlmConfig
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
@@ -34,12 +34,14 @@ _ROLES = (*REQUIRED, *OPTIONAL)
 class Draft:
     """Owns the mapping, the fate of each setting, and what was found wrong with the original.
 
-    `root` is the config that it will be: of a job with simulators (RunConfig) or with language models (LlmConfig).
+    `kind` is what the actor trains: an MLP on simulators, or a language model.
     """
 
-    def __init__(self, library: str, settings: Sequence[Setting], rulebook: Rulebook, root: type = LlmConfig) -> None:
+    def __init__(
+        self, library: str, settings: Sequence[Setting], rulebook: Rulebook, kind: ModelKind = "causal_lm"
+    ) -> None:
         self.library = library
-        self.root = root
+        self.kind: ModelKind = kind
         self.settings = settings
         self.rulebook = rulebook
         self.config: dict[str, object] = {}
@@ -139,7 +141,7 @@ class Draft:
         return tuple(n.strip() for leaf in block for n in str(leaf).split(",")) if isinstance(block, Mapping) else ()
 
     def has_key(self, key: str) -> bool:
-        return has_key(key, self.root)
+        return has_key(key, self.kind)
 
     def _counts(self, key: str) -> bool:
         block = key.partition(".")[0]
@@ -181,7 +183,7 @@ class Draft:
         if value is None:
             return
         for target in targets:
-            if given or (self.written(target) is None and value != default_of(target, self.root)):
+            if given or (self.written(target) is None and value != default_of(target, self.kind)):
                 self.set(target, value)
                 if not given:
                     self.assume(f"{target}: {flow(value)}", f"the default of {key} there")
@@ -193,7 +195,7 @@ class Draft:
             known = ", ".join(map(flow, rule.words))
             self.unmapped(key, f"{target} has no word for {flow(value)}; there are words for {known}")
         else:
-            ours = flow(default_of(target, self.root))
+            ours = flow(default_of(target, self.kind))
             self.assume(f"{target}: {ours}", f"our default; that of {key} there, {flow(value)}, has no word here")
 
     def fates(self) -> tuple[Fate, ...]:

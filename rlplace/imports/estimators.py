@@ -8,8 +8,8 @@ from rlplace.imports.draft import Draft
 from rlplace.imports.rules import To
 
 ALGORITHMS: Mapping[object, str] = {
-    "gae": "rlhf",
-    "ppo": "rlhf",
+    "gae": "ppo",
+    "ppo": "ppo",
     "grpo": "grpo",
     "group_norm": "grpo",
     "dr_grpo": "dr_grpo",
@@ -30,16 +30,16 @@ def set_algorithm(draft: Draft, key: str, default: str) -> None:
     """`default` is theirs. One that has no name here becomes rlhf beside a critic, else grpo, and that is said."""
     estimator = draft.value(key, default)
     name = ALGORITHMS.get(estimator) if isinstance(estimator, str) else None
-    if name == "rlhf" and "critic" not in draft.placed:
+    if name == "ppo" and "critic" not in draft.placed:
         name = None
-    draft.set("algorithm.name", name or ("rlhf" if "critic" in draft.placed else "grpo"))
+    draft.set("algorithm.name", name or ("ppo" if "critic" in draft.placed else "grpo"))
     if "critic" not in draft.placed:
         for setting, rule in draft.rulebook.rules.items():
             if isinstance(rule, To) and rule.keys in _OF_VALUES:
                 draft.needless(setting, "there is no critic")
     if name:
         draft.becomes(key, "algorithm.name")
-        if key not in draft.given and name != "rlhf":
+        if key not in draft.given and name != "ppo":
             draft.assume(f"algorithm.name: {name}", f"by the default of {key} there")
     else:
         known = ", ".join(map(str, ALGORITHMS))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from rlplace.config import ClusterConfig
+from rlplace.config import ClusterConfig, read_config
+from rlplace.config.knob import ModelKind
 from rlplace.errors import ConfigError, PlacementError, Problem
 from rlplace.imports.draft import PLACEMENT, Draft
 from rlplace.imports.keys import find_refusals, ordered
 from rlplace.imports.rules import Fate
 from rlplace.imports.yaml_text import flow
-from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Topology, make_layout
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.llm import make_llm_layout
@@ -27,6 +27,7 @@ class Imported:
     findings: tuple[Problem, ...]  # what does not hold in the original, or not here
     assumed: tuple[tuple[str, str], ...]  # what nobody wrote and is written out now, and why
     missing: tuple[str, ...]  # keys a run still needs
+    kind: ModelKind = "causal_lm"  # of the actor's model
     topology: Topology
     layout: Layout | None  # None where the placement does not hold; `findings` say why
 
@@ -49,10 +50,11 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         draft.set("cluster.allow_resident", staying)
         draft.assume(f"cluster.allow_resident: {flow(staying)}", "they stay on accelerators that others use, as there")
         layout, problems = _lay_out(draft, topology, offload)
-    missing, refused = find_refusals(draft.config, draft.root)
+    missing, refused = find_refusals(draft.config)
     return Imported(
         library=draft.library,
-        config=ordered(draft.config, draft.root),
+        kind=draft.kind,
+        config=ordered(draft.config, draft.kind),
         fates=fates,
         findings=(*draft.findings, *problems, *refused),
         assumed=tuple(draft.assumed),
@@ -75,9 +77,9 @@ def _nothing_placed(library: str) -> Problem:
 def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Layout | None, Sequence[Problem]]:
     """The layout and its problems; without regard to batches where only they are wrong."""
     problems: Sequence[Problem] = ()
-    if draft.root is LlmConfig:
+    if draft.kind == "causal_lm":
         try:
-            return make_llm_layout(read_llm_config(draft.config), topology), ()
+            return make_llm_layout(read_config(draft.config), topology), ()
         except PlacementError as error:
             problems = error.problems
         except ConfigError:

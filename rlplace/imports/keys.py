@@ -3,68 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from rlplace.config import Config
+from rlplace.config.keys import block_in, fields_of
+from rlplace.config.knob import ModelKind
+from rlplace.config.read import try_config
 from rlplace.errors import Problem
-from rlplace.llm_config import LlmConfig
-from rlplace.structure import Reader, block_in
 
 _MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them
 
 
-def has_key(key: str, root: type) -> bool:
+def has_key(key: str, kind: ModelKind) -> bool:
     """Whether the config has the dotted key; a block counts as one."""
-    kind: object = root
+    block: type | None = Config
     for name in key.split("."):
-        block = block_in(kind)
-        if block is None:
+        fields = fields_of(block, kind) if block is not None else {}
+        if name not in fields:
             return False
-        hints = typing.get_type_hints(block)
-        if name not in hints:
-            return False
-        kind = hints[name]
+        block = block_in(fields[name][1])
     return True
 
 
-def default_of(key: str, root: type) -> object:
+def default_of(key: str, kind: ModelKind) -> object:
     """What the config holds where nothing is written; None where something must be, or where it is nothing."""
-    kind: type = root
+    block: type | None = Config
     *blocks, leaf = key.split(".")
     for name in blocks:
-        block = block_in(typing.get_type_hints(kind)[name])
         assert block is not None, key
-        kind = block
-    field = next(f for f in dataclasses.fields(kind) if f.name == leaf)
-    return None if field.default is dataclasses.MISSING else field.default
+        block = block_in(fields_of(block, kind)[name][1])
+    assert block is not None, key
+    field, _ = fields_of(block, kind)[leaf]
+    default = field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+    return None if default is dataclasses.MISSING else default
 
 
-def ordered(mapping: Mapping[str, object], root: type) -> dict[str, object]:
+def ordered(mapping: Mapping[str, object], kind: ModelKind, root: type = Config) -> dict[str, object]:
     """The same with its blocks and keys in the order in which configs are written."""
-    hints = typing.get_type_hints(root)
+    fields = fields_of(root, kind)
     found: dict[str, object] = {}
-    for name, kind in sorted(hints.items(), key=lambda item: item[0] not in _MACHINES):
+    for name, (_, hint) in sorted(fields.items(), key=lambda item: item[0] not in _MACHINES):
         if name in mapping:
-            value, block = mapping[name], block_in(kind)
-            found[name] = ordered(value, block) if block is not None and isinstance(value, Mapping) else value
+            value, block = mapping[name], block_in(hint)
+            found[name] = ordered(value, kind, block) if block is not None and isinstance(value, Mapping) else value
     return found
 
 
-def find_refusals(mapping: Mapping[str, object], root: type) -> tuple[list[str], list[Problem]]:
+def find_refusals(mapping: Mapping[str, object]) -> tuple[list[str], list[Problem]]:
     """Keys that must still be written before a run, and problems of those that are written."""
-    reader = Reader(sources={})
-    config = reader.read(root, mapping)
-    missing = [p.key for p in reader.problems if p.code == "missing-key"]
-    missing += list(_missing_blocks(mapping, root, missing))
-    missing += config.missing if isinstance(config, LlmConfig) else ()
-    return missing, [p for p in reader.problems if p.code != "missing-key"]
-
-
-def _missing_blocks(mapping: Mapping[str, object], root: type, told: list[str]) -> Iterator[str]:
-    """Required keys inside required blocks that are missing as a whole: `env.id` rather than `env`."""
-    hints = typing.get_type_hints(root)
-    for block in [key for key in told if key in hints and dataclasses.is_dataclass(hints[key])]:
-        told.remove(block)
-        for field in dataclasses.fields(hints[block]):
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                yield f"{block}.{field.name}"
+    config, problems = try_config(mapping)
+    missing = [p.key for p in problems if p.code == "missing-key"]
+    missing += config.missing if config is not None else ()
+    return list(dict.fromkeys(missing)), [p for p in problems if p.code != "missing-key"]

@@ -157,10 +157,10 @@ def _set_dtype(draft: Draft) -> None:
         if model in draft.placed:
             draft.set(f"{model}.weights", dtype)
             draft.set(f"{model}.compute", dtype)
-            draft.set(f"{model}.optimizer", "adamw_master")
+            draft.set(f"{model}.optimizer.kind", "adamw_master")
     for key in given:
         draft.becomes(key, "actor.weights", "actor.compute")
-    draft.assume("actor.optimizer: adamw_master", "DeepSpeed keeps 32-bit weights with the optimizer state")
+    draft.assume("actor.optimizer.kind: adamw_master", "DeepSpeed keeps 32-bit weights with the optimizer state")
     if draft.count("ds.lora.rank", 0) == 0 and "ds.lora.rank" in draft.given:
         draft.needless("ds.lora.rank", "all weights are trained unless a rank is given")
 
@@ -184,7 +184,7 @@ def _set_length(draft: Draft) -> None:
 def _set_passes(draft: Draft) -> None:
     """A run packs its samples, so that a pass has so many tokens; a job that is only planned counts sequences."""
     dynamic = ("train.dynamic_batch_enable", "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu")
-    if "env" not in draft.placed or draft.written("model") is None:
+    if "env" not in draft.placed or draft.written("actor.model") is None:
         for key in dynamic:
             draft.unmapped(key, "passes are counted in sequences until model and env.task are known")
         return

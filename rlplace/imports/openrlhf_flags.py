@@ -21,7 +21,7 @@ _ESTIMATOR = No("a variant of the algorithm that has no key yet")
 _CHECKPOINT = No("checkpoints have no keys yet")
 _EVALUATION = No("held-out prompts are each answered once, greedily")
 _TRACKING = No("no sink of this kind; runner.sinks has console, jsonl and tensorboard")
-_WARMUP = No("actor.adam.warmup_steps counts optimizer steps, not a share of them")
+_WARMUP = No("actor.optimizer.warmup_steps counts optimizer steps, not a share of them")
 _ASYNC = Into("algorithm.max_staleness")
 _LORA = No("has no key beside lora_rank, lora_alpha and lora_targets")
 _SCHEDULES: Mapping[object, object] = {
@@ -46,7 +46,7 @@ def _trained(leaf: str, default: object = None) -> To:
 
 
 def _scheduled(default: str) -> Words:
-    return Words(("actor.adam.schedule", "critic.adam.schedule"), _SCHEDULES, default)
+    return Words(("actor.optimizer.schedule", "critic.optimizer.schedule"), _SCHEDULES, default)
 
 
 # (key, old spellings, words that follow, rule)
@@ -80,11 +80,11 @@ _TABLE: tuple[tuple[str, str, int, Rule], ...] = (
     ("vllm.enable_prefix_caching", "enable_prefix_caching", _SWITCH, _ENGINE),
     ("vllm.enforce_eager", "enforce_eager", _SWITCH, To("rollout.enforce_eager")),
     # learning
-    ("actor.adam.lr", "actor_learning_rate", _ONE, To("actor.adam.lr", 1e-6)),
-    ("actor.adam.betas", "adam_betas", _TWO, Into("actor.adam")),
-    ("actor.adam.eps", "", _ONE, To("actor.adam.eps")),
-    ("actor.adam.weight_decay", "l2", _ONE, To("actor.adam.weight_decay")),
-    ("actor.max_norm", "max_norm", _ONE, To("actor.adam.max_grad_norm")),
+    ("actor.adam.lr", "actor_learning_rate", _ONE, To("actor.optimizer.lr", 1e-6)),
+    ("actor.adam.betas", "adam_betas", _TWO, Into("actor.optimizer")),
+    ("actor.adam.eps", "", _ONE, To("actor.optimizer.eps")),
+    ("actor.adam.weight_decay", "l2", _ONE, To("actor.optimizer.weight_decay")),
+    ("actor.max_norm", "max_norm", _ONE, To("actor.optimizer.max_grad_norm")),
     ("actor.lr_scheduler", "lr_scheduler", _ONE, _scheduled("cosine_with_min_lr")),
     ("actor.lr_warmup_ratio", "lr_warmup_ratio", _ONE, _WARMUP),
     ("actor.min_lr_ratio", "", _ONE, No("rates that fall, fall to 0")),
@@ -160,12 +160,12 @@ _TABLE: tuple[tuple[str, str, int, Rule], ...] = (
     ),
     ("actor.aux_loss_coef", "aux_loss_coef", _ONE, _ESTIMATOR),
     ("ptx_coef", "", _ONE, _ESTIMATOR),
-    ("critic.adam.lr", "critic_learning_rate", _ONE, To("critic.adam.lr", 9e-6)),
-    ("critic.adam.betas", "", _TWO, Into("critic.adam")),
-    ("critic.adam.eps", "", _ONE, To("critic.adam.eps")),
-    ("critic.adam.weight_decay", "", _ONE, To("critic.adam.weight_decay")),
-    ("critic.max_norm", "", _ONE, To("critic.adam.max_grad_norm")),
-    ("critic.lr_scheduler", "", _ONE, Words("critic.adam.schedule", _SCHEDULES)),
+    ("critic.adam.lr", "critic_learning_rate", _ONE, To("critic.optimizer.lr", 9e-6)),
+    ("critic.adam.betas", "", _TWO, Into("critic.optimizer")),
+    ("critic.adam.eps", "", _ONE, To("critic.optimizer.eps")),
+    ("critic.adam.weight_decay", "", _ONE, To("critic.optimizer.weight_decay")),
+    ("critic.max_norm", "", _ONE, To("critic.optimizer.max_grad_norm")),
+    ("critic.lr_scheduler", "", _ONE, Words("critic.optimizer.schedule", _SCHEDULES)),
     ("critic.lr_warmup_ratio", "", _ONE, _WARMUP),
     ("critic.min_lr_ratio", "", _ONE, _CRITIC),
     ("critic.freezing_steps", "freezing_actor_steps", _ONE, To("critic.warmup_iterations")),

@@ -87,11 +87,11 @@ def _set_adam(draft: Draft) -> None:
             keys = ("actor.adam.betas", "critic.adam.betas") if model == "critic" else ("actor.adam.betas",)
             for name, value in zip(("beta1", "beta2"), own, strict=True):
                 if value != {"beta1": 0.9, "beta2": 0.999}[name] or any(key in draft.given for key in keys):
-                    draft.derive(f"{model}.adam.{name}", value, *keys)
+                    draft.derive(f"{model}.optimizer.{name}", value, *keys)
 
     for key, leaf in _FOR_BOTH.items():
         if "critic" in draft.placed and key in draft.given and not str(draft.given[key]).startswith(f"--{key}"):
-            draft.set(f"critic.adam.{leaf}", draft.value(key))
+            draft.set(f"critic.optimizer.{leaf}", draft.value(key))
 
 
 def _set_clips(draft: Draft) -> None:
@@ -164,7 +164,7 @@ def _own_rewards(draft: Draft, *, scored: bool) -> Sequence[Mapping[str, object]
 
 def _set_models(draft: Draft) -> None:
     """The keys of models whose names are known; a critic begins as the reward model there."""
-    names = {"model": "actor.model_name_or_path", "reward.model": "reward.model_name_or_path"}
+    names = {"actor.model": "actor.model_name_or_path", "reward.model": "reward.model_name_or_path"}
     names["critic.model"] = (
         "critic.model_name_or_path"
         if "critic.model_name_or_path" in draft.given
@@ -172,7 +172,7 @@ def _set_models(draft: Draft) -> None:
     )
     for ours, key in names.items():
         name, role = draft.value(key), ours.partition(".")[0]
-        if not isinstance(name, str) or (role != "model" and role not in draft.placed):
+        if not isinstance(name, str) or role not in draft.placed:
             continue
         if (shape := shape_of(name)) is None:
             continue

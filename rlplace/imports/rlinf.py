@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.config import RunConfig
 from rlplace.errors import did_you_mean
 from rlplace.imports.batches import set_minibatches
 from rlplace.imports.draft import PLACEMENT, Draft
@@ -17,7 +16,6 @@ from rlplace.imports.estimators import set_algorithm
 from rlplace.imports.imported import Imported, finish
 from rlplace.imports.rlinf_rules import LLM_RULES, RULES
 from rlplace.imports.settings import Setting
-from rlplace.llm_config import LlmConfig
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
@@ -31,7 +29,7 @@ _PARTS = ("actor.offload_weight", "actor.offload_optimizer", "actor.offload_grad
 def import_rlinf(settings: Sequence[Setting], per_node: int = 0) -> Imported:
     """The settings of a composed file. `per_node` 0: as many as the placement needs, and at least 8."""
     simulated = any("env" in _names(s.key) for s in settings if s.key.startswith(f"{PLACEMENT}."))
-    draft = Draft("RLinf", settings, RULES if simulated else LLM_RULES, RunConfig if simulated else LlmConfig)
+    draft = Draft("RLinf", settings, RULES if simulated else LLM_RULES, "mlp" if simulated else "causal_lm")
     nodes = draft.count("cluster.num_nodes", 1, 1)
     draft.set("cluster.num_nodes", nodes)
     width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _width(draft, nodes)
@@ -45,7 +43,6 @@ def import_rlinf(settings: Sequence[Setting], per_node: int = 0) -> Imported:
     if simulated:
         draft.apply_rules()
         _set_rollout(draft)
-        _set_clip(draft)
         _set_sinks(draft)
     else:
         set_algorithm(draft, "algorithm.adv_type", "gae")
@@ -138,19 +135,8 @@ def _set_rollout(draft: Draft) -> None:
         set_minibatches(draft, envs * total, batch, "actor.global_batch_size", why)
     epochs = draft.count("runner.max_epochs", 0)
     if envs and epochs:
-        draft.set("runner.total_env_steps", epochs * envs * total)
-        draft.becomes("runner.max_epochs", "runner.total_env_steps")
-
-
-def _set_clip(draft: Draft) -> None:
-    """One number for both sides here."""
-    sides = [draft.value(f"algorithm.clip_ratio_{side}") for side in ("low", "high")]
-    if sides[0] == sides[1] and sides[0] is not None:
-        draft.set("algorithm.clip_ratio", draft.number("algorithm.clip_ratio_low", 0.2))
-        return
-    for side, value in zip(("low", "high"), sides, strict=True):
-        why = "algorithm.clip_ratio is one number for both sides" if value is not None else "says nothing"
-        draft.unmapped(f"algorithm.clip_ratio_{side}", why)
+        draft.set("runner.total_iterations", epochs)
+        draft.becomes("runner.max_epochs", "runner.total_iterations")
 
 
 def _set_sinks(draft: Draft) -> None:

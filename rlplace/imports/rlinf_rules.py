@@ -14,7 +14,7 @@ _EVALUATION = No("evaluation has no keys yet")
 _CHECKPOINT = No("checkpoints have no keys yet")
 _HYDRA = No("a line for Hydra: import the composed config (--cfg job) to bring in what it includes")
 _NAME = Already("groups are called by their component")
-_PRECISION = Words("actor.precision", {"bf16": "bf16", "bf16-mixed": "bf16", 32: "fp32", "fp32": "fp32"})
+_PRECISION = Words("actor.compute", {"bf16": "bf16", "bf16-mixed": "bf16", 32: "fp32", "fp32": "fp32"})
 _SCHEDULE = Words("actor.optimizer.schedule", {"constant": "constant", "linear": "linear"})
 _AGAIN = "episodes begin again by themselves"
 
@@ -63,17 +63,17 @@ RULES = Rulebook(
         "algorithm.loss_type": Already("policy and values are learned, as PPO does", "actor_critic", _ESTIMATOR.why),
         "algorithm.gamma": To("algorithm.gamma"),
         "algorithm.gae_lambda": To("algorithm.gae_lambda"),
-        "algorithm.clip_ratio_high": Into("algorithm.clip_ratio"),
-        "algorithm.clip_ratio_low": Into("algorithm.clip_ratio"),
-        "algorithm.ratio_clip_eps": To("algorithm.clip_ratio"),
+        "algorithm.clip_ratio_high": To("algorithm.clip_ratio_high"),
+        "algorithm.clip_ratio_low": To("algorithm.clip_ratio_low"),
+        "algorithm.ratio_clip_eps": To("algorithm.clip_ratio_low"),
         "algorithm.value_clip": To("algorithm.value_clip"),
         "algorithm.entropy_bonus": To("algorithm.entropy_coef"),
         "algorithm.n_minibatches": To("algorithm.num_minibatches"),
         "algorithm.rollout_epoch": Into("algorithm.rollout_steps"),
         "algorithm.group_size": Already("every environment is its own", 1, _ESTIMATOR.why),
         "algorithm.shuffle_rollout": Already("minibatches are drawn anew in every pass"),
-        "runner.max_epochs": Into("runner.total_env_steps"),
-        "runner.max_steps": No("runner.total_env_steps ends a run"),
+        "runner.max_epochs": Into("runner.total_iterations"),
+        "runner.max_steps": No("runner.total_iterations ends a run"),
         "runner.logger.log_path": To("runner.output_dir"),
         "runner.logger.logger_backends": Into("runner.sinks"),
         "runner.task_type": Already("what a job is follows from its components"),
@@ -145,12 +145,12 @@ LLM_RULES = Rulebook(
         "runner.seq_length": To("algorithm.sequence_length"),
         "runner.task_type": Already("what a job is follows from its components"),
         "algorithm.adv_type": Into("algorithm.name"),
-        "actor.optim.lr": To("actor.adam.lr"),
-        "actor.optim.adam_beta1": To("actor.adam.beta1"),
-        "actor.optim.adam_beta2": To("actor.adam.beta2"),
-        "actor.optim.adam_eps": To("actor.adam.eps"),
-        "actor.optim.weight_decay": To("actor.adam.weight_decay"),
-        "actor.optim.clip_grad": To("actor.adam.max_grad_norm"),
+        "actor.optim.lr": To("actor.optimizer.lr"),
+        "actor.optim.adam_beta1": To("actor.optimizer.beta1"),
+        "actor.optim.adam_beta2": To("actor.optimizer.beta2"),
+        "actor.optim.adam_eps": To("actor.optimizer.eps"),
+        "actor.optim.weight_decay": To("actor.optimizer.weight_decay"),
+        "actor.optim.clip_grad": To("actor.optimizer.max_grad_norm"),
         "actor.seed": To("runner.seed"),
         "algorithm.gamma": To("algorithm.gamma"),
         "algorithm.gae_lambda": To("algorithm.gae_lambda"),

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
+from rlplace.config import read_config
 from rlplace.errors import ConfigError, Problem
 from rlplace.imports.imported import Imported
 from rlplace.imports.keys import ordered
 from rlplace.imports.known_models import shipped
 from rlplace.imports.seating import line
-from rlplace.llm_config import LlmConfig, is_llm_job, read_llm_config
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.llm import make_llm_layout
 from rlplace.placement.machines.ranges import Ranges
 
 _MEMORY = "4GiB"
-_TRAINED = {"weights": "fp32", "compute": "fp32", "optimizer": "adamw", "checkpointing": False, "token_budget": 256}
+_TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}
 _JUDGE = {"dtype": "fp32", "token_budget": 256}
 _SIZES: Mapping[str, Mapping[str, object]] = {
     "actor": _TRAINED,
@@ -41,25 +41,36 @@ _SIZES: Mapping[str, Mapping[str, object]] = {
     },
 }
 _LENGTHS = {"sequence_length": None, "max_prompt_length": 64, "max_new_tokens": 8}
-_KEPT = ("lora_rank", "lora_alpha", "adam", "enable_offload", "sharded", "on_host", "warmup_iterations", "ema_decay")
+_KEPT = (
+    "lora_rank",
+    "lora_alpha",
+    "optimizer",
+    "enable_offload",
+    "sharded",
+    "on_host",
+    "warmup_iterations",
+    "ema_decay",
+)
 _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p")
 _KEPT_OF_REWARDS = ("url", "function", "head")
 
 
 def shrink(imported: Imported) -> Imported:
     """Raises ConfigError for a job without language models, and for one whose placement does not hold."""
-    if imported.layout is None or not is_llm_job(imported.config):
+    if imported.layout is None or imported.kind != "causal_lm":
         raise ConfigError([_not_shrunk(imported)])
     placement = imported.layout.placement
     unit = _unit(placement)
     cluster = _cluster(imported.config, placement, unit)
     config: dict[str, Any] = {"cluster": cluster, "algorithm": _algorithm(imported.config)}
-    config["model"] = dict(shipped("tiny"))
     for role, sizes in _SIZES.items():
         given = _block(imported.config, role)
         kept = _KEPT_OF_ENGINES if role == "rollout" else (*_KEPT, *_KEPT_OF_REWARDS)
         if role in placement.components:
             config[role] = {**{key: given[key] for key in kept if key in given}, **sizes}
+            if "optimizer" in config[role]:
+                config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw"}
+    config["actor"]["model"] = dict(shipped("tiny"))
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
         config["reward"]["model"] = {**shipped("tiny"), "path": "models/tiny_reward"}  # with a head that scores
     scored = any(c.partition(".")[0] == "reward" for c in placement.components)
@@ -67,9 +78,9 @@ def shrink(imported: Imported) -> Imported:
     config["env"] |= {"rewards": [{"name": "unscored"}]} if scored else {}
     config["runner"] = {"output_dir": "runs"} | _block(imported.config, "runner")
     config["runner"] |= {"total_iterations": 2, "eval_every": 0}
-    config = ordered(config, LlmConfig)
+    config = ordered(config, "causal_lm")
     topology = Topology.uniform(1, cluster["accelerators_per_node"], "emulated")
-    layout = make_llm_layout(read_llm_config(config), topology)
+    layout = make_llm_layout(read_config(config), topology)
     said = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
     assumed = (*imported.assumed, ("everything as small as it runs", said))
     return dataclasses.replace(

@@ -42,7 +42,7 @@ class LmSpec:
     gather_again: bool = True  # free a block's gathered weights after its forward pass, gather them for its backward
     lora: LoraSpec | None = None
     seed: int = 0  # of first values: of factors, of a head that the folder lacks
-    key: str = "model.path"  # that names the folder, for errors
+    key: str = "actor.model.path"  # that names the folder, for errors
 
 
 class PackedLm(nn.Module):

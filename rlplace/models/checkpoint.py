@@ -31,7 +31,7 @@ _FILE_BYTES = 4 << 30  # of weights in one file
 class Checkpoint:
     """The weights in a folder. Files are mapped, not read. Raises ConfigError where they are not the model's."""
 
-    def __init__(self, folder: Path, key: str = "model.path") -> None:
+    def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
         """`key` names the folder in the config, for errors."""
         self._folder, self._key = folder, key
         index = folder / _INDEX
@@ -155,7 +155,7 @@ def _save(weights: dict[str, Tensor], file: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
-def model_mismatch(folder: Path, why: str, key: str = "model.path") -> ConfigError:
+def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
     """The files of a model are not what its config says."""
     return ConfigError(
         [

@@ -71,7 +71,7 @@ class PlainText:
 def _lost_answer(rendered: str) -> Problem:
     return Problem(
         code="chat-template-refused",
-        key="model.path",
+        key="actor.model.path",
         what="the chat template does not show an earlier answer exactly once",
         got=repr(rendered[:200]),
         why="what follows an answer in a conversation is found behind it, as the template renders it",

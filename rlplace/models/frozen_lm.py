@@ -34,7 +34,7 @@ class FrozenSpec:
     folder: Path  # of transformers' format: config.json and safetensors
     dtype: Dtype  # as it is kept and computes
     on_host: bool = False
-    key: str = "model.path"  # that names the folder, for errors
+    key: str = "actor.model.path"  # that names the folder, for errors
 
 
 class FrozenLm(Generic[Lm]):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
-from rlplace.config import ActorConfig, AlgorithmConfig
+from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.distributions import ContinuousOutput, DiscreteOutput, PolicyOutput
 
@@ -54,12 +54,12 @@ class ObservationNormalizer(nn.Module):
 class ActorCritic(nn.Module):
     """Base of the MLP policies: trunks, value head, normaliser; a subclass turns features into a distribution."""
 
-    def __init__(self, observation_shape: tuple[int, ...], outputs: int, config: ActorConfig, normalize: bool) -> None:
+    def __init__(self, observation_shape: tuple[int, ...], outputs: int, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
         self.normalizer = ObservationNormalizer(observation_shape) if normalize else None
         self._size = math.prod(observation_shape)
-        self.policy = _trunk(self._size, config.model.hidden, outputs, _ACTIVATIONS[config.model.activation])
-        self.value = _trunk(self._size, config.model.hidden, 1, _ACTIVATIONS[config.model.activation])
+        self.policy = _trunk(self._size, config.hidden, outputs, _ACTIVATIONS[config.activation])
+        self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
 
     def features(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """[N, outputs] and [N], float32 whatever the weights compute in; not views, which FSDP cannot hook safely."""
@@ -72,7 +72,7 @@ class ActorCritic(nn.Module):
 class DiscretePolicy(ActorCritic):
     """A categorical policy."""
 
-    def __init__(self, spaces: Spaces, actions: DiscreteActions, config: ActorConfig, normalize: bool) -> None:
+    def __init__(self, spaces: Spaces, actions: DiscreteActions, config: MlpConfig, normalize: bool) -> None:
         super().__init__(spaces.observation_shape, actions.n, config, normalize)
 
     def forward(self, observations: Tensor) -> DiscreteOutput:
@@ -83,11 +83,11 @@ class DiscretePolicy(ActorCritic):
 class ContinuousPolicy(ActorCritic):
     """A diagonal normal policy with one learned log deviation per action element."""
 
-    def __init__(self, spaces: Spaces, actions: ContinuousActions, config: ActorConfig, normalize: bool) -> None:
+    def __init__(self, spaces: Spaces, actions: ContinuousActions, config: MlpConfig, normalize: bool) -> None:
         super().__init__(spaces.observation_shape, math.prod(actions.shape), config, normalize)
         self.action_shape = actions.shape
         # One dimension, not the action's shape: FSDP cannot shard a scalar.
-        self.log_std = nn.Parameter(torch.full((math.prod(actions.shape),), config.model.initial_log_std))
+        self.log_std = nn.Parameter(torch.full((math.prod(actions.shape),), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> ContinuousOutput:
         means, values = self.features(observations)
@@ -104,9 +104,9 @@ def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig,
     """
     policy: ActorCritic
     if isinstance(spaces.actions, DiscreteActions):
-        policy = DiscretePolicy(spaces, spaces.actions, actor, algorithm.normalize_observations)
+        policy = DiscretePolicy(spaces, spaces.actions, actor.mlp, algorithm.normalize_observations)
     else:
-        policy = ContinuousPolicy(spaces, spaces.actions, actor, algorithm.normalize_observations)
+        policy = ContinuousPolicy(spaces, spaces.actions, actor.mlp, algorithm.normalize_observations)
     generator = torch.Generator().manual_seed(seed)
     _initialise(policy.policy, 0.01, generator)
     _initialise(policy.value, 1.0, generator)

@@ -179,7 +179,7 @@ def _environment() -> jinja2.Environment:
 def no_chat_template(folder: Path) -> Problem:
     return Problem(
         code="no-chat-template",
-        key="model.path",
+        key="actor.model.path",
         what="the model's tokenizer has no chat template",
         got=str(folder),
         why="prompts are messages of a chat, and only the template says how this model sees one",
@@ -190,7 +190,7 @@ def no_chat_template(folder: Path) -> Problem:
 def _no_tokenizer(folder: Path) -> Problem:
     return Problem(
         code="no-tokenizer",
-        key="model.path",
+        key="actor.model.path",
         what="the model's folder has no tokenizer.json",
         got=str(folder),
         why="prompts are encoded by the model's own tokenizer",
@@ -201,7 +201,7 @@ def _no_tokenizer(folder: Path) -> Problem:
 def _refused(folder: Path, messages: Sequence[Message], why: str) -> Problem:
     return Problem(
         code="chat-template-refused",
-        key="model.path",
+        key="actor.model.path",
         what="the chat template refuses these messages",
         got=", ".join(message.role for message in messages),
         why=f"the template in {folder} says: {why}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.errors import Problem, Source, did_you_mean
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -18,11 +18,11 @@ _SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on what the rollo
 
 
 def check_data_flow(
-    config: RunConfig, placement: HybridComponentPlacement, sources: Mapping[str, Source]
+    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
 ) -> list[Problem]:
     """Problems between the placement and the sizes of the config, as far as the components are placed."""
     problems: list[Problem] = []
-    envs, groups = config.env.total_num_envs, config.rollout.pipeline_stage_num
+    envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     sizes = {c: placement.world_size(c) for c in placement.components}
     if "env" in sizes and envs % (sizes["env"] * groups):
         problems.append(_uneven_envs(envs, sizes["env"], groups, sources))
@@ -53,11 +53,11 @@ def check_data_flow(
 
 
 def check_sync(
-    config: RunConfig, placement: HybridComponentPlacement, needs: Needs, sources: Mapping[str, Source]
+    config: Config, placement: HybridComponentPlacement, needs: Needs, sources: Mapping[str, Source]
 ) -> list[Problem]:
     """Some of the weights are no help to a rollout that drops all of them between two syncs."""
     mode = config.actor.sync.mode
-    if mode not in _SOME_WEIGHTS or not config.rollout.enable_offload or "rollout" not in placement.components:
+    if mode not in _SOME_WEIGHTS or not config.torch_rollout.enable_offload or "rollout" not in placement.components:
         return []
     away = [stage for stage in needs.stages if needs.of(stage, "rollout") is Residency.OFF]
     if not away or not makes_room(placement, needs, "rollout"):
@@ -118,10 +118,10 @@ def find_idle(placement: HybridComponentPlacement) -> list[Problem]:
     ]
 
 
-def find_warnings(config: RunConfig, placement: HybridComponentPlacement) -> tuple[Problem, ...]:
+def find_warnings(config: Config, placement: HybridComponentPlacement) -> tuple[Problem, ...]:
     """What works but wastes machines."""
     warnings = find_idle(placement)
-    envs, groups = config.env.total_num_envs, config.rollout.pipeline_stage_num
+    envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     for component, rows in (("rollout", envs // groups), ("actor", envs)):
         ranks = placement.world_size(component)
         edges = block_edges(rows, ranks)

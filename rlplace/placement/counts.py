@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING
 
-from rlplace.llm_roles import JudgeConfig, TrainedConfig
+from rlplace.config import FrozenConfig, TrainedConfig
 from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
-    from rlplace.llm_config import LlmConfig
+    from rlplace.config import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
@@ -28,7 +28,7 @@ class Count:
     why: str
 
 
-def explain_counts(config: LlmConfig, placement: HybridComponentPlacement) -> tuple[Count, ...]:
+def explain_counts(config: Config, placement: HybridComponentPlacement) -> tuple[Count, ...]:
     """In the order in which they follow from each other."""
     return (*_engines(placement), *_ranks(config, placement), *_ratio(placement), *_samples(config, placement))
 
@@ -51,7 +51,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
     yield Count(subject="rollout", count=text, why=why)
 
 
-def _ranks(config: LlmConfig, placement: HybridComponentPlacement) -> Iterator[Count]:
+def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
     """Who holds how much of what it shares with its other ranks."""
     for component in placement.components:
         copies = placement.spec(component).num_copies
@@ -60,7 +60,7 @@ def _ranks(config: LlmConfig, placement: HybridComponentPlacement) -> Iterator[C
             case TrainedConfig(zero_stage=stage) if copies > 1:
                 why = f"each holds 1/{copies} of {_SHARED[stage]} (zero_stage: {stage})"
                 yield Count(subject=component, count=text, why=why)
-            case JudgeConfig(sharded=sharded) if copies > 1 and placement.accelerators(component):
+            case FrozenConfig(sharded=sharded) if copies > 1 and placement.accelerators(component):
                 why = f"each holds 1/{copies} of the weights" if sharded else "each holds all weights (sharded: false)"
                 yield Count(subject=component, count=text, why=why)
 
@@ -78,7 +78,7 @@ def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
     )
 
 
-def _samples(config: LlmConfig, placement: HybridComponentPlacement) -> Iterator[Count]:
+def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
     algorithm = config.algorithm
     if algorithm.prompts is None:
         return

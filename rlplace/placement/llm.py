@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from rlplace.errors import ConfigError, PlacementError, Problem, Source, source_of
-from rlplace.llm_config import BlockConfig, LlmConfig
-from rlplace.llm_roles import (
-    EngineConfig,
-    JudgeConfig,
-    LlmActorConfig,
+from rlplace.config import (
+    ActorConfig,
+    AgentConfig,
+    BlockConfig,
+    Config,
+    FrozenConfig,
     ReferenceConfig,
-    RewardModelConfig,
-    SimulatorConfig,
+    RewardConfig,
+    TextRolloutConfig,
     TrainedConfig,
 )
+from rlplace.errors import ConfigError, PlacementError, Problem, Source, source_of
 from rlplace.placement.batches import BatchSizes
 from rlplace.placement.channels import ChannelPlan, flows_of
 from rlplace.placement.deadlock import check_flows
@@ -49,7 +50,7 @@ _RUN_COMPONENTS = ("actor", "rollout", "env")
 _NO_MODEL = "the model is not known: its memory is not counted"
 
 
-def make_llm_layout(config: LlmConfig, topology: Topology, sources: Mapping[str, Source] | None = None) -> Layout:
+def make_llm_layout(config: Config, topology: Topology, sources: Mapping[str, Source] | None = None) -> Layout:
     """With the channels of a job that runs. Raises PlacementError with every problem at once."""
     algorithm, places = config.algorithm, sources or {}
     if config.runs:
@@ -75,7 +76,7 @@ def make_llm_layout(config: LlmConfig, topology: Topology, sources: Mapping[str,
     )
 
 
-def _make_run_layout(config: LlmConfig, topology: Topology, sources: Mapping[str, Source]) -> Layout:
+def _make_run_layout(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Layout:
     """Neither batches nor ranks need divide: engines take what they have room for, others what they are given."""
     names = placed_names(config.cluster.component_placement)
     needs = _needs(config, (*_RUN_COMPONENTS, *judges_of(names)))
@@ -98,17 +99,17 @@ def _make_run_layout(config: LlmConfig, topology: Topology, sources: Mapping[str
     return dataclasses.replace(layout, routes=(), channels=_plan_channels(config, layout), deliveries=deliveries)
 
 
-def _needs(config: LlmConfig, names: Iterable[str]) -> Needs:
+def _needs(config: Config, names: Iterable[str]) -> Needs:
     return rlhf_needs(names, actor_infers=config.actor_infers, refreshed=config.reference.refresh_every > 0)
 
 
-def _plan_channels(config: LlmConfig, layout: Layout) -> tuple[ChannelPlan, ...]:
+def _plan_channels(config: Config, layout: Layout) -> tuple[ChannelPlan, ...]:
     algorithm, runner = config.algorithm, config.runner
     assert algorithm.prompts is not None, "checked when it was read"
     sizes = TextSizes(
         prompts=algorithm.prompts,
         samples_per_prompt=algorithm.samples_per_prompt,
-        turns=config.env.max_turns,
+        turns=config.text_env.max_turns,
         held_out=runner.eval_prompts if runner.eval_every else 0,
         ahead=algorithm.max_staleness,
     )
@@ -124,9 +125,7 @@ def _plan_channels(config: LlmConfig, layout: Layout) -> tuple[ChannelPlan, ...]
     return channels
 
 
-def _check_ranks(
-    config: LlmConfig, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> list[Problem]:
+def _check_ranks(config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> list[Problem]:
     """Every env rank has a prompt, every actor rank a sample."""
     prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     problems: list[Problem] = []
@@ -147,7 +146,7 @@ def _check_ranks(
     return problems
 
 
-def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | None = None) -> MemoryCase:
+def llm_memory_case(layout: Layout, config: Config, measured: Measurements | None = None) -> MemoryCase:
     """Raises ConfigError for a model that cannot be read, PlacementError for `auto` where no memory is known."""
     demands: dict[str, Demand] = {}
     problems: dict[str, Problem] = {}  # by key: several components may have the same model
@@ -172,20 +171,20 @@ def llm_memory_case(layout: Layout, config: LlmConfig, measured: Measurements | 
         notes=() if config.model is not None or demands else (_NO_MODEL,),
         shared=_shared(layout, config),
     )
-    return fill_share(case) if config.rollout.gpu_memory_utilization == "auto" else case
+    return fill_share(case) if config.text_rollout.gpu_memory_utilization == "auto" else case
 
 
-def with_share(config: LlmConfig, case: MemoryCase) -> LlmConfig:
+def with_share(config: Config, case: MemoryCase) -> Config:
     """With the number that `rollout.gpu_memory_utilization: auto` is in this case of the config."""
     match case.demands.get("rollout"):
         case EngineModel(cache=KvShare(gpu_memory_utilization=share)):
-            rollout = dataclasses.replace(config.rollout, gpu_memory_utilization=share)
+            rollout = dataclasses.replace(config.text_rollout, gpu_memory_utilization=share)
             return dataclasses.replace(config, rollout=rollout)
         case _:
             return config
 
 
-def _shared(layout: Layout, config: LlmConfig) -> SharedMemory:
+def _shared(layout: Layout, config: Config) -> SharedMemory:
     if not layout.channels or config.cluster.launcher == "inline":  # threads of one process need none
         return SharedMemory()
     model = _model(config, None, "actor")
@@ -204,17 +203,17 @@ def _shared(layout: Layout, config: LlmConfig) -> SharedMemory:
     return count_shared(layout, {**items, "weights.reference": bucket}, weights)
 
 
-def _demand(config: LlmConfig, component: str) -> Demand | None:
+def _demand(config: Config, component: str) -> Demand | None:
     """None where its model is not known."""
     length, runs = config.algorithm.longest, config.runs
     match config.block_of(component):
-        case SimulatorConfig() as simulator:
+        case AgentConfig() as simulator:
             return Simulator(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
-        case RewardModelConfig(kind="function" | "url"):
+        case RewardConfig(kind="function" | "url"):
             return Simulator(accelerator_bytes=0)
-        case EngineConfig() as engine:
+        case TextRolloutConfig() as engine:
             return _engine(engine, _model(config, None, component), length)
-        case TrainedConfig() as trained if (model := _model(config, trained.model, component)) is not None:
+        case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
             return TrainedModel(
                 model=model,
                 micro_batch=trained.micro_batch,
@@ -222,14 +221,14 @@ def _demand(config: LlmConfig, component: str) -> Demand | None:
                 token_budget=trained.token_budget if runs else None,
                 weights=trained.weights,
                 compute=trained.compute,
-                optimizer=trained.optimizer,
+                optimizer=trained.optimizer.kind,
                 zero_stage=trained.zero_stage,
                 checkpointing=trained.checkpointing,
                 lora_rank=trained.lora_rank,
-                optimizer_on_host=trained.optimizer_on_host,
-                averaged=isinstance(trained, LlmActorConfig) and trained.ema_decay is not None,
+                optimizer_on_host=trained.optimizer.on_host,
+                averaged=isinstance(trained, ActorConfig) and trained.ema_decay is not None,
             )
-        case JudgeConfig() as judge if (model := _model(config, judge.model, component)) is not None:
+        case FrozenConfig() as judge if (model := _model(config, judge.model, component)) is not None:
             return FrozenModel(
                 model=model,
                 micro_batch=judge.micro_batch,
@@ -244,7 +243,7 @@ def _demand(config: LlmConfig, component: str) -> Demand | None:
             return None
 
 
-def _engine(engine: EngineConfig, model: ModelShape | None, length: int) -> EngineModel | None:
+def _engine(engine: TextRolloutConfig, model: ModelShape | None, length: int) -> EngineModel | None:
     share = engine.gpu_memory_utilization
     cache: KvBytes | KvShare = KvShare(gpu_memory_utilization=1.0 if share == "auto" else share)
     if engine.kv_cache_memory is not None:
@@ -265,7 +264,7 @@ def _engine(engine: EngineConfig, model: ModelShape | None, length: int) -> Engi
     )
 
 
-def _model(config: LlmConfig, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
+def _model(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
     """The component's own model, else the job's, with the head of its role; engines generate with the job's."""
     keys = config.model if own is None else own
     if keys is None:
@@ -274,18 +273,18 @@ def _model(config: LlmConfig, own: Mapping[str, object] | None, component: str) 
     head = Head.SCORE if role in _SCORING else Head.LANGUAGE
     if role == "actor" and config.critic.on_actor:
         head = Head.LANGUAGE_AND_VALUE
-    return read_model(keys, head=head, key="model" if own is None else f"{config.key_of(component)}.model")
+    return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
 
 
-def _offload(config: LlmConfig) -> dict[str, bool]:
+def _offload(config: Config) -> dict[str, bool]:
     """Component -> whether it leaves its accelerators, for every name that has a role; who needs none is in no way."""
     return {c: _leaves(config.block_of(c)) for c in (*_ROLES, *config.placed) if role_of(c) in _ROLES}
 
 
 def _leaves(block: BlockConfig) -> bool:
-    return block.enable_offload or (isinstance(block, RewardModelConfig) and block.kind != "model")
+    return block.enable_offload or (isinstance(block, RewardConfig) and block.kind != "model")
 
 
-def _blocks(config: LlmConfig, names: Iterable[str]) -> dict[str, str]:
+def _blocks(config: Config, names: Iterable[str]) -> dict[str, str]:
     """Component -> key of its block: rewards may share one."""
     return {c: config.key_of(c) for c in names if role_of(c) in _ROLES}

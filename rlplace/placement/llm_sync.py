@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from rlplace.llm_config import LlmConfig
-from rlplace.llm_roles import LlmActorConfig
+from rlplace.config import ActorConfig, Config
 from rlplace.placement.flow import Delivery, deliver, deliver_by_node
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.layout import Layout
@@ -23,14 +22,14 @@ from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 
-def plan_deliveries(config: LlmConfig, placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
+def plan_deliveries(config: Config, placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
     """While engines generate ahead of the actor, only a board holds a version until they come for it."""
     sync = config.actor.sync
     past_host = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
     return deliver(placement) if past_host else deliver_by_node(placement)
 
 
-def with_sync(demands: Mapping[str, Demand], config: LlmConfig, layout: Layout) -> dict[str, Demand]:
+def with_sync(demands: Mapping[str, Demand], config: Config, layout: Layout) -> dict[str, Demand]:
     """With what a sync holds of actor and engines."""
     sync, deliveries, actors = config.actor.sync, layout.deliveries, layout.placement.world_size("actor")
     found = dict(demands)
@@ -54,7 +53,7 @@ def _most_far(deliveries: Collection[Delivery], actors: int) -> int:
     return max(sum(rank not in delivery.near for delivery in deliveries) for rank in range(actors))
 
 
-def version_bytes(model: ModelShape, actor: LlmActorConfig) -> int:
+def version_bytes(model: ModelShape, actor: ActorConfig) -> int:
     """Of one buffer of each board of a node: all weights as they travel, and what later versions bring instead."""
     later = 0
     if actor.lora_rank is not None and actor.sync.mode == "lora":

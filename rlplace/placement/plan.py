@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement.channels import PPO_ENDS, ChannelPlan, flows_of, plan_channels
 from rlplace.placement.checks import check_data_flow, check_names, check_sync, find_warnings
@@ -35,7 +35,7 @@ class Plan:
 
 
 def make_plan(
-    config: RunConfig, topology: Topology, needs: Needs = PPO_NEEDS, sources: Mapping[str, Source] | None = None
+    config: Config, topology: Topology, needs: Needs = PPO_NEEDS, sources: Mapping[str, Source] | None = None
 ) -> Plan:
     """The plan of a run, or a PlacementError with every problem of placement, residency and data flow at once.
 
@@ -55,8 +55,8 @@ def make_plan(
     problems += check_sync(config, placement, needs, places)
     if problems:
         raise PlacementError(problems)
-    routes = derive_routes(placement, config.env.total_num_envs, config.rollout.pipeline_stage_num)
-    channels = plan_channels(placement, routes, config.rollout.pipeline_stage_num)
+    routes = derive_routes(placement, config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num)
+    channels = plan_channels(placement, routes, config.torch_rollout.pipeline_stage_num)
     stuck = check_flows(tuple(flows_of(channels, PPO_ENDS)), needs.stages, needs.residency)
     assert not stuck, stuck  # the capacities are our own
     return Plan(

@@ -10,27 +10,26 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rlplace.config import RewardConfig
+from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
-from rlplace.llm_roles import RewardModelConfig
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import placed_names
-from rlplace.structure import show
 
 if TYPE_CHECKING:
-    from rlplace.llm_config import LlmConfig
+    from rlplace.config import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _PLACEMENT = "cluster.component_placement"
 
 
-def check_roles(config: LlmConfig, placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> list[Problem]:
+def check_roles(config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> list[Problem]:
     """Every contradiction between the blocks of a job and the components it places.
 
     `placement` has those whose lines could be read; who is there at all, the config says.
     """
-    checks: tuple[Callable[[LlmConfig, Sequence[str]], Iterator[Problem]], ...] = (
-        _check_actor,
+    checks: tuple[Callable[[Config, Sequence[str]], Iterator[Problem]], ...] = (
         _check_critic,
         _check_reference,
         _check_rewards,
@@ -41,29 +40,20 @@ def check_roles(config: LlmConfig, placement: HybridComponentPlacement, sources:
     return [dataclasses.replace(p, source=source_of(p.key, sources)) for p in problems]
 
 
-def _check_actor(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]:
-    own, trained = config.actor.model, config.model
-    if own is not None and trained is not None and own != trained:
-        why = "its weights go to the engines, which generate with the job's model"
-        yield _wrong(
-            "actor.model", "engines generate with another model", None, why, "model: ... instead of actor.model"
-        )
-
-
-def _check_critic(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]:
+def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     placed, critic, name = "critic" in names, config.critic, config.algorithm.name
     if placed and critic.on_actor:
         why = "values come from one of the two: a model of its own, or a head on the actor's trunk"
         yield _wrong("critic.on_actor", "the critic is placed as well", True, why, f"remove {_PLACEMENT}.critic")
     valued = placed or critic.on_actor
-    if config.runs and name == "rlhf" and not valued:
-        why = "rlhf is PPO: its advantages are estimated from a critic's values"
+    if config.runs and name == "ppo" and not valued:
+        why = "PPO estimates advantages from a critic's values"
         fix = "critic: all        (or a head on the actor: critic.on_actor: true; or algorithm.name: reinforce_pp)"
-        yield _wrong(f"{_PLACEMENT}.critic", "is not placed, and rlhf needs values", None, why, fix, "critic-missing")
-    if config.runs and name != "rlhf" and valued:
+        yield _wrong(f"{_PLACEMENT}.critic", "is not placed, and ppo needs values", None, why, fix, "critic-missing")
+    if config.runs and name != "ppo" and valued:
         key = "critic.on_actor" if critic.on_actor else f"{_PLACEMENT}.critic"
         why = f"{name} compares the answers to a prompt, or all of an iteration, and asks nobody for values"
-        yield _wrong(key, f"{name} has no use for a critic", None, why, "algorithm.name: rlhf        (or remove it)")
+        yield _wrong(key, f"{name} has no use for a critic", None, why, "algorithm.name: ppo        (or remove it)")
     if critic.on_actor and critic.warmup_iterations:
         why = "a head on the actor's trunk learns with it, in the same step"
         yield _wrong(
@@ -75,7 +65,7 @@ def _check_critic(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]:
         )
 
 
-def _check_reference(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]:
+def _check_reference(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     placed, reference, algorithm = "reference" in names, config.reference, config.algorithm
     if placed and reference.share_actor:
         why = "log-probabilities come from one of the two: a model of its own, or the actor without its factors"
@@ -110,7 +100,7 @@ def _check_reference(config: LlmConfig, names: Sequence[str]) -> Iterator[Proble
         yield _wrong("algorithm.kl_target", "kl_coef is 0 and stays so", algorithm.kl_target, why, "kl_coef: 0.01")
 
 
-def _other_shape(config: LlmConfig) -> bool:
+def _other_shape(config: Config) -> bool:
     """Whether the reference has a model of its own with other weights than the job's; False where one is not known."""
     own, shared = config.reference.model, config.model
     if own is None or shared is None:
@@ -121,10 +111,10 @@ def _other_shape(config: LlmConfig) -> bool:
         return False
 
 
-def _check_rewards(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]:
+def _check_rewards(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     components = [c for c in names if role_of(c) == "reward"]
     own = [c.partition(".")[2] for c in components]
-    if not isinstance(config.reward, RewardModelConfig):
+    if not isinstance(config.reward, RewardConfig):
         if "reward" in names:
             key, why = f"{_PLACEMENT}.reward", f"reward has one block for each name: {', '.join(config.reward)}"
             yield _wrong(key, "no block is its own", None, why, "reward.<name>: ...        (and a block reward.<name>)")
@@ -141,7 +131,7 @@ def _check_rewards(config: LlmConfig, names: Sequence[str]) -> Iterator[Problem]
             yield _wrong(f"{key}.url", "the reward has a function as well", block.url, why, f"remove {key}.function")
 
 
-def _check_accelerators(config: LlmConfig, placement: HybridComponentPlacement) -> Iterator[Problem]:
+def _check_accelerators(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     for component in (c for c in placement.components if role_of(c) == "reward"):
         block, written = config.reward_of(component), placement.spec(component)
         if block.kind != "model" and placement.accelerators(component):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.envs.spaces import Spaces
 from rlplace.placement.flow import Delivery, Routes
 
@@ -19,7 +19,7 @@ WEIGHTS = "weights"
 class Job:
     """The `config` of EnvWorker, RolloutWorker and PolicyActor."""
 
-    config: RunConfig
+    config: Config
     spaces: Spaces
     routes: Routes
     deliveries: tuple[Delivery, ...]  # of weights, where ranks share memory; else each rank gets its own

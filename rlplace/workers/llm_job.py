@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlplace.llm_config import LlmConfig
+from rlplace.config import Config
 from rlplace.placement.flow import Delivery, block_edges
 from rlplace.placement.language.spec import role_of
 
@@ -57,7 +57,7 @@ class Done:
 class LlmJob:
     """The `config` of every worker of the run."""
 
-    config: LlmConfig
+    config: Config
     env_ranks: int
     rollout_ranks: int
     reference_ranks: int = 0

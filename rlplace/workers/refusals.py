@@ -111,7 +111,7 @@ def logprob_not_finite(owner: str, completion: Completion) -> DivergedError:
             what="a token was drawn from what is no distribution",
             got=f"log-probabilities that are not finite in {answer}",
             why=f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype",
-            fix="actor.adam.lr: <smaller>, or rollout.dtype: fp32",
+            fix="actor.optimizer.lr: <smaller>, or rollout.dtype: fp32",
         )
     )
 

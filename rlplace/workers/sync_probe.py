@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rlplace.llm_config import LlmConfig
+    from rlplace.config import Config
     from rlplace.workers.engines.contract import TextEngine
     from rlplace.workers.llm_job import LlmJob
 
@@ -45,9 +45,9 @@ def probe_tokens(job: LlmJob) -> list[int]:
     return drawn
 
 
-def tolerance(config: LlmConfig) -> float:
+def tolerance(config: Config) -> float:
     """Of the coarsest type that plays a part."""
-    rollout = config.rollout
+    rollout = config.text_rollout
     return max(_TOLERANCE[dtype] for dtype in (config.actor.compute, rollout.dtype, rollout.cache))
 
 

@@ -187,7 +187,7 @@ def test_numbers_that_are_none_are_an_error(actor_of: MakeActor) -> None:
 
 
 def test_half_precision_learns_and_pushes_what_it_computes_with(actor_of: MakeActor) -> None:
-    scenario = dataclasses.replace(ALONE, actor={"precision": "bf16", "optimizer": {"lr": 1e-2}})
+    scenario = dataclasses.replace(ALONE, actor={"compute": "bf16", "optimizer": {"lr": 1e-2}})
     actor = actor_of(scenario)
     actor.move(Residency.FULL)
     before = actor.state_digest()

@@ -134,7 +134,7 @@ def test_micro_batches_change_nothing(actor_of: MakeActor, qwen: Path, budget: i
 
 
 @pytest.mark.parametrize(
-    "actor", [{"optimizer_on_host": True}, {"optimizer": "adamw_master"}, {"zero_stage": 2}], ids=str
+    "actor", [{"optimizer": {"on_host": True}}, {"optimizer": {"kind": "adamw_master"}}, {"zero_stage": 2}], ids=str
 )
 def test_where_the_optimizer_lies_changes_nothing(actor_of: MakeActor, qwen: Path, actor: dict[str, object]) -> None:
     model, optimizer = of_transformers(qwen)
@@ -255,7 +255,7 @@ def test_it_is_born_off_and_refuses_to_compute(actor_of: MakeActor, qwen: Path, 
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_moves_release_what_they_say(actor_of: MakeActor, qwen: Path, on_host: bool) -> None:
-    actor = actor_of(LmScenario(model=qwen, actor={"optimizer_on_host": on_host}))
+    actor = actor_of(LmScenario(model=qwen, actor={"optimizer": {"on_host": on_host}}))
     parameters = sum(tensor.numel() for tensor in load_file(qwen / "model.safetensors").values())
     tensors = len(load_file(qwen / "model.safetensors"))
     frequencies = json.loads((qwen / "config.json").read_text())["head_dim"] // 2  # of the rotary embedding, twice
@@ -330,7 +330,7 @@ def test_factors_are_pushed_and_saved_merged(
     actor_of: MakeActor, request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
-    actor = actor_of(LmScenario(model=folder, actor={"lora_rank": 4, "adam": ADAM | {"lr": 1e-2}}))
+    actor = actor_of(LmScenario(model=folder, actor={"lora_rank": 4, "optimizer": ADAM | {"lr": 1e-2}}))
     for iteration in range(2):
         learn(actor, iteration=iteration)
     tokens = [5, 9, 77, 130, 6]
@@ -360,7 +360,7 @@ def test_after_the_first_sync_only_what_is_trained_may_travel(actor_of: MakeActo
 @pytest.mark.parametrize(
     ("actor", "key", "fix"),
     [
-        ({"optimizer": "sgd"}, "actor.optimizer", "optimizer: adamw or optimizer: adamw_master"),
+        ({"optimizer": {"kind": "sgd"}}, "actor.optimizer", "optimizer: adamw or optimizer: adamw_master"),
         ({"weights": "fp16"}, "actor.weights", "weights: fp32 or weights: bf16"),
         ({"compute": "fp16"}, "actor.compute", "compute: fp32 or compute: bf16"),
         ({"zero_stage": 1}, "actor.zero_stage", "zero_stage: 2 or zero_stage: 3"),

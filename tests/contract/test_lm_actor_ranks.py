@@ -21,13 +21,13 @@ RULES: dict[str, tuple[Kind, dict[str, object], dict[str, object]]] = {
         {"tis_cap": 1.5, "epochs": 2, "train_batch": 3, "entropy_coef": 0.01},
         {"zero_stage": 2},
     ),
-    "factors": ("qwen3", {}, {"lora_rank": 3, "adam": ADAM | {"lr": 1e-2}}),
+    "factors": ("qwen3", {}, {"lora_rank": 3, "optimizer": ADAM | {"lr": 1e-2}}),
     "near itself without factors": (
         "qwen3",
         {"kl_coef": 0.1, "train_batch": 5},
-        {"lora_rank": 3, "adam": ADAM | {"lr": 1e-2}},
+        {"lora_rank": 3, "optimizer": ADAM | {"lr": 1e-2}},
     ),
-    "factors apart": ("llama", {}, {"lora_rank": 3, "adam": ADAM | {"lr": 1e-2}, "sync": {"mode": "lora"}}),
+    "factors apart": ("llama", {}, {"lora_rank": 3, "optimizer": ADAM | {"lr": 1e-2}, "sync": {"mode": "lora"}}),
 }
 
 
@@ -73,6 +73,6 @@ def test_all_ranks_have_the_same(folders: Path, name: str, ranks: int) -> None:
 
 
 def test_the_optimizer_may_lie_on_the_host_of_each_rank(folders: Path) -> None:
-    scenario = LmScenario(model=folders / "qwen3", ranks=2, iterations=2, actor={"optimizer_on_host": True})
+    scenario = LmScenario(model=folders / "qwen3", ranks=2, iterations=2, actor={"optimizer": {"on_host": True}})
     on_host = run_lm_ranks(scenario)[0]
     assert on_host.digest == run_lm_ranks(dataclasses.replace(scenario, actor={}))[0].digest

@@ -139,8 +139,8 @@ def test_its_steps_are_of_the_samples_of_the_actors(critic_of: MakeCritic, qwen:
     [
         {"token_budget": 1},
         {"token_budget": 10_000},
-        {"optimizer_on_host": True},
-        {"optimizer": "adamw_master"},
+        {"optimizer": {"on_host": True}},
+        {"optimizer": {"kind": "adamw_master"}},
         {"zero_stage": 2},
         {"checkpointing": False},
     ],
@@ -156,14 +156,14 @@ def test_how_it_is_computed_changes_nothing(critic_of: MakeCritic, qwen: Path, c
 
 def test_its_learning_rate_is_its_own(critic_of: MakeCritic, qwen: Path) -> None:
     adam = ADAM | {"lr": 4e-3, "schedule": "linear", "warmup_steps": 2}
-    critic = critic_of(CriticScenario(model=qwen, critic={"adam": adam}))
+    critic = critic_of(CriticScenario(model=qwen, critic={"optimizer": adam}))
     rates = [iterate(critic, iteration)["critic/lr"].value for iteration in range(3)]
     assert rates == pytest.approx([2e-3, 4e-3 * 3 / 4, 4e-3 * 2 / 4])
 
 
 def test_it_comes_to_explain_what_it_sees(critic_of: MakeCritic, qwen: Path) -> None:
     adam = ADAM | {"lr": 3e-3, "max_grad_norm": 10.0}
-    critic = critic_of(CriticScenario(model=qwen, algorithm={"value_clip": None}, critic={"adam": adam}))
+    critic = critic_of(CriticScenario(model=qwen, algorithm={"value_clip": None}, critic={"optimizer": adam}))
     explained = []
     for iteration in range(12):
         give_samples(critic, made_up_samples())
@@ -176,7 +176,7 @@ def test_it_comes_to_explain_what_it_sees(critic_of: MakeCritic, qwen: Path) -> 
 
 
 def test_factors_learn_and_are_saved_merged(critic_of: MakeCritic, qwen: Path, tmp_path: Path) -> None:
-    critic = critic_of(CriticScenario(model=qwen, critic={"lora_rank": 4, "adam": ADAM | {"lr": 1e-2}}))
+    critic = critic_of(CriticScenario(model=qwen, critic={"lora_rank": 4, "optimizer": ADAM | {"lr": 1e-2}}))
     for iteration in range(2):
         iterate(critic, iteration)
     before, after = load_file(qwen / "model.safetensors"), whole_weights(critic)
@@ -288,7 +288,7 @@ def test_numbers_that_are_none_are_an_error(critic_of: MakeCritic, qwen: Path) -
     with pytest.raises(DivergedError, match="iteration 0 is not a finite number") as caught:
         critic.learn(0, 0)
     assert caught.value.code == "diverged"
-    assert "critic.adam.lr" in str(caught.value)
+    assert "critic.optimizer.lr" in str(caught.value)
     assert critic.digest() == before
 
 
@@ -316,7 +316,7 @@ def test_it_is_born_off_and_refuses_to_compute(critic_of: MakeCritic, qwen: Path
 def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(
     critic_of: MakeCritic, qwen: Path, on_host: bool
 ) -> None:
-    critic = critic_of(CriticScenario(model=qwen, critic={"optimizer_on_host": on_host}))
+    critic = critic_of(CriticScenario(model=qwen, critic={"optimizer": {"on_host": on_host}}))
     iterate(critic)
     full = critic.move(Residency.FULL)
     assert critic.context.device.held_bytes() == full.accelerator_bytes
@@ -376,7 +376,7 @@ def test_a_saved_critic_loads_in_transformers_and_can_be_trained_on(
 def test_a_folder_that_is_no_value_model_is_refused(critic_of: MakeCritic, qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((qwen / "config.json").read_bytes())
     weights = load_file(qwen / "model.safetensors")
-    scenario = CriticScenario(model=qwen, critic={"model": {"path": str(tmp_path)}, "optimizer": "sgd"})
+    scenario = CriticScenario(model=qwen, critic={"model": {"path": str(tmp_path)}, "optimizer": {"kind": "sgd"}})
     save_file(weights | {"score.weight": torch.zeros(3, HIDDEN)}, tmp_path / "model.safetensors")
     plan_only, head = critic_problems(scenario.job.config)
     assert (plan_only.code, plan_only.key) == ("plan-only", "critic.optimizer")

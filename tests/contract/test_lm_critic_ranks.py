@@ -16,7 +16,7 @@ RULES: dict[str, tuple[Kind, dict[str, object], dict[str, object]]] = {
     "one step": ("qwen3", {}, {}),
     # More ranks than samples in a step; an odd number of ranks, of which only the first has a row of the head.
     "several steps": ("llama", {"epochs": 2, "train_batch": 2, "value_clip": 0.05}, {"zero_stage": 2}),
-    "factors": ("qwen3", {}, {"lora_rank": 3, "adam": ADAM | {"lr": 1e-2}}),
+    "factors": ("qwen3", {}, {"lora_rank": 3, "optimizer": ADAM | {"lr": 1e-2}}),
 }
 
 

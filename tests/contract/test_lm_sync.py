@@ -30,7 +30,7 @@ OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 TOKENS = [40 + 7 * i for i in range(30)]
 ENGINE = {"engine": "transformers", "dtype": "fp32", "cache_dtype": "fp32", "kv_cache_memory": 1 << 20}
 LENGTHS = {"max_prompt_length": 40, "max_new_tokens": 60}
-LORA = {"lora_rank": 3, "lora_targets": ["q_proj", "down_proj"], "adam": ADAM | {"lr": 2e-2}}
+LORA = {"lora_rank": 3, "lora_targets": ["q_proj", "down_proj"], "optimizer": ADAM | {"lr": 2e-2}}
 FAR = (Delivery(readers=(0,)),)  # as from another node
 
 

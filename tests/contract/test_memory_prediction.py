@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.language.slots import Slot
@@ -24,7 +24,7 @@ Sizes = dict[Residency, tuple[int, int]]  # bytes on the accelerator, bytes on t
 CONTINUOUS = ContinuousActions(shape=(3, 2), low=(-1.0,) * 6, high=(1.0,) * 6)
 
 
-def shape(config: RunConfig, spaces: Spaces) -> PolicyShape:
+def shape(config: Config, spaces: Spaces) -> PolicyShape:
     return policy_shape(config.actor.model, spaces, normalize_observations=config.algorithm.normalize_observations)
 
 
@@ -81,7 +81,7 @@ def _moves(scenario: Scenario, rank: int, port: int, listener: socket.socket | N
 def test_the_fullest_of_three_ranks_holds_what_was_predicted(precision: str) -> None:
     """Three ranks divide neither the hidden width of 16 nor the single value: shards are padded, some are empty."""
     scenario = Scenario(
-        split=(1, 1, 1), actions=THREE_CHOICES, actor={"model": {"hidden": [16, 16]}, "precision": precision}
+        split=(1, 1, 1), actions=THREE_CHOICES, actor={"model": {"hidden": [16, 16]}, "compute": precision}
     )
     with listen() as listener, rank_processes(3) as pool:
         port = listener.getsockname()[1]

@@ -54,7 +54,7 @@ def judge(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def blocks(other: Path, judge: Path) -> dict[str, dict[str, Any]]:
     own = {"model": {"path": str(judge)}}
     return {
-        "critic": {"compute": "fp32", "token_budget": 48, "adam": ADAM, **own},
+        "critic": {"compute": "fp32", "token_budget": 48, "optimizer": ADAM, **own},
         "reference": {"dtype": "fp32", "model": {"path": str(other)}},
         "reward": {"dtype": "fp32", "weight": 0.5, **own},
     }
@@ -149,7 +149,7 @@ def test_a_value_head_on_the_trunk_learns_with_the_policy(qwen: Path, other: Pat
 
 
 def test_the_actor_without_its_factors_is_the_reference(qwen: Path) -> None:
-    lora = {"lora_rank": 4, "adam": {**ADAM, "lr": 0.05}}
+    lora = {"lora_rank": 4, "optimizer": {**ADAM, "lr": 0.05}}
     asked = {"name": "reinforce_pp", "kl_coef": 0.1, "kl_in": "reward"}
     kept = AutoModelForCausalLM.from_pretrained(qwen)
     with RlhfStage(qwen, ("actor",), actor=lora, reference={"share_actor": True}, algorithm=asked) as stage:

@@ -14,7 +14,7 @@ LEARNABLE = (
     "algorithm.samples_per_prompt=8",
     "algorithm.max_prompt_length=64",
     "algorithm.max_new_tokens=8",
-    "actor.adam.lr=5.0e-3",
+    "actor.optimizer.lr=5.0e-3",
     "runner.eval_every=0",
     "rollout.kv_cache_memory=4MiB",
 )
@@ -23,4 +23,4 @@ INLINE = ("cluster.launcher=inline", *placed("0", "0", "1"))
 
 def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
     """Overrides for the model in `folder`, made by `tests.tiny_lm`."""
-    return ("model=tiny", f"model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)
+    return ("model@actor.model=tiny", f"actor.model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from rlplace import compose
+from rlplace.config import compose
 from rlplace.llm_run import llm_run
 from rlplace.metrics import Metrics
 from rlplace.placement.llm import llm_memory_case

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import compose, plan, train
+from rlplace import plan, train
+from rlplace.config import compose
 from rlplace.placement.machines.topology import DECLARED
 
 CONFIGS = sorted(compose.config_names())
@@ -117,7 +118,7 @@ dry_run: true
     [
         ("actor.lora_rank=8", "+actor.lora_rank=8"),  # a key that the file has not
         ("actor.lora_rnk=8", "+actor.lora_rank=8"),
-        ("actor.lrr=0.1", "actor.adam.lr=0.1"),  # a key that it has, in a block of the block
+        ("actor.lrr=0.1", "actor.optimizer.lr=0.1"),  # a key that it has, in a block of the block
         ("env.kwargs.digits=2", "+env.kwargs.digits=2"),
         ("reward.brief.weight=0.5", "+reward.brief.weight=0.5"),
         ("reward.maths.weight=0.5", "reward.math.weight=0.5"),

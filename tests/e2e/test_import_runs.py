@@ -91,7 +91,7 @@ def test_the_8b_recipe_runs_at_tiny_scale(tmp_path: Path, capsys: pytest.Capture
     assert "8 accelerators of the original are one here" in said
     policy = tiny_model(tmp_path / "policy")
     judge = tiny_reward_model(tmp_path / "judge", like=policy)
-    models = (f"model.path={policy}", f"reward.model.path={judge}", "runner.total_iterations=1")
+    models = (f"actor.model.path={policy}", f"reward.model.path={judge}", "runner.total_iterations=1")
     run = train("imported", tmp_path / "runs", "--config-dir", str(tmp_path), *models)
     assert run.code == 0, run.err
     (line,) = run.metrics()

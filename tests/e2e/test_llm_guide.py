@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import yaml
 
 from rlplace import train
+from rlplace.config import read_config
+from rlplace.config.schema import AlgorithmName
 from rlplace.envs.text.registry import TASKS
-from rlplace.llm_config import RUN, read_llm_config
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL)
@@ -44,17 +46,17 @@ def test_the_settings_are_read() -> None:
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 1},
-        "model": {"path": "somewhere"},
+        "actor": {"model": {"path": "somewhere"}},
     }
-    with_critic = read_llm_config(rest | {"env": {"task": "arithmetic"}} | critic)
+    with_critic = read_config(rest | {"env": {"task": "arithmetic"}} | critic)
     assert (with_critic.critic.warmup_iterations, with_critic.placed) == (5, ("actor", "critic", "rollout", "env"))
-    with_judges = read_llm_config(rest | {"env": {"task": "arithmetic"}} | judges)
+    with_judges = read_config(rest | {"env": {"task": "arithmetic"}} | judges)
     rewards = [name for name in with_judges.placed if name.startswith("reward.")]
     assert [with_judges.reward_of(name).kind for name in rewards] == ["model", "function", "url"]
-    config = read_llm_config(task | rest)
-    assert [reward.name for reward in config.env.rewards] == ["math_answer", "my_rewards:brief"]
+    config = read_config(task | rest)
+    assert [reward.name for reward in config.text_env.rewards] == ["math_answer", "my_rewards:brief"]
 
 
 def test_every_shipped_task_and_algorithm_is_in_the_guide() -> None:
     told = set(re.findall(r"^\| `([\w.:]+)`", GUIDE, re.MULTILINE))
-    assert {*TASKS, *RUN} <= told
+    assert {*TASKS, *typing.get_args(AlgorithmName)} <= told

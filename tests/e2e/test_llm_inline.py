@@ -55,7 +55,7 @@ def test_memory_is_what_the_plan_said(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_goal_ends_the_run(model: Path, tmp_path: Path) -> None:
-    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.stop_at_reward=0.0")
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.stop_at_return=0.0")
     assert run.summary()["iterations"] == 1
 
 

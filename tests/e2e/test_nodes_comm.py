@@ -85,7 +85,7 @@ def numbers(run: Finished, metric: str) -> list[float]:
 
 
 def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path: Path, shm: Path) -> None:
-    budget = "runner.total_env_steps=1024"
+    budget = "runner.total_iterations=4"
     apart = train("hybrid_ppo", tmp_path / "apart", *APART, budget, *joining(address, shm))
     assert apart.code == 0, apart.err
     assert "network" in apart.out, "the plan says so"
@@ -98,7 +98,7 @@ def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path:
 
 
 def test_a_lost_gate_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
-    budget = "runner.total_env_steps=100000000"
+    budget = "runner.total_iterations=390625"
     process = start("hybrid_ppo", tmp_path, *APART, budget, *joining(address, shm))
     try:
         seen = read_until(process, "    2 ")
@@ -118,7 +118,7 @@ def test_a_lost_gate_ends_the_run_with_its_address(address: str, tmp_path: Path,
 
 
 def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path, shm: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_env_steps=100000000", *joining(address, shm))
+    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_iterations=390625", *joining(address, shm))
     try:
         read_until(process, "    1 ")
         assert len(list(shm.iterdir())) == 2, "one folder for each node"
@@ -162,7 +162,7 @@ def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: A
 @pytest.mark.parametrize("delay_ms", [0, 10])
 def test_two_machines_on_a_cable(delay_ms: int, tmp_path: Path, shm: Path) -> None:
     with machines_with_ray(delay_ms) as (two, ray_address):
-        overrides = (*APART, "runner.total_env_steps=1024", *joining(ray_address, shm))
+        overrides = (*APART, "runner.total_iterations=4", *joining(ray_address, shm))
         run = train("hybrid_ppo", tmp_path, *overrides, inside=two.inside(0))
         assert run.code == 0, run.err
         assert run.summary()["iterations"] == 4

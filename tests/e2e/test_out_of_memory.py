@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import compose
+from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency

@@ -67,7 +67,7 @@ def test_critic_and_judges_keep_up_with_what_runs_ahead(model: Path, tmp_path: P
     where = [f"cluster.component_placement.{component}={text}" for component, text in apart.items()]
     judge = digit_judge(tmp_path / "judge")
     asked = ("+algorithm.max_staleness=2", "runner.total_iterations=5", "cluster.launcher=inline")
-    paths = (f"model.path={model}", f"reward.model.path={judge}")
+    paths = (f"actor.model.path={model}", f"reward.model.path={judge}")
     run = train("rlhf_tiny", tmp_path / "runs", *paths, *where, *asked, "cluster.accelerators_per_node=4")
     assert run.code == 0, run.err
     lines = run.metrics()

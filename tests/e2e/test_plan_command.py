@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import compose, plan
+from rlplace import plan
+from rlplace.config import compose
 from tests.e2e.test_command_line import problem_codes
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
     offload = "actor: {enable_offload: true}\nrollout: {enable_offload: true}"
     (tmp_path / "mine.yaml").write_text(f"{placement}\nalgorithm: {{name: rlhf}}\n{offload}\n", encoding="utf-8")
     for flag in ("--config-dir", "--config-path"):
-        words = [flag, str(tmp_path), "--config-name", "mine", "cluster=8xH100", "model=llama_3_8b"]
+        words = [flag, str(tmp_path), "--config-name", "mine", "cluster=8xH100", "model@actor.model=llama_3_8b"]
         code, out, err = run(capsys, *words)
         assert (code, err) == (0, "")
         assert "H100, 80 GiB each" in out
@@ -86,7 +87,7 @@ def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
         "--config-name",
         "rlhf_ppo_colocated",
         "cluster=8xH100",
-        "model=llama_3_70b",
+        "model@actor.model=llama_3_70b",
     ]
     assert run(capsys, *shipped)[0] == 3
     assert run(capsys, "--config-name", "rlhf_ppo_colocated", "model=null")[0] == 0
@@ -157,7 +158,7 @@ def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFix
         (["--config-name", "hybrid_ppo", "--diff", "disagregated_ppo"], ["unknown-config"]),
         (["--config-name", "hybrid_ppo", "--measured", "/nowhere.json"], ["not-measurements"]),
         (["--config-name", "hybrid_ppo", "cluster=9xH100"], ["unknown-cluster"]),
-        (["--config-name", "rlhf_ppo_colocated", "model=llama_3_7b"], ["unknown-model"]),
+        (["--config-name", "rlhf_ppo_colocated", "model@actor.model=llama_3_7b"], ["unknown-model"]),
         (["--config-name", "rlhf_ppo_colocated", "actor.zero_stage=4"], ["unknown-choice"]),
         (["explain"], ["unknown-topic"]),
         (["explain", "rank-gp"], ["unknown-topic"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import compose
+from rlplace.config import compose
 from rlplace.placement.schedule import Residency
 from rlplace.ppo_run import ppo_run
 from rlplace.run import launch

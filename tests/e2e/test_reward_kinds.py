@@ -23,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def by(tmp_path: Path, policy: Path, *reward: str) -> Ended:
     """One iteration with the reward on CPUs."""
     where = "cluster.component_placement.reward=cpu"
-    return Ended(tmp_path, f"model.path={policy}", *PLACED, *reward, where, "runner.total_iterations=1")
+    return Ended(tmp_path, f"actor.model.path={policy}", *PLACED, *reward, where, "runner.total_iterations=1")
 
 
 def test_a_function_is_the_reward(models: tuple[Path, Path], tmp_path: Path) -> None:

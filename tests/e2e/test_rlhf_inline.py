@@ -65,7 +65,7 @@ PLACEMENTS = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("models")
     policy, judge = tiny_model(folder / "tiny"), digit_judge(folder / "tiny_reward")
-    return (f"model.path={policy}", f"reward.model.path={judge}")
+    return (f"actor.model.path={policy}", f"reward.model.path={judge}")
 
 
 class Ended:

@@ -18,7 +18,7 @@ ONE_EACH = (*INLINE, *placed("0", "0", "1"))
 
 
 def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(tmp_path: Path) -> None:
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=768", "runner.seed=7")
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=3", "runner.seed=7")
     assert run.code == 0, run.err
     assert run.folder is not None
     files = {path.name for path in run.folder.iterdir()}
@@ -45,7 +45,7 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(tmp_path: Path)
 
 def test_time_is_accounted_for(tmp_path: Path) -> None:
     """Stages and moves add up to the iteration; overhead is what neither simulator, policy nor learning took."""
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=512")
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=2")
     for line in run.metrics():
         stages = sum(line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves"))
         assert stages == pytest.approx(line["time/iteration_s"], rel=0.05)
@@ -64,7 +64,7 @@ def test_time_is_accounted_for(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     runs = [
-        train("hybrid_ppo_cartpole", tmp_path / str(i), *ONE_EACH, "runner.total_env_steps=768", f"runner.seed={seed}")
+        train("hybrid_ppo_cartpole", tmp_path / str(i), *ONE_EACH, "runner.total_iterations=3", f"runner.seed={seed}")
         for i, seed in enumerate((3, 3, 4))
     ]
     losses = [[line["actor/policy_loss"] for line in run.metrics()] for run in runs]
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 
 
 def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
-    steps = ("runner.total_env_steps=100000", "runner.stop_at_return=5.0")
+    steps = ("runner.total_iterations=391", "runner.stop_at_return=5.0")
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, *steps)
     assert run.code == 0
     assert run.summary()["env_steps"] < 100_000
@@ -101,7 +101,7 @@ def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=1000000", preexec_fn=limit)
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=3907", preexec_fn=limit)
     assert run.code == 1
     assert "metrics.jsonl" in run.err
     assert "runner.output_dir" in run.err
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_with_its_own_exit_code(tmp_path: Path, number: signal.Signals) -> None:
-    process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_env_steps=100000000")
+    process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=390625")
     seen = read_until(process, "    3 ")
     process.send_signal(number)
     run = finish(process, tmp_path, seen)
@@ -131,7 +131,7 @@ def test_a_signal_ends_the_run_with_its_own_exit_code(tmp_path: Path, number: si
 
 
 def test_the_run_measures_what_the_ledger_predicted(tmp_path: Path) -> None:
-    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "0"), "runner.total_env_steps=512")
+    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "0"), "runner.total_iterations=2")
     memory = run.summary()["memory"]
     assert {component: set(rows) for component, rows in memory.items()} == {
         "actor": {"off", "weights", "full"},

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ray
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """The same job, same seed, in all three placements."""
     return {
-        config: train(config, tmp_path_factory.mktemp(config), *SMALL, *placed(*where), "runner.total_env_steps=1024")
+        config: train(config, tmp_path_factory.mktemp(config), *SMALL, *placed(*where), "runner.total_iterations=4")
         for config, where in PLACEMENTS.items()
     }
 
@@ -47,7 +47,7 @@ def test_only_shared_accelerators_cause_moves(runs: dict[str, Finished]) -> None
 
 
 def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_env_steps=100000000")
+    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625")
     seen = read_until(process, "    2 ")
     victim = next(p for p in _descendants(process.pid) if "simulat" in _title(p) or "RayHost" in _title(p))
     victim.kill()
@@ -63,7 +63,7 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_env_steps=100000000")
+    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625")
     seen = read_until(process, "    2 ")
     started = _descendants(process.pid)
     assert len(started) > 4

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import rlplace.placement
-from rlplace.config import AcceleratorRunConfig, ClusterConfig, NodeConfig, RunConfig, read_config
+from rlplace.config import AcceleratorRunConfig, ClusterConfig, Config, NodeConfig, read_config
 from rlplace.errors import PlacementError, Problem, Source
-from rlplace.llm_config import read_llm_config
 from rlplace.placement import (
     BatchSizes,
     FlexiblePlacementStrategy,
@@ -51,7 +50,7 @@ def config(
     envs: int = 64,
     minibatches: int = 4,
     sync: str = "all",
-) -> RunConfig:
+) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": placement},
@@ -92,13 +91,13 @@ def job(placement: Mapping[str, object], **blocks: Mapping[str, object]) -> Call
     roles = ("actor", "critic", "reward", "rollout")
     mapping: dict[str, Any] = {
         "cluster": {"component_placement": placement},
-        "algorithm": {"name": "rlhf", "prompts": 8},
-        "model": {"path": "somewhere"},
+        "algorithm": {"name": "ppo", "prompts": 8},
+        "actor": {"model": {"path": "somewhere"}},
         "env": {"task": "arithmetic", "enable_offload": True},
         **{role: {"enable_offload": True} for role in roles},
     }
     mapping |= {name: {**mapping.get(name, {}), **block} for name, block in blocks.items()}
-    return lambda: make_llm_layout(read_llm_config(mapping), EIGHT)
+    return lambda: make_llm_layout(read_config(mapping), EIGHT)
 
 
 def group(**changes: Any) -> dict[str, object]:
@@ -202,7 +201,7 @@ ERRORS: dict[str, Callable[[], object]] = {
         {"actor,rollout,env": "0-7"}, algorithm={"name": "grpo", "prompts": 8, "max_staleness": 1}
     ),
     "reference-missing": job(
-        {"actor,rollout,env,critic": "0-7"}, algorithm={"name": "rlhf", "prompts": 8, "kl_coef": 0.01}
+        {"actor,rollout,env,critic": "0-7"}, algorithm={"name": "ppo", "prompts": 8, "kl_coef": 0.01}
     ),
     "roles-contradict": job({"actor,rollout,env,critic": "0-7"}, critic={"on_actor": True}),
     # machines

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config import RunConfig, read_config
+from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import (
     PPO_NEEDS,
@@ -56,7 +56,7 @@ def placements(draw: st.DrawFn, topology: Topology) -> str:
     return ",".join(pieces)
 
 
-def config(placement: Mapping[str, object], envs: int, groups: int, offload: bool = True) -> RunConfig:
+def config(placement: Mapping[str, object], envs: int, groups: int, offload: bool = True) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": placement},

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, Outcome, main, render, run
 from benchmarks.gpu_tries import TRIES, grpo_words
-from rlplace.compose import with_hydra
+from rlplace.config.compose import with_hydra
 from rlplace.planning import report_on_composed
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from rlplace.config import Config, read_config
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.llm_checks import check_launch, check_sizes
-from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.model_folder import with_folder
 from rlplace.models.value_head import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.llm import make_llm_layout
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
-SOURCES = {"model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
+SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def write(file: Path, content: object) -> None:
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
-def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[str, Any]) -> LlmConfig:
+def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[str, Any]) -> Config:
     mapping: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3"}},
         "algorithm": {"name": "grpo", "prompts": 2, "max_prompt_length": 40, "max_new_tokens": 8},
         "env": {"task": "arithmetic"},
         "rollout": {"engine": "transformers"},
-        "model": {"path": str(folder)} | (model or {}),
+        "actor": {"model": {"path": str(folder)} | (model or {})},
     }
-    return read_llm_config(mapping | {name: mapping.get(name, {}) | block for name, block in blocks.items()})
+    return read_config(mapping | {name: mapping.get(name, {}) | block for name, block in blocks.items()})
 
 
-def problems(config: LlmConfig, check: Any = check_launch) -> list[Problem]:
+def problems(config: Config, check: Any = check_launch) -> list[Problem]:
     whole = with_folder(config, SOURCES)
     layout = make_llm_layout(whole, Topology.uniform(1, 4, "emulated", 1 << 30))
     found: list[Problem] = check(whole, layout, SOURCES)
@@ -132,13 +132,13 @@ def test_engines_share_heads_evenly(folder: Path) -> None:
 def test_what_is_planned_and_not_run_is_said(folder: Path) -> None:
     split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
     (engine,) = problems(config(folder, cluster=split), check_sizes)
-    (actor,) = problems(config(folder, actor={"optimizer": "sgd"}), check_sizes)
+    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), check_sizes)
     assert (engine.code, engine.key) == ("plan-only", "cluster.component_placement.rollout")
     assert (actor.code, actor.key) == ("plan-only", "actor.optimizer")
 
 
 FIVE = {"component_placement": {"actor": "0", "critic": "1", "env": "2", "rollout": "3"}}
-PPO = {"name": "rlhf"}
+PPO = {"name": "ppo"}
 
 
 def test_a_critic_is_checked_where_one_is_placed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

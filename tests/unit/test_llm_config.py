@@ -6,39 +6,75 @@ from typing import Any
 
 import pytest
 
+from rlplace.config import AlgorithmConfig, read_config
+from rlplace.config.kinds import find_kind
 from rlplace.errors import ConfigError, Source
-from rlplace.llm_config import RUN, LlmAlgorithmConfig, LlmConfig, is_llm_job, read_llm_config
 
 RUNS: dict[str, Any] = {
     "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
     "algorithm": {"name": "grpo", "prompts": 4},
     "env": {"task": "arithmetic"},
-    "model": {"path": "somewhere"},
+    "actor": {"model": {"path": "somewhere"}},
 }
 
 
 def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
-    config = read_llm_config(RUNS)
-    assert (config.env.task, config.algorithm.prompts, config.model_path) == ("arithmetic", 4, "somewhere")
+    config = read_config(RUNS)
+    assert (config.text_env.task, config.algorithm.prompts, config.model_path) == ("arithmetic", 4, "somewhere")
     mapping = {"cluster": RUNS["cluster"], "algorithm": {"name": "grpo"}}
     with pytest.raises(ConfigError) as caught:
-        read_llm_config(mapping, {"algorithm.name": Source(file="a.yaml", line=3), "algorithm": Source(file="a.yaml")})
+        read_config(mapping, {"algorithm.name": Source(file="a.yaml", line=3), "algorithm": Source(file="a.yaml")})
     assert {p.key: p.code for p in caught.value.problems} == dict.fromkeys(
-        ("algorithm.prompts", "env.task", "model"), "missing-key"
+        ("algorithm.prompts", "env.task", "actor.model"), "missing-key"
     )
     assert str(caught.value.problems[0].source) == "a.yaml"
 
 
 def test_a_plan_says_less() -> None:
-    config = read_llm_config({"cluster": RUNS["cluster"], "algorithm": {"name": "rlhf"}})
-    assert (config.algorithm.longest, config.env.task, config.dry_run) == (2048, None, False)
+    config = read_config({"cluster": RUNS["cluster"], "actor": {"model": {"kind": "causal_lm"}}})
+    assert (config.algorithm.longest, config.text_env.task, config.dry_run) == (2048, None, False)
 
 
-@pytest.mark.parametrize("name", ["rlhf", *RUN])
-def test_the_algorithm_decides_what_kind_of_job_it_is(name: str) -> None:
-    assert is_llm_job({"algorithm": {"name": name}})
-    assert not is_llm_job({"algorithm": {"name": "ppo"}})
-    assert not is_llm_job({})
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ({}, "mlp"),
+        ({"algorithm": {"name": "ppo"}}, "mlp"),
+        ({"algorithm": {"name": "grpo"}}, "causal_lm"),
+        ({"env": {"kind": "text"}}, "causal_lm"),
+        ({"env": {"kind": "mine.simulators:Mine"}}, "mlp"),
+        ({"rollout": {"engine": "vllm"}}, "causal_lm"),
+        ({"rollout": {"engine": "torch"}, "algorithm": {"name": "grpo"}}, "mlp"),
+        ({"actor": {"model": {"path": "somewhere"}}}, "causal_lm"),
+        ({"actor": {"model": {"hidden": [8]}}}, "mlp"),
+    ],
+)
+def test_the_tags_decide_what_the_actor_trains(written: dict[str, Any], kind: str) -> None:
+    found, _ = find_kind(written, lambda *args, **kwargs: None)
+    assert found == kind
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "code", "fix"),
+    [
+        ({"rollout": {"engine": "torch"}}, "rollout.engine", "wrong-kind", "engine: vllm"),
+        ({"env": {"kind": "gymnasium"}}, "env.kind", "wrong-kind", "kind: text"),
+        ({"env": {"kind": "txt"}}, "env.kind", "unknown-choice", "kind: text"),
+        (
+            {"algorithm": {"rollout_steps": 8}},
+            "algorithm.rollout_steps",
+            "wrong-kind",
+            "remove algorithm.rollout_steps",
+        ),
+        ({"algorithm": {"name": "gae"}}, "algorithm.name", "unknown-choice", "name: ppo"),
+    ],
+)
+def test_a_key_of_another_kind_is_one_problem(written: dict[str, Any], key: str, code: str, fix: str) -> None:
+    """A wrong word must not turn the job into another kind, whose keys would all be unknown."""
+    base = {"cluster": RUNS["cluster"], "actor": {"model": {"kind": "causal_lm"}}, "critic": {"micro_batch": 2}}
+    with pytest.raises(ConfigError) as caught:
+        read_config({**base, **written})
+    assert [(p.key, p.code, p.fix) for p in caught.value.problems] == [(key, code, fix)]
 
 
 @pytest.mark.parametrize(
@@ -60,22 +96,22 @@ def test_the_algorithm_decides_what_kind_of_job_it_is(name: str) -> None:
 def test_the_name_stands_for_settings_that_can_be_written_out(
     written: dict[str, Any], mean: str, high: float, mixed: bool
 ) -> None:
-    algorithm = LlmAlgorithmConfig(**written)
+    algorithm = AlgorithmConfig(**written)
     assert (algorithm.mean, algorithm.clip_high, algorithm.mixed_only) == (mean, high, mixed)
 
 
 def test_the_longest_episode_is_both_limits_unless_written() -> None:
     limits = {"name": "grpo", "max_prompt_length": 10, "max_new_tokens": 5}
-    assert LlmAlgorithmConfig(**limits).longest == 15  # type: ignore[arg-type]
-    assert LlmAlgorithmConfig(**limits, sequence_length=40).longest == 40  # type: ignore[arg-type]
+    assert AlgorithmConfig(**limits).longest == 15  # type: ignore[arg-type]
+    assert AlgorithmConfig(**limits, sequence_length=40).longest == 40  # type: ignore[arg-type]
 
 
 def test_rewards_have_one_block_or_one_each() -> None:
-    one = read_llm_config({**RUNS, "reward": {"dtype": "fp32", "weight": 2}})
+    one = read_config({**RUNS, "reward": {"dtype": "fp32", "weight": 2}})
     assert one.reward_of("reward").weight == one.reward_of("reward.math").weight == 2
     assert (one.key_of("reward.math"), one.reward_of("reward").kind) == ("reward", "model")
     each = {"math": {"function": "numeric", "weight": 0.5}, "safety": {"url": "http://localhost:1"}}
-    several = read_llm_config({**RUNS, "reward": each})
+    several = read_config({**RUNS, "reward": each})
     assert [several.reward_of(f"reward.{name}").kind for name in ("math", "safety", "style")] == [
         "function",
         "url",
@@ -84,27 +120,29 @@ def test_rewards_have_one_block_or_one_each() -> None:
     assert several.key_of("reward.math") == "reward.math"
     assert several.reward_of("reward.math").weight == 0.5
     with pytest.raises(ConfigError) as caught:
-        read_llm_config({**RUNS, "reward": {"math": {"functoin": "numeric"}}})
+        read_config({**RUNS, "reward": {"math": {"functoin": "numeric"}}})
     assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-key", "reward.math.functoin")]
 
 
 def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
-    rlhf = {**RUNS, "algorithm": {"name": "rlhf", "prompts": 4}}
-    assert read_llm_config(rlhf).runs
-    assert read_llm_config(RUNS).runs
-    for left_out in ("env", "model"):
-        config = read_llm_config({key: value for key, value in rlhf.items() if key != left_out})
+    rlhf = {**RUNS, "algorithm": {"name": "ppo", "prompts": 4}}
+    assert read_config(rlhf).runs
+    assert read_config(RUNS).runs
+    for left_out in ("env", "actor"):
+        config = read_config(
+            {**rlhf, left_out: {"env": {"kind": "text"}, "actor": {"model": {"kind": "causal_lm"}}}[left_out]}
+        )
         assert not config.runs
-        assert list(config.missing) == ["env.task" if left_out == "env" else left_out]
+        assert list(config.missing) == ["env.task" if left_out == "env" else "actor.model"]
     nobody_asks = {**rlhf, "cluster": {"component_placement": {"actor": 0, "rollout": 0}}}
-    assert list(read_llm_config(nobody_asks).missing) == ["cluster.component_placement.env"]
+    assert list(read_config(nobody_asks).missing) == ["cluster.component_placement.env"]
 
 
 @pytest.mark.parametrize(
     ("blocks", "infers"),
     [
         ({}, False),
-        ({"algorithm": {"name": "rlhf", "prompts": 4}}, True),
+        ({"algorithm": {"name": "ppo", "prompts": 4}}, True),
         ({"algorithm": {"name": "grpo", "prompts": 4, "kl_coef": 0.1, "kl_in": "reward"}}, True),
         ({"algorithm": {"name": "grpo", "prompts": 4, "kl_coef": 0.1, "kl_in": "loss"}}, False),
         ({"reference": {"share_actor": True}}, True),
@@ -112,35 +150,18 @@ def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
     ],
 )
 def test_who_asks_the_actor_before_it_learns(blocks: dict[str, Any], infers: bool) -> None:
-    assert read_llm_config({**RUNS, **blocks}).actor_infers is infers
+    assert read_config({**RUNS, **blocks}).actor_infers is infers
 
 
 def test_advantages_are_whitened_where_values_are_learned() -> None:
-    assert LlmAlgorithmConfig(name="rlhf").whitened
-    assert not LlmAlgorithmConfig(name="grpo").whitened
-    assert not LlmAlgorithmConfig(name="rlhf", whiten_advantages=False).whitened
+    assert AlgorithmConfig(name="ppo").advantages_normalized
+    assert not AlgorithmConfig(name="grpo").advantages_normalized
+    assert not AlgorithmConfig(name="ppo", normalize_advantages=False).advantages_normalized
 
 
 def test_unknown_keys_are_refused_in_every_block() -> None:
     for block, key in (("actor", "lora_rnak"), ("rollout", "temprature"), ("env", "taks"), ("runner", "eval_evry")):
         with pytest.raises(ConfigError) as caught:
-            read_llm_config({**RUNS, block: {**RUNS.get(block, {}), key: 1}})
+            read_config({**RUNS, block: {**RUNS.get(block, {}), key: 1}})
         assert [(p.code, p.key) for p in caught.value.problems][-1] == ("unknown-key", f"{block}.{key}")
         assert "did you mean" in caught.value.problems[0].what
-
-
-def test_every_knob_says_what_it_means() -> None:
-    import dataclasses
-    import typing
-
-    todo, seen = [LlmConfig], set()
-    while todo:
-        kind = todo.pop()
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            blocks = [
-                k for k in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(k)
-            ]
-            assert blocks or field.metadata.get("doc"), f"{kind.__name__}.{field.name}"
-            todo += [k for k in blocks if k not in seen]  # type: ignore[misc]
-            seen.update(blocks)

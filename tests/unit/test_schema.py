@@ -12,15 +12,16 @@ import jsonschema
 import pytest
 import yaml
 
-from rlplace.config import RunConfig
-from rlplace.llm_config import LlmConfig
-from rlplace.schema import config_schema, key_paths
+from rlplace.config.json_schema import config_schema
+from rlplace.config.keys import fields_of, key_paths
+from rlplace.config.knob import ModelKind
+from rlplace.config.schema import Config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 SCHEMA = config_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 RUN = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"id": "CartPole-v1"}}
-LLM = {"cluster": {"component_placement": {"actor": "0-7"}}, "algorithm": {"name": "rlhf"}}
+LLM = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"kind": "text"}}
 
 
 def with_value(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
@@ -34,11 +35,11 @@ def problems(config: object) -> list[str]:
 
 def test_keys_are_listed_with_those_that_take_names_of_ones_own() -> None:
     paths = key_paths()
-    assert {"actor.adam.lr", "actor.sync.mode", "env.total_num_envs", "reward.weight"} <= {*paths}
+    assert {"actor.optimizer.lr", "actor.sync.mode", "env.total_num_envs", "reward.weight"} <= {*paths}
     assert "reward.math.weight" not in paths
     free = {path for path, takes_names in paths.items() if takes_names}
-    assert {"cluster.component_placement", "env.kwargs", "reward", "model"} <= free
-    assert not {"actor", "actor.adam.lr"} & free
+    assert {"cluster.component_placement", "env.kwargs", "reward", "actor.model"} <= free
+    assert not {"actor", "actor.optimizer.lr"} & free
 
 
 def test_the_schema_is_one() -> None:
@@ -54,7 +55,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "path", "value"),
     [
-        (RUN, "actor.precision", "bf16"),
+        (RUN, "actor.compute", "bf16"),
         (RUN, "cluster.accelerators_per_node", "auto"),
         (RUN, "cluster.accelerators_per_node", 8),
         (RUN, "cluster.accelerator.memory", "16GiB"),
@@ -68,7 +69,8 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         (LLM, "critic.lora_rank", 8),
         (LLM, "reward.url", "http://localhost:1"),
         (LLM, "reward.math.function", "numeric"),
-        (LLM, "model.model_type", "llama"),
+        (LLM, "actor.model.model_type", "llama"),
+        (LLM, "reward.model.kind", "causal_lm"),
     ],
 )
 def test_what_the_reader_takes_is_valid(base: dict[str, Any], path: str, value: object) -> None:
@@ -79,8 +81,9 @@ def test_what_the_reader_takes_is_valid(base: dict[str, Any], path: str, value: 
     ("base", "path", "value", "where"),
     [
         (RUN, "actr", {}, ""),
-        (RUN, "actor.precison", "bf16", "actor"),
-        (RUN, "actor.precision", "fp8", "actor.precision"),
+        (RUN, "actor.compuet", "bf16", "actor"),
+        (RUN, "actor.compute", "fp8", "actor.compute"),
+        (RUN, "actor.lora_rank", 8, "actor"),
         (RUN, "actor.model.hidden", [0], "actor.model.hidden.0"),
         (RUN, "algorithm.gamma", 1.5, "algorithm.gamma"),
         (RUN, "actor.optimizer.beta1", 1, "actor.optimizer.beta1"),
@@ -99,22 +102,22 @@ def test_what_the_reader_refuses_is_refused(base: dict[str, Any], path: str, val
     assert problems(with_value(base, path, value)) == [where]
 
 
-def knobs(kind: type, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from knobs(hints[field.name], f"{path}{field.name}.")
+def knobs(block: type, kind: ModelKind, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    for name, (field, hint) in fields_of(block, kind).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from knobs(hint, kind, f"{path}{name}.")
         else:
-            yield f"{path}{field.name}", field
+            yield f"{path}{name}", field
 
 
-@pytest.mark.parametrize("kind", [RunConfig, LlmConfig])
-def test_editors_show_what_every_key_means(kind: type) -> None:
-    for path, field in knobs(kind):
-        schema: dict[str, Any] = SCHEMA["$defs"][kind.__name__]
+@pytest.mark.parametrize("kind", typing.get_args(ModelKind))
+def test_editors_show_what_every_key_means(kind: ModelKind) -> None:
+    for path, field in knobs(Config, kind):
+        schema: dict[str, Any] = SCHEMA["$defs"][f"Config.{kind}"]
         for name in path.split("."):
             schema = schema["properties"][name]
             schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         assert schema["description"] == field.metadata["doc"], path
-        if field.default is not dataclasses.MISSING and not isinstance(field.default, tuple):
-            assert schema["default"] == field.default
+        default = field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        if default is not dataclasses.MISSING and not isinstance(default, tuple):
+            assert schema["default"] == default

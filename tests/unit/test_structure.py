@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
+from rlplace.config.read import Reader
+from rlplace.config.show import show
 from rlplace.errors import Problem, Source
-from rlplace.structure import Reader, show
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

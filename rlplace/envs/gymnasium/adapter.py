@@ -12,7 +12,7 @@ from rlplace.errors import ConfigError, Problem, did_you_mean
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlplace.config import EnvConfig
+    from rlplace.config import SimulatorEnvConfig
     from rlplace.envs.gymnasium.vector import GymnasiumVector
 
 # Arguments of gymnasium.make that are not the simulator's own, and the key of the config that says the same.
@@ -26,7 +26,7 @@ _RESERVED = {
 class GymnasiumAdapter:
     """The ids of `gymnasium.registry`, and `package.module:Id-v0` for what `package.module` registers when imported."""
 
-    def check(self, config: EnvConfig) -> Sequence[Problem]:
+    def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         try:
             import gymnasium  # noqa: F401
         except ModuleNotFoundError as error:
@@ -35,7 +35,7 @@ class GymnasiumAdapter:
             return []
         return [*_id_problems(config.id), *_reserved_problems(config)]
 
-    def describe(self, config: EnvConfig) -> Spaces:
+    def describe(self, config: SimulatorEnvConfig) -> Spaces:
         _require(config)
         env = _make_described(config)
         try:
@@ -50,14 +50,14 @@ class GymnasiumAdapter:
         finally:
             env.close()
 
-    def make(self, config: EnvConfig, rows: int) -> GymnasiumVector:
+    def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
         from rlplace.envs.gymnasium.vector import GymnasiumVector
 
         _require(config)
         return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
 
 
-def _require(config: EnvConfig) -> None:
+def _require(config: SimulatorEnvConfig) -> None:
     """Raises ConfigError unless the library is there and knows the id."""
     try:
         import gymnasium  # noqa: F401
@@ -70,14 +70,14 @@ def _require(config: EnvConfig) -> None:
         raise ConfigError(problems)
 
 
-def _make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     """One environment without Gymnasium's time limit and passive checks: the vector counts steps itself."""
     import gymnasium
 
     return gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
 
 
-def _make_described(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def _make_described(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     """One environment, with what goes wrong at building told as a problem of the config."""
     import gymnasium
 
@@ -93,7 +93,7 @@ def _make_described(config: EnvConfig) -> gymnasium.Env[Any, Any]:
         raise ConfigError([_kwargs_problem(config, error)]) from error
 
 
-def _limit(config: EnvConfig) -> int | None:
+def _limit(config: SimulatorEnvConfig) -> int | None:
     import gymnasium
 
     return config.max_episode_steps or gymnasium.registry[config.id.rpartition(":")[2]].max_episode_steps
@@ -129,7 +129,7 @@ def _id_problems(name: str) -> list[Problem]:
     ]
 
 
-def _reserved_problems(config: EnvConfig) -> list[Problem]:
+def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     return [
         Problem(
             code="reserved-simulator-kwarg",
@@ -145,7 +145,7 @@ def _reserved_problems(config: EnvConfig) -> list[Problem]:
     ]
 
 
-def _missing(what: str, config: EnvConfig) -> Problem:
+def _missing(what: str, config: SimulatorEnvConfig) -> Problem:
     return Problem(
         code="missing-library",
         key="env.id",
@@ -156,7 +156,7 @@ def _missing(what: str, config: EnvConfig) -> Problem:
     )
 
 
-def _kwargs_problem(config: EnvConfig, error: Exception) -> Problem:
+def _kwargs_problem(config: SimulatorEnvConfig, error: Exception) -> Problem:
     return Problem(
         code="bad-simulator-kwargs",
         key="env.kwargs",

@@ -9,8 +9,8 @@ from rlplace.envs.text.naming import named, unknown_arguments
 from rlplace.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from rlplace.config import TextEnvConfig
     from rlplace.envs.text.contract import Split, TextTask
-    from rlplace.llm_roles import TextEnvConfig
 
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.arithmetic:Arithmetic",

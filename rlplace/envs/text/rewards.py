@@ -12,8 +12,8 @@ from rlplace.envs.text.naming import named, unknown_arguments
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
+    from rlplace.config import RewardFunctionConfig
     from rlplace.envs.text.contract import TextTask, Transcript
-    from rlplace.llm_roles import RewardConfig
 
 RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process
 REWARDS: Mapping[str, str] = {
@@ -57,7 +57,7 @@ def find_reward(name: str) -> RewardFunction:
     return function
 
 
-def find_rewards(written: Sequence[RewardConfig], task: TextTask) -> tuple[Reward, ...]:
+def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
     """The rewards of a config, or the task's own. Raises ConfigError: unknown, twice the same, wrong arguments."""
     chosen = [Reward(name=_short(w.name), written=w.name, weight=w.weight, kwargs=w.kwargs) for w in written]
     chosen = chosen or [Reward(name=_short(name), written=name) for name in task.rewards]

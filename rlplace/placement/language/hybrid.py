@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from rlplace.config import ClusterConfig, RunConfig
+from rlplace.config import ClusterConfig, Config
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
@@ -23,14 +23,14 @@ HYBRID = "hybrid"  # some shared
 class HybridComponentPlacement:
     """All slots of a job. Never changes; slots are worked out when first asked for.
 
-    `cfg` is a RunConfig, its cluster block, or either as a plain mapping. `components` are the algorithm's; with them,
+    `cfg` is a Config, its cluster block, or either as a plain mapping. `components` are the algorithm's; with them,
     a name that is missing, or that the algorithm does not have, is a problem too. Raises PlacementError with all
     problems at once.
     """
 
     def __init__(
         self,
-        cfg: RunConfig | ClusterConfig | Mapping[str, object],
+        cfg: Config | ClusterConfig | Mapping[str, object],
         cluster: Topology | HasTopology,
         *,
         components: Sequence[str] | None = None,
@@ -130,7 +130,7 @@ class Reading:
 
 
 def read_component_placement(
-    cfg: RunConfig | ClusterConfig | Mapping[str, object],
+    cfg: Config | ClusterConfig | Mapping[str, object],
     topology: Topology,
     components: Sequence[str] | None,
     sources: Mapping[str, Source],
@@ -142,9 +142,9 @@ def read_component_placement(
     return Reading(specs=specs, groups=node_groups, problems=(*problems, *more))
 
 
-def _blocks(cfg: RunConfig | ClusterConfig | Mapping[str, object]) -> tuple[object, Sequence[object]]:
+def _blocks(cfg: Config | ClusterConfig | Mapping[str, object]) -> tuple[object, Sequence[object]]:
     """The values of `component_placement` and `node_groups`, wherever they are."""
-    if isinstance(cfg, RunConfig):
+    if isinstance(cfg, Config):
         cfg = cfg.cluster
     if isinstance(cfg, ClusterConfig):
         return cfg.component_placement, cfg.node_groups

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
-from rlplace.config import ModelConfig
+from rlplace.config import MlpConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.footprint import Bytes, Footprint, HostBytes, HostPart, Part, Placed, host_copies
@@ -374,7 +374,7 @@ class PolicyShape:
         return [w.part(1, shards) * _FLOAT32 for w in self.weights]
 
 
-def policy_shape(model: ModelConfig, spaces: PolicySpaces, *, normalize_observations: bool) -> PolicyShape:
+def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observations: bool) -> PolicyShape:
     """Two trunks, policy and value, and a log deviation per element of a continuous action."""
     actions, size = spaces.actions, math.prod(spaces.observation_shape)
     discrete = isinstance(actions, Choices)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.schedule import Residency
-from rlplace.structure import show
 
 _VERSION_KEY, _VERSION = "rlplace_memory", 1
 _WORDS = {residency.word: residency for residency in Residency}

@@ -11,8 +11,8 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 
+from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, did_you_mean
-from rlplace.structure import show
 
 
 class Head(enum.Enum):

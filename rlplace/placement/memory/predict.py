@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.placement.memory.demands import (
     DeviceSync,
     PolicyLearner,
@@ -24,7 +24,7 @@ _NOT_COUNTED = "the simulator's shapes are not known: the policy's weights are n
 
 
 def memory_case(
-    plan: Plan, config: RunConfig, spaces: PolicySpaces | None, measured: Measurements | None = None
+    plan: Plan, config: Config, spaces: PolicySpaces | None, measured: Measurements | None = None
 ) -> MemoryCase:
     """The question `predict` answers; keep it to ask for remedies or to solve for a size.
 
@@ -33,14 +33,16 @@ def memory_case(
     policy, item_bytes = _UNKNOWN, {}
     if spaces is not None:
         normalize = config.algorithm.normalize_observations
-        policy = policy_shape(config.actor.model, spaces, normalize_observations=normalize)
+        policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)
         item_bytes = ppo_item_bytes(plan, spaces, config.algorithm.rollout_steps, policy.weights_bytes)
     demands: Mapping[str, Demand] = {
         "actor": PolicyLearner(policy=policy, sync=DeviceSync.giving(plan.deliveries)),
         "rollout": PolicySampler(
-            policy=policy, workspace_bytes=config.rollout.workspace_memory, sync=DeviceSync.taking(plan.deliveries)
+            policy=policy,
+            workspace_bytes=config.torch_rollout.workspace_memory,
+            sync=DeviceSync.taking(plan.deliveries),
         ),
-        "env": Simulator(accelerator_bytes=config.env.accelerator_memory),
+        "env": Simulator(accelerator_bytes=config.simulator_env.accelerator_memory),
     }
     shared = SharedMemory()
     if config.cluster.launcher != "inline":  # threads of one process need none
@@ -57,7 +59,7 @@ def memory_case(
 
 
 def predict(
-    plan: Plan, config: RunConfig, spaces: PolicySpaces | None, measured: Measurements | None = None
+    plan: Plan, config: Config, spaces: PolicySpaces | None, measured: Measurements | None = None
 ) -> MemoryLedger:
     """The ledger of a run. `spaces` are the simulator's, `measured` comes from `read_measurements`."""
     return memory_case(plan, config, spaces, measured).ledger()

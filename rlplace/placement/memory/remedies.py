@@ -115,7 +115,9 @@ def _with(case: MemoryCase, component: str, key: str, value: object) -> MemoryCa
 
 def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> _Change:
     shown = str(value).lower() if isinstance(value, bool) else value
-    return _Change(fix=f"{case.block(component)}.{key}: {shown}", cost=cost, case=_with(case, component, key, value))
+    written = "optimizer.on_host" if key == "optimizer_on_host" else key
+    fix = f"{case.block(component)}.{written}: {shown}"
+    return _Change(fix=fix, cost=cost, case=_with(case, component, key, value))
 
 
 def _offload(case: MemoryCase, component: str) -> Iterator[_Change]:

@@ -11,12 +11,12 @@ from rlplace.workers.llm_job import LlmJob
 from rlplace.workers.worker import WorkerContext
 
 if TYPE_CHECKING:
-    from rlplace.llm_config import LlmConfig
+    from rlplace.config import Config
 
 
 def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
     """OFF, without weights."""
-    rollout, algorithm = job.config.rollout, job.config.algorithm
+    rollout, algorithm = job.config.text_rollout, job.config.algorithm
     sampling = Sampling(
         temperature=rollout.temperature,
         top_p=rollout.top_p,
@@ -53,9 +53,9 @@ def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
     return VllmEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
 
 
-def _memory(config: LlmConfig, *, on_cpu: bool) -> MemoryLimit:
+def _memory(config: Config, *, on_cpu: bool) -> MemoryLimit:
     """A share of an emulated accelerator is made bytes: an engine on the CPU would take it of the whole machine."""
-    rollout = config.rollout
+    rollout = config.text_rollout
     if rollout.kv_cache_memory is not None:
         return CacheBytes(size_bytes=rollout.kv_cache_memory)
     share = rollout.gpu_memory_utilization

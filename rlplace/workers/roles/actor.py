@@ -54,13 +54,13 @@ class PolicyActor(TrainingWorker):
 
     def _make_policy(self, module: ActorCritic, ranks: Ranks) -> TrainedPolicy:
         actor = self.config.config.actor
-        if self.context.world_size == 1 and actor.precision == "fp32":
+        if self.context.world_size == 1 and actor.compute == "fp32":
             from rlplace.workers.training.trained_policy import TrainedPolicy
 
             return TrainedPolicy(module, actor.optimizer)  # nothing to shard or to cast: no work for FSDP
         from rlplace.workers.training.sharded_policy import ShardedPolicy
 
-        return ShardedPolicy(module, actor.optimizer, actor.precision, ranks)
+        return ShardedPolicy(module, actor.optimizer, actor.compute, ranks)
 
     def _rows(self) -> Rows:
         from rlplace.algo.minibatches import Rows

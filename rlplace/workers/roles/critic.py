@@ -24,7 +24,7 @@ from rlplace.workers.worker import MoveReport, out_of_step
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
-    from rlplace.llm_config import LlmConfig
+    from rlplace.config import Config
     from rlplace.workers.training.announcements import Announcements
     from rlplace.workers.training.critic_learner import CriticUpdate, LmCriticLearner
     from rlplace.workers.training.optimizer import Adam
@@ -199,7 +199,7 @@ def critic_folder(job: LlmJob) -> Path:
     return job.model if path is None else Path(path)
 
 
-def critic_problems(config: LlmConfig) -> list[Problem]:
+def critic_problems(config: Config) -> list[Problem]:
     """What would stop a placed critic after its launch; `config` has the keys of the models' folders."""
     from rlplace.models.value_head import value_head_problem
 
@@ -210,7 +210,7 @@ def critic_problems(config: LlmConfig) -> list[Problem]:
     return [problem for problem in problems if problem is not None]
 
 
-def _vocabulary_problem(config: LlmConfig) -> Problem | None:
+def _vocabulary_problem(config: Config) -> Problem | None:
     actor, critic = ((model or {}).get("vocab_size") for model in (config.model, config.critic.model))
     if not isinstance(actor, int) or not isinstance(critic, int) or critic >= actor:
         return None

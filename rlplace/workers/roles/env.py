@@ -75,15 +75,15 @@ class EnvWorker(Worker):
 
     @property
     def _rows(self) -> int:
-        return self.config.config.env.total_num_envs // self.context.world_size
+        return self.config.config.simulator_env.total_num_envs // self.context.world_size
 
     def setup(self) -> None:
         config = self.config.config
-        adapter = find_adapter(config.env.adapter)
-        rows = self._rows // config.rollout.pipeline_stage_num
-        for index in range(config.rollout.pipeline_stage_num):
+        adapter = find_adapter(config.simulator_env.kind)
+        rows = self._rows // config.torch_rollout.pipeline_stage_num
+        for index in range(config.torch_rollout.pipeline_stage_num):
             first_row = self.context.rank * self._rows + index * rows
-            simulator = adapter.make(config.env, rows)
+            simulator = adapter.make(config.simulator_env, rows)
             group = StageGroup(
                 index=index,
                 first_row=first_row,
@@ -112,7 +112,7 @@ class EnvWorker(Worker):
         """A simulator is either here or not: WEIGHTS counts as OFF. The episodes stay on the host."""
         began, device = time.perf_counter(), self.context.device
         if to == Residency.FULL:
-            device.acquire(self.config.config.env.accelerator_memory, _SIMULATOR)
+            device.acquire(self.config.config.simulator_env.accelerator_memory, _SIMULATOR)
         else:
             device.release(_SIMULATOR)
         self._residency = to

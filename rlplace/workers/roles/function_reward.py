@@ -32,8 +32,8 @@ class RewardFunctionWorker(Judge):
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
-            memory_bytes=config.env.reward_memory,
-            processes=config.env.reward_processes,
+            memory_bytes=config.text_env.reward_memory,
+            processes=config.text_env.reward_processes,
         )
 
     def infer(self, iteration: int, version: int) -> Metrics:

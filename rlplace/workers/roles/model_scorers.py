@@ -27,7 +27,7 @@ from rlplace.workers.worker import MoveReport, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
-    from rlplace.llm_roles import JudgeConfig
+    from rlplace.config import FrozenConfig
     from rlplace.models.causal_lm import PackedLm
     from rlplace.models.frozen_lm import FrozenLm
     from rlplace.workers.offload import Offloadable
@@ -59,7 +59,7 @@ class FrozenJudge(Judge):
     # ── what a kind of judge says of itself ──────────────────────────────────────────────────────────────────────────
 
     @property
-    def _block(self) -> JudgeConfig:
+    def _block(self) -> FrozenConfig:
         raise NotImplementedError
 
     def _kind(self) -> type[PackedLm]:
@@ -84,7 +84,7 @@ class FrozenJudge(Judge):
     @property
     def _folder_key(self) -> str:
         named = "path" in (self._block.model or {})
-        return f"{self.config.config.key_of(self.component)}.model.path" if named else "model.path"
+        return f"{self.config.config.key_of(self.component)}.model.path" if named else "actor.model.path"
 
     @property
     def _sharded(self) -> bool:
@@ -205,7 +205,7 @@ class ReferenceWorker(FrozenJudge):
     _receiver: WeightReceiver | None = None
 
     @property
-    def _block(self) -> JudgeConfig:
+    def _block(self) -> FrozenConfig:
         return self.config.config.reference
 
     def _kind(self) -> type[PackedLm]:
@@ -222,7 +222,7 @@ class ReferenceWorker(FrozenJudge):
             self._receiver = CopyReceiver(channel, self.context.rank)  # each rank has a copy through the channel
 
     def _values(self, samples: MicroBatch) -> Sequence[Values]:
-        temperature = self.config.config.rollout.temperature or 1.0  # greedy answers come with the model's own
+        temperature = self.config.config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
         logprobs = self._scored(samples, temperature).logprobs.float().cpu().numpy()
         return np.split(logprobs, np.cumsum([sample.mask.sum() for sample in samples])[:-1]) if samples else []
 
@@ -249,7 +249,7 @@ class RewardModelWorker(FrozenJudge):
     """Scores whole episodes by a model of sequence classification, in its own tokens where the policy has others."""
 
     @property
-    def _block(self) -> JudgeConfig:
+    def _block(self) -> FrozenConfig:
         return self.config.config.reward_of(self.component)
 
     def _kind(self) -> type[PackedLm]:

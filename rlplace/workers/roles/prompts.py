@@ -6,10 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Literal
 
+from rlplace.config import Config
 from rlplace.envs.text import Split, TextEpisode, TextTask, make_task
 from rlplace.envs.text.order import PromptOrder
 from rlplace.errors import ConfigError, Problem
-from rlplace.llm_config import LlmConfig
 from rlplace.models.conversation import Chat, Conversation, PlainText
 from rlplace.models.tokenizer import Tokenizer, Tokens
 
@@ -68,26 +68,26 @@ class Prompts:
         )
 
 
-def conversation_of(config: LlmConfig, tokenizer: Tokenizer) -> Conversation:
+def conversation_of(config: Config, tokenizer: Tokenizer) -> Conversation:
     """How the config's model takes turns."""
-    kind = Chat if config.env.chat else PlainText
-    return kind(tokenizer, system=config.env.system)
+    kind = Chat if config.text_env.chat else PlainText
+    return kind(tokenizer, system=config.text_env.system)
 
 
-def prompts_of(config: LlmConfig, model: Path, split: Split) -> Prompts:
+def prompts_of(config: Config, model: Path, split: Split) -> Prompts:
     """The prompts of a run, checked one by one where they have an end; no worker is needed for that.
 
     Raises ConfigError: a broken or empty data set, no chat template, prompts that are too long.
     """
-    task = make_task(config.env, seed=config.runner.seed, split=split)
+    task = make_task(config.text_env, seed=config.runner.seed, split=split)
     conversation = conversation_of(config, Tokenizer.load(model))
     longest, seed = config.algorithm.max_prompt_length, config.runner.seed
-    prompts = Prompts(task, conversation, seed=seed, longest=longest, long=config.env.long_prompts)
+    prompts = Prompts(task, conversation, seed=seed, longest=longest, long=config.text_env.long_prompts)
     prompts.episodes(0, 1)  # an endless task shows here what is wrong with all of it
     return prompts
 
 
-def check_prompts(config: LlmConfig, model: Path) -> tuple[Problem, ...]:
+def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
     """What is wrong with what a run would ask, held-out prompts included."""
     problems: list[Problem] = []
     splits: tuple[Split, ...] = ("train", "held_out") if config.runner.eval_every else ("train",)

@@ -51,7 +51,7 @@ class RolloutWorker(Worker):
             policy,
             device=self.context.device,
             owner=self.context.owner,
-            workspace_bytes=config.rollout.workspace_memory,
+            workspace_bytes=config.torch_rollout.workspace_memory,
         )
         self._receiver = receiver_of(
             self.context.channels[WEIGHTS],
@@ -62,7 +62,7 @@ class RolloutWorker(Worker):
         )
         self._noise = RowNoise(
             seed=config.runner.seed,
-            rows=config.env.total_num_envs,
+            rows=config.simulator_env.total_num_envs,
             shape=noise_shape(actions),
             draw=uniform if isinstance(actions, DiscreteActions) else normal,
         )
@@ -102,7 +102,7 @@ class RolloutWorker(Worker):
         job, context = self.config, self.context
         shares = job.routes.observations.receives(context.rank)
         due = sum(share.stop - share.start for share in shares)  # rows
-        due *= job.config.algorithm.rollout_steps * job.config.rollout.pipeline_stage_num
+        due *= job.config.algorithm.rollout_steps * job.config.torch_rollout.pipeline_stage_num
         wait_s = policy_s = put_s = 0.0
         batches = 0
         while due:
@@ -129,7 +129,7 @@ class RolloutWorker(Worker):
     def _take(self, due: int) -> list[Observation]:
         """Waits for one observation; with `merge_requests` those behind it come along, up to `due` rows."""
         source, key = self.context.channels[OBSERVATIONS], str(self.context.rank)
-        if self.config.config.rollout.merge_requests:
+        if self.config.config.torch_rollout.merge_requests:
             return source.get_batch(due, key=key)
         return [source.get(key=key)]
 

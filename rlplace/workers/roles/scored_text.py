@@ -42,7 +42,7 @@ def retold(job: LlmJob, folder: Path) -> Callable[[Sample], Tokens]:
     """How the reward model in `folder` is shown an episode. Raises ConfigError: it has no chat template for a chat."""
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
-    tokenizer, env = Tokenizer.load(folder), job.config.env
+    tokenizer, env = Tokenizer.load(folder), job.config.text_env
     if not env.chat:
         return lambda sample: tokenizer.encode(plain(transcript_of(sample), env.system), special=True)
     tokenizer.render([Message("user", "-"), Message("assistant", "-")], answered=True)  # if it refuses, then now

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlplace.config import Config, CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message
 from rlplace.envs.text.list_rewards import reward_of_config
 from rlplace.errors import ConfigError, Problem
-from rlplace.llm_config import LlmConfig
-from rlplace.llm_roles import CriticConfig, ReferenceConfig, RewardModelConfig
 from rlplace.models.reward_head import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
@@ -24,7 +23,7 @@ _READS_TOKENS = {
 }
 
 
-def check_judges(config: LlmConfig, components: Sequence[str]) -> list[Problem]:
+def check_judges(config: Config, components: Sequence[str]) -> list[Problem]:
     """Of the placed components; folders that are not there are the matter of whoever checks the job's models."""
     problems: list[Problem] = []
     for component in components:
@@ -35,7 +34,7 @@ def check_judges(config: LlmConfig, components: Sequence[str]) -> list[Problem]:
     return list(dict.fromkeys(problems))  # components may share a block
 
 
-def _check_reward(config: LlmConfig, block: RewardModelConfig, key: str) -> list[Problem]:
+def _check_reward(config: Config, block: RewardConfig, key: str) -> list[Problem]:
     try:
         if block.function is not None:
             reward_of_config(block.function, block.kwargs, key=key)
@@ -55,7 +54,7 @@ def _check_reward(config: LlmConfig, block: RewardModelConfig, key: str) -> list
     return []
 
 
-def _check_model(config: LlmConfig, block: RewardModelConfig, key: str) -> list[Problem]:
+def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]:
     """Its head, and how it is shown episodes in tokens of its own."""
     policy = _folder(config.model)
     folder = policy if block.model is None else _folder(block.model)
@@ -63,7 +62,7 @@ def _check_model(config: LlmConfig, block: RewardModelConfig, key: str) -> list[
         return []
     head = reward_head_problem(folder, key, block.head)
     problems = [] if head is None else [head]
-    if config.env.chat and not same_tokens(policy, folder):
+    if config.text_env.chat and not same_tokens(policy, folder):
         try:
             Tokenizer.load(folder).render([Message("user", "-"), Message("assistant", "-")], answered=True)
         except ConfigError as error:
@@ -77,7 +76,7 @@ def _folder(model: Mapping[str, object] | None) -> Path | None:
     return Path(str(path)) if path is not None and Path(str(path)).is_dir() else None
 
 
-def _check_tokens(config: LlmConfig, component: str) -> list[Problem]:
+def _check_tokens(config: Config, component: str) -> list[Problem]:
     """An id must mean the same to it and to the policy."""
     block = config.block_of(component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), component

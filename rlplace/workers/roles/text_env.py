@@ -51,14 +51,14 @@ class TextEnvWorker(Worker):
         if config.runner.eval_every:
             self._held_out = prompts_of(config, model, "held_out")
         self._say_dropped()
-        task = make_task(config.env, seed=config.runner.seed, split="train")
+        task = make_task(config.text_env, seed=config.runner.seed, split="train")
         self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.judges}
-        self._rewards: Sequence[Reward] = find_rewards(config.env.rewards, task)
+        self._rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
         self._grader = grader_of(
             self._rewards,
-            timeout_s=config.env.reward_timeout_s,
-            memory_bytes=config.env.reward_memory,
-            processes=config.env.reward_processes,
+            timeout_s=config.text_env.reward_timeout_s,
+            memory_bytes=config.text_env.reward_memory,
+            processes=config.text_env.reward_processes,
         )
 
     def _say_dropped(self) -> None:
@@ -71,7 +71,7 @@ class TextEnvWorker(Worker):
         """A task is either here or not: WEIGHTS counts as OFF. On the CPU it holds nothing."""
         began, device = time.perf_counter(), self.context.device
         if to == Residency.FULL:
-            device.acquire(self.config.config.env.accelerator_memory, _TASK)
+            device.acquire(self.config.config.text_env.accelerator_memory, _TASK)
         else:
             device.release(_TASK)
         self._residency = to
@@ -124,7 +124,9 @@ class TextEnvWorker(Worker):
         """One pass of this rank, and its part in ending it for all."""
         assert self._grader is not None, "setup comes first"
         job, algorithm = self.config, self.config.config.algorithm
-        limits = Limits(turns=job.config.env.max_turns, new_tokens=algorithm.max_new_tokens, tokens=algorithm.longest)
+        limits = Limits(
+            turns=job.config.text_env.max_turns, new_tokens=algorithm.max_new_tokens, tokens=algorithm.longest
+        )
         rank = self.context.rank
         dialogues = Dialogues(self._tokenizer, self._conversation, limits, env_rank=rank, iteration=iteration)
         weights = {reward.name: reward.weight for reward in self._rewards}

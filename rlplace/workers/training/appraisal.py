@@ -87,14 +87,14 @@ class Appraiser:
         outcomes = Outcomes.of(groups)
         divergence, metrics = self._divergence(groups, scores.get("reference", own.reference), own.old)
         outcomes = outcomes._replace(rewards=self._shaped(outcomes.rewards))
-        if self._algorithm.name == "rlhf":
+        if self._algorithm.name == "ppo":
             values = own.values or scores["critic"]
             advantages, returns = self._token_advantages(outcomes, _joined(values), divergence)
             if own.values is not None:
                 metrics |= {"actor/explained_variance": Metric(explained_variance(_joined(values), returns))}
         else:
             advantages, returns = self._group_advantages(outcomes, divergence), None
-        if self._algorithm.whitened:
+        if self._algorithm.advantages_normalized:
             advantages = whiten(advantages, moments_of(advantages))
         kl_coef = self._kl_coef
         self._adapt(divergence, len(outcomes.rewards))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlplace.algo.losses import is_value_clipped, value_loss
 from rlplace.algo.packing import Packing, pack, pack_steps
-from rlplace.llm_config import LlmConfig
+from rlplace.config import Config
 from rlplace.workers.refusals import diverged
 from rlplace.workers.training.lm_learner import learning_rate
 from rlplace.workers.training.optimizer import Adam
@@ -52,7 +52,7 @@ class CriticUpdate:
 class LmCriticLearner:
     """Owns the clock of the learning rate; borrows model and optimizer. `values` and `learn` are collectives."""
 
-    def __init__(self, config: LlmConfig, lm: ShardedLm, optimizer: Adam, ranks: Ranks, owner: str) -> None:
+    def __init__(self, config: Config, lm: ShardedLm, optimizer: Adam, ranks: Ranks, owner: str) -> None:
         self._config, self._critic, self._algorithm = config, config.critic, config.algorithm
         self._lm, self._optimizer, self._ranks = lm, optimizer, ranks
         self._owner = owner  # in errors
@@ -98,15 +98,15 @@ class LmCriticLearner:
         """All epochs over one iteration's samples; `old_values` and `returns` [M] are on this rank's device."""
         plan = self.plan(share.numbers, iteration)
         batch = Batch(share, self._lm.device)
-        steps, lr, key = [], 0.0, "critic.adam.lr"
+        steps, lr, key = [], 0.0, "critic.optimizer.lr"
         for planned in plan:
             progress = iteration / self._config.runner.total_iterations
-            lr = learning_rate(self._critic.adam, self._steps_made, progress)
+            lr = learning_rate(self._critic.optimizer, self._steps_made, progress)
             tokens = sum(share.numbers.learned[i] for i in planned.samples)
             step = self._over_ranks(self._differentiate(planned, batch, old_values, returns, tokens))
             if not math.isfinite(sum(step)):
                 raise diverged(self._owner, step._asdict(), iteration=iteration, rate=key)
-            self._lm.step(self._optimizer, lr, step.grad_norm, self._critic.adam.max_grad_norm)
+            self._lm.step(self._optimizer, lr, step.grad_norm, self._critic.optimizer.max_grad_norm)
             self._steps_made += 1
             steps.append(step)
         return CriticUpdate(

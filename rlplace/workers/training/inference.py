@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch, pack
-from rlplace.llm_config import LlmConfig
+from rlplace.config import Config
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, Groups, Numbers, SampleShare, share_of
 from rlplace.workers.training.sharded_lm import ShardedLm
@@ -20,11 +20,11 @@ from rlplace.workers.training.sharded_lm import ShardedLm
 Asked = Literal["old", "reference", "values"]
 
 
-def asked_of_actor(config: LlmConfig) -> frozenset[Asked]:
+def asked_of_actor(config: Config) -> frozenset[Asked]:
     """What its own weights have to say of an iteration's samples before the first step."""
     algorithm = config.algorithm
     asked: set[Asked] = set()
-    if algorithm.name == "rlhf" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
+    if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
         asked.add("old")
     if config.reference.share_actor:
         asked.add("reference")

@@ -29,8 +29,7 @@ from rlplace.algo.engine_mismatch import importance_weights, mismatch_metrics
 from rlplace.algo.lm_losses import DIVERGENCES, MEANS, RATIOS, Clip, Totals, lm_terms, token_weights
 from rlplace.algo.losses import value_loss
 from rlplace.algo.packing import MicroBatch, optimizer_steps, pack
-from rlplace.llm_config import LlmConfig
-from rlplace.llm_roles import AdamConfig
+from rlplace.config import Config, OptimizerConfig
 from rlplace.metrics import Metrics
 from rlplace.models.lora import without_factors
 from rlplace.workers.refusals import diverged
@@ -89,7 +88,7 @@ class LmLearner:
 
     def __init__(
         self,
-        config: LlmConfig,
+        config: Config,
         lm: ShardedLm,
         optimizer: Adam,
         ranks: Ranks,
@@ -103,8 +102,8 @@ class LmLearner:
         self._steps_made = 0
         self._clip = Clip(low=self._algorithm.clip_ratio_low, high=self._algorithm.clip_high)
         self._divergence = DIVERGENCES[self._algorithm.kl_estimator]
-        self._temperature = config.rollout.temperature or 1.0  # greedy answers come with the model's own
-        self._longest = min(self._algorithm.max_new_tokens * config.env.max_turns, self._algorithm.longest)
+        self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
+        self._longest = min(self._algorithm.max_new_tokens * config.text_env.max_turns, self._algorithm.longest)
 
     # ── who computes what ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,12 +174,12 @@ class LmLearner:
         steps, lr = [], 0.0
         for number, planned in enumerate(plan):
             progress = iteration / self._config.runner.total_iterations
-            lr = learning_rate(self._config.actor.adam, self._steps_made, progress)
+            lr = learning_rate(self._config.actor.optimizer, self._steps_made, progress)
             terms = self._differentiate(planned, batch, share.kl_coef, old, drift if number == 0 else None)
             step = self._over_ranks(terms)
             if not math.isfinite(sum(step)):
                 raise diverged(self._owner, step._asdict(), iteration=iteration)
-            self._lm.step(self._optimizer, lr, step.grad_norm, self._config.actor.adam.max_grad_norm)
+            self._lm.step(self._optimizer, lr, step.grad_norm, self._config.actor.optimizer.max_grad_norm)
             self._steps_made += 1
             if self._average is not None:
                 self._average.update()
@@ -271,7 +270,7 @@ class _Drift:
         return mismatch_metrics(torch.cat(self._trainer), torch.cat(self._engine), self._cap) if self._trainer else {}
 
 
-def learning_rate(config: AdamConfig, steps_made: int, progress: float) -> float:
+def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
     """Of the next step; `progress` is the share of iterations that are over."""
     warmth = min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}

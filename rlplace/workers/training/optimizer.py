@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlplace.llm_roles import AdamConfig
+from rlplace.config import OptimizerConfig
 
 
 class Adam:
     """Steps the shards themselves. Owns the moments, which are made at once so that their size is known."""
 
-    def __init__(self, shards: Sequence[Tensor], config: AdamConfig) -> None:
+    def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
         """`shards`: what is trained, plain tensors that stay where they are; each may be empty."""
         self._shards = tuple(shards)
         self._stepped = [nn.Parameter(tensor) for tensor in self._masters()]

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.llm_config import LlmConfig
+from rlplace.config import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.llm_job import JUDGES
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlplace.workers.training.samples import Groups
 
 
-def parts_of(config: LlmConfig) -> tuple[int, ...]:
+def parts_of(config: Config) -> tuple[int, ...]:
     """How many groups each part has, one after another; a single part where something is asked of all samples first."""
     algorithm = config.algorithm
     assert algorithm.prompts is not None, "checked before a run"

@@ -25,7 +25,7 @@ from rlplace.algo.advantages import gae
 from rlplace.algo.losses import ppo_terms
 from rlplace.algo.minibatches import Minibatch, Rows, iteration_generator, minibatches
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, shifted_sums
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.envs.spaces import DiscreteActions, Spaces
 from rlplace.models.distributions import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
@@ -74,7 +74,7 @@ class PPOLearner:
     """Owns the reward statistics; borrows the policy. `learn` is a collective."""
 
     def __init__(
-        self, config: RunConfig, rows: Rows, policy: TrainedPolicy, ranks: Ranks, device: torch.device, owner: str
+        self, config: Config, rows: Rows, policy: TrainedPolicy, ranks: Ranks, device: torch.device, owner: str
     ) -> None:
         self._config, self._algorithm = config, config.algorithm
         self._rows, self._policy, self._ranks, self._device = rows, policy, ranks, device
@@ -87,7 +87,7 @@ class PPOLearner:
         self._policy.set_lr(lr)
         samples = self._samples(trajectory)
         spread, observation_sums = self._statistics(samples)
-        if self._algorithm.normalize_advantages:
+        if self._algorithm.advantages_normalized:
             deviation = torch.sqrt(spread.var[0]) + 1e-8
             samples = samples._replace(advantages=((samples.advantages - spread.mean[0]) / deviation).float())
         steps, stopped = self._passes(samples, iteration)
@@ -173,7 +173,8 @@ class PPOLearner:
             old_values=mine.values,
             advantages=mine.advantages,
             returns=mine.returns,
-            clip_ratio=self._algorithm.clip_ratio,
+            clip_low=self._algorithm.clip_ratio_low,
+            clip_high=self._algorithm.clip_high,
             value_clip=self._algorithm.value_clip,
         )
         terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
@@ -212,13 +213,14 @@ def no_rows(spaces: Spaces, steps: int, version: int) -> Trajectory:
     )
 
 
-def learning_rate(config: RunConfig, iteration: int) -> float:
-    """The rate of iteration 0, 1, ...; `linear` would reach 0 with the iteration after the last."""
+def learning_rate(config: Config, iteration: int) -> float:
+    """The rate of iteration 0, 1, ...; the others reach 0 with the iteration after the last."""
     optimizer = config.actor.optimizer
     if optimizer.schedule == "constant":
         return optimizer.lr
-    iterations = math.ceil(config.runner.total_env_steps / (config.algorithm.rollout_steps * config.env.total_num_envs))
-    return optimizer.lr * max(0.0, 1.0 - iteration / iterations)
+    progress = iteration / config.runner.total_iterations
+    left = {"linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    return optimizer.lr * max(0.0, left[optimizer.schedule])
 
 
 def _explained_variance(spread: Moments) -> float | None:

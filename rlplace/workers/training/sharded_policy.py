@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplace.comm.weights.shards import Block, Shard, replicas, row_blocks
 from rlplace.config import OptimizerConfig
+from rlplace.config.roles import Dtype
 from rlplace.models.mlp import ActorCritic
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_policy import TrainedPolicy
@@ -19,12 +20,10 @@ from rlplace.workers.training.trained_policy import TrainedPolicy
 class ShardedPolicy(TrainedPolicy):
     """Holds one shard of each parameter, gradient and optimizer state. Each forward and backward is a collective."""
 
-    def __init__(
-        self, module: ActorCritic, optimizer: OptimizerConfig, precision: Literal["fp32", "bf16"], ranks: Ranks
-    ) -> None:
+    def __init__(self, module: ActorCritic, optimizer: OptimizerConfig, compute: Dtype, ranks: Ranks) -> None:
         """Shards `module`, which must already be on the ranks' device and equal on all of them."""
         policy = MixedPrecisionPolicy()
-        if precision == "bf16":
+        if compute == "bf16":
             # Inputs stay float32: observations are normalised first and rounded after that, inside the module.
             self._computes_in = "bfloat16"
             policy = MixedPrecisionPolicy(

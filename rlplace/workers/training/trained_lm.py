@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlplace.errors import Problem
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.llm_roles import TrainedConfig
+    from rlplace.config import TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.training.optimizer import Adam
     from rlplace.workers.training.sharded_lm import ShardedLm
@@ -31,28 +31,28 @@ def spec_of(component: str, trained: TrainedConfig, folder: Path, seed: int) -> 
         gather_again=trained.zero_stage == 3,
         lora=lora,
         seed=seed,
-        key="model.path" if path_of(trained) is None else f"{component}.model.path",
+        key=f"{component if path_of(trained) is not None else 'actor'}.model.path",
     )
 
 
 def path_of(trained: TrainedConfig) -> str | None:
     """The folder of its own model; None: that of the job."""
-    path = (trained.model or {}).get("path")
+    path = (trained.language_model or {}).get("path")
     return None if path is None else str(path)
 
 
 def optimizer_of(trained: TrainedConfig, lm: ShardedLm) -> Adam:
     from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam
 
-    masters = trained.optimizer == "adamw_master"
-    kind = HostAdam if trained.optimizer_on_host else MasterAdam if masters else Adam
-    return kind(lm.trained_shards(), trained.adam)
+    masters = trained.optimizer.kind == "adamw_master"
+    kind = HostAdam if trained.optimizer.on_host else MasterAdam if masters else Adam
+    return kind(lm.trained_shards(), trained.optimizer)
 
 
 def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
     """What a plan may say of a model that learns and a run does not do; to be asked before launch."""
     wanted = {
-        "optimizer": (trained.optimizer, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
+        "optimizer.kind": (trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
         "weights": (trained.weights, ("fp32", "bf16"), "float16 needs its losses scaled, which a run does not do"),
         "compute": (trained.compute, ("fp32", "bf16"), "float16 needs its losses scaled, which a run does not do"),
         "zero_stage": (trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks of the model"),
@@ -62,9 +62,9 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
             code="plan-only",
             key=f"{component}.{key}",
             what="is planned, not run",
-            got=f"{key}: {value}",
+            got=f"{key.rpartition('.')[2]}: {value}",
             why=why,
-            fix=" or ".join(f"{key}: {choice}" for choice in choices),
+            fix=" or ".join(f"{key.rpartition('.')[2]}: {choice}" for choice in choices),
         )
         for key, (value, choices, why) in wanted.items()
         if value not in choices

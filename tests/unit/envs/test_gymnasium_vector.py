@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlplace.config import EnvConfig
+from rlplace.config import SimulatorEnvConfig
 from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.gymnasium.vector import GymnasiumVector
 from tests.gyms import Script
@@ -147,7 +147,7 @@ def test_row_seeds_differ_by_row_and_job() -> None:
 def test_it_is_gymnasium_step_for_step() -> None:
     """Against environments made by Gymnasium with all its wrappers, reset by hand."""
     rows, steps, limit = 3, 120, 20
-    envs = find_adapter("gymnasium").make(EnvConfig(id="CartPole-v1", max_episode_steps=limit), rows)
+    envs = find_adapter("gymnasium").make(SimulatorEnvConfig(id="CartPole-v1", max_episode_steps=limit), rows)
     theirs = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(rows)]
     seeds = row_seeds(0, 0, rows)
     shown = [env.reset(seed=seed)[0] for env, seed in zip(theirs, seeds, strict=True)]

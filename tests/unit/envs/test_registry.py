@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlplace.config import EnvConfig
+from rlplace.config import SimulatorEnvConfig
 from rlplace.envs import check, describe, find_adapter
 from rlplace.envs.gymnasium.adapter import GymnasiumAdapter
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
@@ -18,11 +18,11 @@ class OwnAdapter(GymnasiumAdapter):
     """Found by its path."""
 
 
-def config(name: str = "CartPole-v1", **fields: object) -> EnvConfig:
-    return dataclasses.replace(EnvConfig(id=name), **fields)  # type: ignore[arg-type]
+def config(name: str = "CartPole-v1", **fields: object) -> SimulatorEnvConfig:
+    return dataclasses.replace(SimulatorEnvConfig(id=name), **fields)  # type: ignore[arg-type]
 
 
-def problem(broken: EnvConfig) -> Problem:
+def problem(broken: SimulatorEnvConfig) -> Problem:
     """The one problem that describing meets."""
     with pytest.raises(ConfigError) as caught:
         describe(broken)

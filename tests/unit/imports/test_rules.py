@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace.config import RunConfig
+from rlplace.config import Config
 from rlplace.imports import areal, openrlhf_flags, rlinf_rules, roll, skyrl, slime, verl_rules
 from rlplace.imports.draft import PLACEMENT, Draft
 from rlplace.imports.keys import default_of, find_refusals, has_key, ordered
 from rlplace.imports.rules import Already, Became, Into, Needless, No, Rulebook, To, Unknown, Unmapped, Words, keys_of
 from rlplace.imports.settings import Setting
-from rlplace.llm_config import LlmConfig
 
 BOOKS = {
     "openrlhf": openrlhf_flags.RULES,
@@ -39,7 +38,7 @@ def test_every_key_that_a_rule_names_is_one_of_ours(library: str) -> None:
     later = {"rollout.gpu_memory_utilization"}  # of simulated jobs, once their engines have a share
     for key in named(BOOKS[library]):
         plain = PLACEMENT if key.startswith(f"{PLACEMENT}.") else key
-        assert has_key(plain, RunConfig) or has_key(plain, LlmConfig) or key in later, key
+        assert has_key(plain, Config) or has_key(plain, Config) or key in later, key
 
 
 @pytest.mark.parametrize("library", BOOKS)
@@ -125,16 +124,16 @@ def test_their_defaults_are_written_out_where_they_are_not_ours() -> None:
 
 
 def test_keys_of_ours() -> None:
-    assert has_key("actor.optimizer.lr", RunConfig)
-    assert has_key("cluster.component_placement", LlmConfig)
-    assert not has_key("actor.optimizer.lr", LlmConfig)
-    assert not has_key("actor.optimiser", RunConfig)
-    assert default_of("algorithm.epochs", RunConfig) == 10
-    assert default_of("env.id", RunConfig) is None
-    assert list(ordered({"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}, RunConfig)) == [
+    assert has_key("actor.optimizer.lr", Config)
+    assert has_key("cluster.component_placement", Config)
+    assert not has_key("actor.optimizer.lr", Config)
+    assert not has_key("actor.optimiser", Config)
+    assert default_of("algorithm.epochs", Config) == 10
+    assert default_of("env.id", Config) is None
+    assert list(ordered({"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}, Config)) == [
         "cluster",
         "actor",
     ]
-    missing, refused = find_refusals({"cluster": {"component_placement": {}}, "algorithm": {"gamma": 2}}, RunConfig)
+    missing, refused = find_refusals({"cluster": {"component_placement": {}}, "algorithm": {"gamma": 2}}, Config)
     assert missing == ["env.id"]
     assert [p.code for p in refused] == ["out-of-bounds"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rlplace.config import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported
 from rlplace.imports.command import import_words
 from rlplace.imports.known_models import shape_of
 from rlplace.imports.tiny import shrink
-from rlplace.llm_config import read_llm_config
 
 
 def small(flags: str) -> Imported:
@@ -34,7 +34,7 @@ def test_everything_on_one_stays_together() -> None:
     assert lines(imported) == dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0") | {"env": ""}
     assert imported.topology.num_accelerators == 1
     assert imported.missing == ()
-    config = read_llm_config(imported.config)
+    config = read_config(imported.config)
     assert config.runs
     assert (config.cluster.launcher, config.cluster.accelerator.kind) == ("inline", "emulated")
 
@@ -61,7 +61,7 @@ def test_thirds_stay_thirds_and_uneven_sizes_uneven() -> None:
 
 
 def test_what_is_learned_how_stays() -> None:
-    config = read_llm_config(small(f"{ALL} --init_kl_coef 0.05 --kl_estimator k3 --critic_learning_rate 1e-4").config)
+    config = read_config(small(f"{ALL} --init_kl_coef 0.05 --kl_estimator k3 --critic_learning_rate 1e-4").config)
     assert (config.algorithm.kl_coef, config.algorithm.kl_estimator) == (0.05, "k3")
     assert config.critic.adam.lr == 1e-4
     assert config.actor.enable_offload
@@ -73,12 +73,12 @@ def test_what_is_learned_how_stays() -> None:
 )
 def test_a_remote_reward_stays_remote(flag: str, kind: str) -> None:
     imported = small(f"{ALL} {flag}")
-    assert read_llm_config(imported.config).reward_of("reward").kind == kind
+    assert read_config(imported.config).reward_of("reward").kind == kind
     assert lines(imported)["reward"] == ""
 
 
 def test_comparing_algorithms_keep_two_answers_to_each_prompt() -> None:
-    config = read_llm_config(small(f"{ALL} --advantage_estimator group_norm --n_samples_per_prompt 8").config)
+    config = read_config(small(f"{ALL} --advantage_estimator group_norm --n_samples_per_prompt 8").config)
     assert (config.algorithm.name, config.algorithm.samples_per_prompt) == ("grpo", 2)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlplace.algo.normalize import shifted_sums
-from rlplace.config import ActorConfig, AlgorithmConfig, ModelConfig
+from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.digest import digest
 from rlplace.models.distributions import ContinuousOutput, DiscreteOutput
@@ -25,7 +25,7 @@ def policy(
     normalize: bool = True,
     **model: object,
 ) -> ActorCritic:
-    actor = ActorConfig(model=ModelConfig(**{"hidden": (8, 8), **model}))
+    actor = ActorConfig(model=MlpConfig(**{"hidden": (8, 8), **model}))
     algorithm = AlgorithmConfig(normalize_observations=normalize)
     return build_policy(Spaces(observation_shape=shape, actions=actions), actor, algorithm, seed)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.config import RunConfig, read_config
+from rlplace.config import Config, read_config
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.memory import (
     Demand,
@@ -106,7 +106,7 @@ def ppo(
     offload: bool = True,
     memory: int = 16 * GIB,
     kind: str = "emulated",
-) -> tuple[Plan, RunConfig]:
+) -> tuple[Plan, Config]:
     """Today's hybrid job."""
     config = read_config(
         {

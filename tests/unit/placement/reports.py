@@ -61,7 +61,8 @@ def llm_mapping(placement: Mapping[str, object] = SIX, **changes: Any) -> dict[s
     """Everything sleeps when it is not needed; 8 x H100 unless `cluster` says otherwise."""
     cluster = {"component_placement": placement, "nodes": [H100], **changes.pop("cluster", {})}
     blocks = {c: {**ON, **changes.pop(c, {})} for c in ("actor", "critic", "reference", "reward", "rollout")}
-    return {"cluster": cluster, "model": LLAMA_8B, "algorithm": {"name": "rlhf"}, **blocks, **changes}
+    blocks["actor"] = {"model": {"kind": "causal_lm", **(changes.pop("model", LLAMA_8B) or {})}, **blocks["actor"]}
+    return {"cluster": cluster, "algorithm": {"name": "ppo"}, **blocks, **changes}
 
 
 def llm(placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any) -> PlanReport:

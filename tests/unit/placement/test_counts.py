@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import ClusterConfig
-from rlplace.llm_config import read_llm_config
+from rlplace.config import ClusterConfig, read_config
 from rlplace.placement import Topology, make_layout
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.llm import make_llm_layout
@@ -25,8 +24,8 @@ ROLES = ("actor", "critic", "reference", "reward", "rollout")
 
 def counts(placement: dict[str, Any], **algorithm: Any) -> dict[str, tuple[str, str]]:
     blocks = {role: {"enable_offload": True} for role in ROLES}
-    config = read_llm_config(
-        {"cluster": {"component_placement": placement}, "algorithm": {"name": "rlhf"} | algorithm, **blocks}
+    config = read_config(
+        {"cluster": {"component_placement": placement}, "algorithm": {"name": "ppo"} | algorithm, **blocks}
     )
     layout = make_llm_layout(config, FORTY_EIGHT)
     return {c.subject: (c.count, c.why) for c in explain_counts(config, layout.placement)}
@@ -65,10 +64,10 @@ def test_what_does_not_divide_is_said_to_be_about_that_much() -> None:
     mapping = {
         "cluster": {"component_placement": {"actor": "0", "rollout": "1-3", "env": "4"}},
         "algorithm": {"name": "grpo", "prompts": 8, "samples_per_prompt": 8},
-        "model": {"path": "somewhere"},
+        "actor": {"model": {"path": "somewhere"}},
         **task,
     }
-    config = read_llm_config(mapping)
+    config = read_config(mapping)
     placement = make_llm_layout(config, FORTY_EIGHT, {}).placement
     found = {c.subject: c.why for c in explain_counts(config, placement)}
     assert found["samples"] == "8 prompts x 8; about 21.3 for each engine"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Topology, render_json
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
@@ -28,7 +28,7 @@ MODEL = {
 }
 
 
-def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None, **blocks: Any) -> LlmConfig:
+def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None, **blocks: Any) -> Config:
     asked = {"name": "grpo", "prompts": 6, "samples_per_prompt": 4, "max_prompt_length": 32, "max_new_tokens": 8}
     mapping = {
         "cluster": {"component_placement": placement},
@@ -37,10 +37,10 @@ def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None
         "model": MODEL,
         **blocks,
     }
-    return read_llm_config(mapping)
+    return read_config(mapping)
 
 
-def layout(config: LlmConfig, nodes: int = 1, each: int = 4) -> Layout:
+def layout(config: Config, nodes: int = 1, each: int = 4) -> Layout:
     return make_llm_layout(config, Topology.uniform(nodes, each, "emulated", 1 << 30))
 
 
@@ -101,7 +101,7 @@ def test_the_plan_shows_what_travels() -> None:
 
 
 def test_a_planned_job_has_no_channels() -> None:
-    planned = config({"actor": "0-3", "rollout": "0-3"}, algorithm={"name": "rlhf", "prompts": 8}, **LEAVING)
+    planned = config({"actor": "0-3", "rollout": "0-3"}, algorithm={"name": "ppo", "prompts": 8}, **LEAVING)
     assert layout(planned).channels == ()
 
 

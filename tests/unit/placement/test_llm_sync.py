@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.llm_config import LlmConfig, read_llm_config
+from rlplace.config import Config, read_config
 from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.layout import Layout
@@ -30,8 +30,8 @@ HYBRID = {"actor": "0-1", "env": "0", "rollout": "1-3"}  # one engine beside an 
 BUCKETS = 2 * (64 << 20)
 
 
-def config(rollout: str = HYBRID["rollout"], **actor: Any) -> LlmConfig:
-    return read_llm_config(
+def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
+    return read_config(
         {
             "cluster": {"component_placement": HYBRID | {"rollout": rollout}},
             "algorithm": {"name": "grpo", "prompts": 8, "samples_per_prompt": 4},
@@ -43,7 +43,7 @@ def config(rollout: str = HYBRID["rollout"], **actor: Any) -> LlmConfig:
     )
 
 
-def planned(config: LlmConfig, kind: str = "cuda", nodes: int = 1) -> tuple[Layout, MemoryLedger]:
+def planned(config: Config, kind: str = "cuda", nodes: int = 1) -> tuple[Layout, MemoryLedger]:
     layout = make_llm_layout(config, Topology.uniform(nodes, 4, kind, 80 << 30))
     return layout, llm_memory_case(layout, config).ledger()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import RunConfig, read_config
+from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, make_plan, render_json, render_svg, render_text
 from rlplace.workers import job
@@ -21,7 +21,7 @@ EIGHT = Topology.uniform(1, 8)
 
 def config(
     placement: object = HYBRID, *, envs: int = 64, groups: int = 2, offload: bool = True, **cluster: Any
-) -> RunConfig:
+) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": placement, **cluster},

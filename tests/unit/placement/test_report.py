@@ -55,7 +55,7 @@ def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
 def test_journeys_are_named_for_every_kind_of_job() -> None:
     assert [j.name for j in transfers(ppo().plan)] == ["observations", "trajectories", "weights"]
     told = [
-        (j.name, j.route.target, j.amount) for j in transfers(llm(ALL, algorithm={"name": "rlhf", "prompts": 8}).plan)
+        (j.name, j.route.target, j.amount) for j in transfers(llm(ALL, algorithm={"name": "ppo", "prompts": 8}).plan)
     ]
     assert told == [
         ("samples", "actor", "8 samples"),
@@ -120,9 +120,9 @@ def test_wrong_keys_and_wrong_placements_of_a_language_job() -> None:
 
 
 def test_batches_of_a_language_job_are_checked_where_they_are_known() -> None:
-    assert llm(ALL, algorithm={"name": "rlhf"}).plan.routes[0].target == "rollout"
+    assert llm(ALL, algorithm={"name": "ppo"}).plan.routes[0].target == "rollout"
     with pytest.raises(PlacementError) as caught:
-        llm(ALL, algorithm={"name": "rlhf", "prompts": 9})
+        llm(ALL, algorithm={"name": "ppo", "prompts": 9})
     assert set(caught.value.codes) == {"uneven-batches"}
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError, Source
-from rlplace.llm_config import LlmConfig, read_llm_config
 from rlplace.placement import Layout, Residency, Topology
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import HostPart, MemoryCase, Part, find_remedies
@@ -22,9 +22,9 @@ ALL = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout", "env")
 RATIO = {"gpu_memory_utilization": 0.4}
 
 
-def config(placement: dict[str, Any], *, task: bool = True, **blocks: Any) -> LlmConfig:
+def config(placement: dict[str, Any], *, task: bool = True, **blocks: Any) -> Config:
     """All leave the accelerators that they share, unless their own block is given."""
-    asked = {"name": "rlhf", "prompts": 6, "samples_per_prompt": 4, "max_prompt_length": 32, "max_new_tokens": 8}
+    asked = {"name": "ppo", "prompts": 6, "samples_per_prompt": 4, "max_prompt_length": 32, "max_new_tokens": 8}
     mapping = {
         "cluster": {"component_placement": placement},
         "algorithm": asked | blocks.pop("algorithm", {}),
@@ -34,10 +34,10 @@ def config(placement: dict[str, Any], *, task: bool = True, **blocks: Any) -> Ll
         "model": MODEL,
         **blocks,
     }
-    return read_llm_config(mapping)
+    return read_config(mapping)
 
 
-def layout(config: LlmConfig, nodes: int = 1, sources: dict[str, Source] | None = None) -> Layout:
+def layout(config: Config, nodes: int = 1, sources: dict[str, Source] | None = None) -> Layout:
     return make_llm_layout(config, Topology.uniform(nodes, 4, "emulated", GIB), sources)
 
 
@@ -215,7 +215,7 @@ def test_the_actor_infers_where_the_algorithm_asks_for_it() -> None:
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def case(config: LlmConfig, nodes: int = 1) -> MemoryCase:
+def case(config: Config, nodes: int = 1) -> MemoryCase:
     return llm_memory_case(layout(config, nodes), config)
 
 

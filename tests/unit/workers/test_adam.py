@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.llm_roles import AdamConfig
+from rlplace.config import OptimizerConfig
 from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam
 
-CONFIG = AdamConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
+CONFIG = OptimizerConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
 RATES = (1e-2, 3e-2, 0.0, 1e-2)
 
 

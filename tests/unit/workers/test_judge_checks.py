@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rlplace.llm_roles import CriticConfig
+from rlplace.config import CriticConfig
 from rlplace.models.reward_head import reward_head_problem
 from rlplace.workers.roles.scorer_checks import check_judges
 from tests.judge_ranks import JudgeScenario

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.llm_config import read_llm_config
+from rlplace.config import read_config
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import LlmJob
 from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
@@ -20,10 +20,10 @@ SAMPLES = [sample for group in GROUPS for sample in group]
 
 def appraiser(name: str = "grpo", components: tuple[str, ...] = (), reward: Any = None, **algorithm: Any) -> Appraiser:
     placed = ("actor", "rollout", "env", *components)
-    config = read_llm_config(
+    config = read_config(
         {
             "cluster": {"component_placement": dict.fromkeys(placed, "0")},
-            "model": {"path": "anywhere"},
+            "actor": {"model": {"path": "anywhere"}},
             "algorithm": {"name": name, "prompts": 2, "samples_per_prompt": 2, **algorithm},
             "env": {"task": "arithmetic"},
             **({} if reward is None else {"reward": reward}),
@@ -81,7 +81,7 @@ def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
 
 
 def test_a_critic_gets_returns_and_the_actor_whitened_advantages() -> None:
-    made = appraiser("rlhf", ("critic",), gae_lambda=1.0)
+    made = appraiser("ppo", ("critic",), gae_lambda=1.0)
     found = made.appraise(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, Inferred(old=each(-1.0)))
     for reward, returns in zip((1, 2, 3, 4), [r for group in found.returns() for r in group], strict=True):
         assert returns.returns == pytest.approx(reward)  # gamma and lambda are 1: all that is still to come
@@ -115,5 +115,5 @@ def test_the_weight_of_the_divergence_adapts_from_one_iteration_to_the_next() ->
 def test_samples_without_learned_tokens_are_worth_nothing() -> None:
     empty = [[dataclasses.replace(s, mask=np.zeros_like(s.mask)) for s in group] for group in GROUPS]
     nothing = [np.zeros(0, np.float32) for _ in SAMPLES]
-    found = appraiser("rlhf", ("critic",)).appraise(empty, {"critic": nothing}, Inferred(old=nothing))
+    found = appraiser("ppo", ("critic",)).appraise(empty, {"critic": nothing}, Inferred(old=nothing))
     assert all(len(marks.advantages) == 0 for marks in found.marks)

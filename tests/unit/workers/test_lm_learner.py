@@ -8,8 +8,8 @@ import torch
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
+from rlplace.config import OptimizerConfig
 from rlplace.errors import ChannelMisuse, ChannelTimeout
-from rlplace.llm_roles import AdamConfig
 from rlplace.workers.training.lm_learner import learning_rate
 from rlplace.workers.training.samples import Batch, Marks, Numbers, share_of, take_groups
 from tests.lm_ranks import made_up_samples
@@ -76,7 +76,7 @@ def test_a_batch_of_nothing() -> None:
 
 def test_the_rate_warms_up_and_falls() -> None:
     def rates(schedule: str, warmup: int = 0) -> list[float]:
-        config = AdamConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
+        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
         return [learning_rate(config, steps_made, steps_made / 4) for steps_made in range(5)]
 
     assert rates("constant") == [1.0] * 5

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from rlplace.llm_config import LlmConfig, read_llm_config
+from rlplace.config import Config, read_config
 from rlplace.metrics import Metric
 from rlplace.workers.training.lm_learner import LmUpdate, Step
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
 from tests.lm_ranks import made_up_samples
 
 
-def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> LlmConfig:
+def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> Config:
     asked = {"name": "grpo", "prompts": 7, "samples_per_prompt": 4, "max_staleness": 1, "train_batch": 8}
-    blocks = {"env": {"task": "arithmetic"}, "model": {"path": "somewhere"}}
+    blocks = {"env": {"task": "arithmetic"}, "actor": {"model": {"path": "somewhere"}}}
     placement = dict.fromkeys(placed, "0")
-    return read_llm_config({"cluster": {"component_placement": placement}, "algorithm": asked | algorithm, **blocks})
+    return read_config({"cluster": {"component_placement": placement}, "algorithm": asked | algorithm, **blocks})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
 from rlplace.comm.weights.tensors import shards_of
+from rlplace.config import read_config
 from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,
@@ -30,7 +31,6 @@ from rlplace.errors import (
     Problem,
     WeightSyncError,
 )
-from rlplace.llm_config import read_llm_config
 from rlplace.placement.flow import Delivery
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
@@ -60,7 +60,7 @@ def model(folder: Path) -> nn.Module:
 
 
 def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> LlmJob:
-    config = read_llm_config(
+    config = read_config(
         {
             "cluster": {"component_placement": {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}},
             "algorithm": {
@@ -70,7 +70,7 @@ def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> LlmJob:
                 "max_prompt_length": 40,
                 "max_new_tokens": 60,
             },
-            "model": {"path": str(folder)},
+            "actor": {"model": {"path": str(folder)}},
             "env": {"task": "arithmetic"},
             "rollout": {
                 "engine": "transformers",

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlplace.config import RewardFunctionConfig, TextEnvConfig
 from rlplace.envs.text import OneTurn, Transcript, check, find_task, make_task
 from rlplace.envs.text.registry import TASKS
 from rlplace.envs.text.rewards import REWARDS, Reward, find_reward, find_rewards
 from rlplace.errors import ConfigError, Problem
-from rlplace.llm_roles import RewardConfig, TextEnvConfig
 
 
 class Echo:
@@ -37,7 +37,7 @@ ECHO, SHOUT = f"{__name__}:Echo", f"{__name__}:shout"
 
 
 def block(
-    task: str = ECHO, *, rewards: tuple[RewardConfig, ...] = (RewardConfig(name=SHOUT),), **kwargs: Any
+    task: str = ECHO, *, rewards: tuple[RewardFunctionConfig, ...] = (RewardFunctionConfig(name=SHOUT),), **kwargs: Any
 ) -> TextEnvConfig:
     return TextEnvConfig(task=task, kwargs=kwargs, rewards=rewards)
 
@@ -65,7 +65,7 @@ def test_every_shipped_reward_function_is_there(name: str) -> None:
 def test_tasks_and_rewards_of_your_own() -> None:
     task = make_task(block(word="no"), seed=0, split="train")
     assert task.episode(0).prompt == "no/train"
-    (reward,) = find_rewards([RewardConfig(name=SHOUT, weight=2.0, kwargs={"loud": 3})], task)
+    (reward,) = find_rewards([RewardFunctionConfig(name=SHOUT, weight=2.0, kwargs={"loud": 3})], task)
     assert (reward.name, reward.weight, reward.trusted) == ("shout", 2.0, False)
     transcript = Transcript(prompt="", answers=(), replies=(), facts={}, tokens=0, truncated=False)
     assert reward.function()(transcript) == 3
@@ -112,7 +112,7 @@ def test_an_empty_file_is_an_empty_data_set(tmp_path: Path) -> None:
 def test_a_task_with_an_end_says_what_is_held_out() -> None:
     assert problems(block(size=3), evaluated=True) == [("nothing-held-out", "env.eval_kwargs")]
     config = TextEnvConfig(
-        task=ECHO, kwargs={"size": 3}, eval_kwargs={"word": "other"}, rewards=(RewardConfig(name=SHOUT),)
+        task=ECHO, kwargs={"size": 3}, eval_kwargs={"word": "other"}, rewards=(RewardFunctionConfig(name=SHOUT),)
     )
     assert problems(config, evaluated=True) == []
     assert make_task(config, seed=0, split="held_out").episode(0).prompt == "other/held_out"
@@ -120,11 +120,11 @@ def test_a_task_with_an_end_says_what_is_held_out() -> None:
 
 
 def test_rewards_that_mean_nothing() -> None:
-    written: Mapping[str, RewardConfig] = {
-        "unknown": RewardConfig(name="math_anwser"),
-        "fine": RewardConfig(name=SHOUT),
-        "twice": RewardConfig(name="other.module:shout"),
-        "argument": RewardConfig(name="exact_match", kwargs={"ignore": True}),
+    written: Mapping[str, RewardFunctionConfig] = {
+        "unknown": RewardFunctionConfig(name="math_anwser"),
+        "fine": RewardFunctionConfig(name=SHOUT),
+        "twice": RewardFunctionConfig(name="other.module:shout"),
+        "argument": RewardFunctionConfig(name="exact_match", kwargs={"ignore": True}),
     }
     found = problems(block(rewards=tuple(written.values())))
     assert found == [

@@ -21,10 +21,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlplace.config.keys import key_paths
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
-from rlplace.schema import key_paths
 
-CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 # A run keeps its own files (run.py); Hydra should neither change directory nor write.
@@ -146,7 +146,8 @@ def _plain(composed: DictConfig) -> Composed:
     parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
     sources: dict[str, Source] = {}
     for group, choice in parts.items():
-        sources.update(_file_sources(places, f"{group}/{choice}", prefix=group.replace("/", ".")))
+        folder, _, package = group.partition("@")
+        sources.update(_file_sources(places, f"{folder}/{choice}", prefix=package or folder.replace("/", ".")))
     sources.update(_file_sources(places, name.removesuffix(".yaml")))
     for override in run.overrides.task:
         key = override.partition("=")[0].lstrip("+~")
@@ -165,33 +166,47 @@ def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[s
 
 
 def _chosen(word: str, argv: Sequence[str]) -> str:
-    """`cluster=<name>` and `model=<name>` as Hydra wants them: added to a config that has none among its defaults.
+    """`cluster=<name>` and `model@<block>.model=<name>` as Hydra wants them: added to a config without such a default.
 
-    Raises ConfigError where no such cluster or model is declared; without a default, `model=` may also be a value.
+    Raises ConfigError where no such cluster or model is declared.
     """
     key, _, name = word.partition("=")
-    if key not in (CLUSTER, MODEL):
+    group = key.partition("@")[0]
+    if key == MODEL:
+        raise ConfigError([_renamed_model(name)])
+    if group not in (CLUSTER, MODEL):
         return word
     files = [folder / f"{config_name(argv)}.yaml" for folder in (config_directory(argv), CONFIG_DIR)]
     text = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
     among_defaults = re.search(rf"^ *- *(override +)?/?{key} *:", text, re.MULTILINE)
-    known = group_names(key, argv)
+    known = group_names(group, argv)
     if name in known:
         return word if among_defaults else f"+{word}"
-    if key == MODEL and (name == "null" or not among_defaults):
-        return f"~{key}" if among_defaults else word
+    if group == MODEL and name == "null":
+        return f"~{key}" if among_defaults else f"{key.partition('@')[2]}=null"
     raise ConfigError([_unknown_name(key, name, known)])
 
 
-def _unknown_name(group: str, name: str, known: Mapping[str, str]) -> Problem:
-    near = did_you_mean(name, known)
+def _renamed_model(name: str) -> Problem:
+    return Problem(
+        code="renamed-key",
+        key=MODEL,
+        what="is now model@actor.model",
+        got=f"{MODEL}={name}",
+        why="a model belongs to the component that has it: model@actor.model, model@reward.model",
+        fix=f"model@actor.model={name}",
+    )
+
+
+def _unknown_name(key: str, name: str, known: Mapping[str, str]) -> Problem:
+    near, group = did_you_mean(name, known), key.partition("@")[0]
     return Problem(
         code="unknown-cluster" if group == CLUSTER else "unknown-model",
-        key=group,
+        key=key,
         what=f"no such {group} is declared" + (f", did you mean {near!r}?" if near else ""),
         got=name,
         why=f"declared {group}s:\n" + "\n".join(f"{n:<20} {about}" for n, about in known.items()),
-        fix=f"{group}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
+        fix=f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
     )
 
 

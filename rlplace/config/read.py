@@ -1,8 +1,8 @@
-"""Turns a plain mapping into frozen dataclasses, collecting every problem instead of stopping at the first.
+"""Turn a plain mapping into the config, collecting every problem instead of stopping at the first.
 
 The field's type is its rule: `int`, `float`, `bool`, `str`, `Literal`, `X | None`, `tuple[X, ...]`, nested dataclasses,
-`Mapping[str, dataclass]` (blocks by name) and `Mapping[str, object]` (kept verbatim). `metadata` narrows it:
-`unit="bytes"` reads `16GiB`; `minimum`, `above`, `maximum` and `below` bound a number.
+`Mapping[str, dataclass]` (blocks by name) and `Mapping[str, object]` (kept verbatim). `knob.knob` lists the rules that
+narrow it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.config.keys import block_in, fields_of
+from rlplace.config.kinds import find_kind
+from rlplace.config.knob import ModelKind
+from rlplace.config.renamed import replace_renamed
+from rlplace.config.schema import Config
+from rlplace.config.show import show
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 
 _T = typing.TypeVar("_T")
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
@@ -32,15 +38,49 @@ class _Missing:
 _REJECTED = _Missing()
 
 
+def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
+    """The config of a plain nested mapping (no OmegaConf types).
+
+    `sources` maps key paths to where their values were written. Raises ConfigError with all problems at once.
+    """
+    config, problems = try_config(mapping, sources)
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config
+
+
+def try_config(
+    mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
+) -> tuple[Config | None, list[Problem]]:
+    """The config, None where it cannot be read, and every problem of the mapping."""
+    reader = Reader(sources=sources or {})
+    mapping = replace_renamed(mapping, reader.reject)
+    reader.kind, mapping = find_kind(mapping, reader.reject)
+    config = reader.read(Config, mapping)
+    if config is not None and config.runs:
+        for key, (why, fix) in config.missing.items():
+            if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
+                reader.reject("missing-key", key, "is required in a run", why=why, fix=fix)
+    return config, reader.problems
+
+
 @dataclasses.dataclass(slots=True)
 class Reader:
     """Collects problems while it reads one config. Owns nothing but its list."""
 
     sources: Mapping[str, Source]  # key path -> where its value stands
+    kind: ModelKind = "mlp"  # of the actor's model
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
     def reject(
-        self, code: str, key: str, what: str, value: object = None, *, why: str | None = None, fix: str | None = None
+        self,
+        code: str,
+        key: str,
+        what: str,
+        value: object = _REJECTED,
+        *,
+        why: str | None = None,
+        fix: str | None = None,
     ) -> _Missing:
         got = None if value is _REJECTED else show(value)
         self.problems.append(Problem(code=code, key=key, what=what, got=got, source=self.source(key), why=why, fix=fix))
@@ -64,23 +104,38 @@ class Reader:
         where = path or "config"
         if not isinstance(mapping, Mapping):
             return self.reject("wrong-type", where, "expected a block of keys", mapping, fix=_example(kind, where))
-        fields = {f.name: f for f in dataclasses.fields(kind)}
-        hints = typing.get_type_hints(kind)
+        fields, others = fields_of(kind, self.kind), {f.name: f for f in dataclasses.fields(kind)}
         prefix = f"{path}." if path else ""
         for key in mapping:
-            if key not in fields:
+            if key not in others:
                 self._unknown(str(key), fields, prefix, mapping[key])
+            elif key not in fields:
+                self._of_other_kind(f"{prefix}{key}", mapping[key], others[key])
         values: dict[str, object] = {}
-        for name, field in fields.items():
+        for name, (field, hint) in fields.items():
             key = prefix + name
             if name in mapping:
-                values[name] = self._value(hints[name], mapping[name], key, _rules(field))
+                values[name] = self._value(hint, mapping[name], key, _rules(field))
+            elif self.kind == "mlp" and "mlp" in field.metadata:
+                values[name] = field.metadata["mlp"]
+            elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                values[name] = self._dataclass(hint, {}, key)
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 self.reject("missing-key", key, "is required", _REJECTED, why=field.metadata.get("doc"))
                 values[name] = _REJECTED
         if any(v is _REJECTED for v in values.values()):
             return _REJECTED
         return kind(**values)
+
+    def _of_other_kind(self, key: str, value: object, field: dataclasses.Field[object]) -> None:
+        only = field.metadata["only"]
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if dataclasses.is_dataclass(default) and not isinstance(default, type):
+            default = dataclasses.asdict(default)
+        if value == default:
+            return  # changes nothing
+        why = f"only with actor.model.kind: {only}; this job has {self.kind}"
+        self.reject("wrong-kind", key, f"is no key of a job with {self.kind}", value, why=why, fix=f"remove {key}")
 
     def _unknown(self, key: str, fields: Mapping[str, object], prefix: str, value: object) -> None:
         near = did_you_mean(key, fields)
@@ -227,12 +282,6 @@ class Reader:
         return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
-def block_in(hint: object) -> type | None:
-    """The dataclass that a hint is, or has among its alternatives."""
-    kinds = [k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k)]
-    return kinds[0] if kinds else None
-
-
 def _has_names(kind: type | None, value: object) -> bool:
     """Whether these are blocks of `kind` under names of their own, rather than one such block."""
     if kind is None or not isinstance(value, Mapping):
@@ -272,18 +321,3 @@ def _leaf(key: str) -> str:
 def _example(kind: type, where: str) -> str:
     first = dataclasses.fields(kind)[0].name
     return f"{_leaf(where)}: {{{first}: ...}}"
-
-
-def show(value: object) -> str:
-    """A value as it would be written in YAML, on one line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {show(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(show(v) for v in value) + "]"
-    return str(value)

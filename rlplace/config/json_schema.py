@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlplace.config import RunConfig
-from rlplace.llm_config import RUN, LlmConfig
-from rlplace.structure import block_in
+from rlplace.config.keys import fields_of
+from rlplace.config.kinds import MODEL_KEYS, TAGS
+from rlplace.config.knob import ModelKind
+from rlplace.config.schema import AlgorithmName, Config
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
@@ -25,86 +26,87 @@ _HYDRA: dict[str, Any] = {
 
 
 def config_schema() -> dict[str, Any]:
-    """What a config file may hold. By the name of its algorithm it is a language-model job, or learns from simulators.
+    """What a config file may hold, by the kind of model that the actor trains.
 
     Required keys may come from another file or the command line, so that only unknown keys and wrong values are
     refused.
     """
     defs: dict[str, Any] = {}
-    run, llm = _reference(RunConfig, defs), _reference(LlmConfig, defs)
-    for root in (RunConfig, LlmConfig):
-        defs[root.__name__]["properties"] |= _HYDRA
-    named = {"properties": {"name": {"enum": list(RUN)}}, "required": ["name"]}
-    language = {"properties": {"algorithm": named}, "required": ["algorithm"]}
+    roots = {kind: _reference(Config, kind, defs) for kind in typing.get_args(ModelKind)}
+    for root in roots.values():
+        defs[root["$ref"].rpartition("/")[2]]["properties"] |= _HYDRA
+    names = [name for name in typing.get_args(AlgorithmName) if name != "ppo"]
+    keys: dict[str, Any] = {"type": "object", "anyOf": [{"required": [key]} for key in MODEL_KEYS]}
+    language = [_where(tag, [v for v, kind in values.items() if kind == "causal_lm"]) for tag, values in TAGS.items()]
     return {
         "$schema": DRAFT,
         "title": "rlplace config",
         "type": "object",
-        "if": language,
-        "then": llm,
-        "else": run,
+        "if": {"anyOf": [*language, _where("algorithm.name", names), _having("actor.model", keys)]},
+        "then": roots["causal_lm"],
+        "else": roots["mlp"],
         "$defs": dict(sorted(defs.items())),
     }
 
 
-def key_paths() -> dict[str, bool]:
-    """Every key that some config may have -> whether names of one's own stand below it."""
-    return {path: free for kind in (RunConfig, LlmConfig) for path, free in _paths(kind, "")}
+def _where(key: str, values: Sequence[str]) -> dict[str, Any]:
+    """The schema of a config in which `key` has one of the values."""
+    return _having(key, {"enum": list(values)})
 
 
-def _paths(kind: type, above: str) -> Iterator[tuple[str, bool]]:
-    for name, hint in typing.get_type_hints(kind).items():
-        block = block_in(hint)
-        mappings = (h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Mapping)
-        yield above + name, any(True for _ in mappings)
-        if block is not None:
-            yield from _paths(block, f"{above}{name}.")
+def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a config whose `key` has one of its own."""
+    for name in reversed(key.split(".")):
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+    return schema
 
 
-def _reference(kind: type, defs: dict[str, Any]) -> dict[str, Any]:
+def _reference(block: type, kind: ModelKind, defs: dict[str, Any]) -> dict[str, Any]:
     """A pointer to the schema of a dataclass, which is put into `defs` on the way."""
-    name = kind.__name__
+    name = f"{block.__name__}.{kind}"
     if name not in defs:
         defs[name] = {}  # holds the place, should a class hold itself
-        defs[name] = _block(kind, defs)
+        defs[name] = _block(block, kind, defs)
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _block(kind: type, defs: dict[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+def _block(block: type, kind: ModelKind, defs: dict[str, Any]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        schema = _value(hints[field.name], field.metadata, defs)
+    for name, (field, hint) in fields_of(block, kind).items():
+        schema = _value(hint, field.metadata, kind, defs)
         about = {"description": field.metadata["doc"]} if "doc" in field.metadata else {}
-        default = {} if field.default is dataclasses.MISSING else {"default": _plain(field.default)}
-        properties[field.name] = schema | about | default
-    doc = (kind.__doc__ or "").strip()
-    about = {"description": doc.split("\n")[0]} if doc and not doc.startswith(f"{kind.__name__}(") else {}
+        value = field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        default = {} if value is dataclasses.MISSING else {"default": _plain(value)}
+        properties[name] = schema | about | default
+    doc = (block.__doc__ or "").strip()
+    about = {"description": doc.split("\n")[0]} if doc and not doc.startswith(f"{block.__name__}(") else {}
     return {"type": "object", **about, "properties": properties, "additionalProperties": False}
 
 
-def _value(hint: object, rules: Mapping[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+def _value(hint: object, rules: Mapping[str, Any], kind: ModelKind, defs: dict[str, Any]) -> dict[str, Any]:
     """The schema of one type; mirrors what `structure.Reader` reads."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return {"anyOf": list(_alternatives(args, rules, defs))}
+        return {"anyOf": list(_alternatives(args, rules, kind, defs))}
     if origin is tuple:
-        return {"type": "array", "items": _value(args[0], rules, defs)}
+        return {"type": "array", "items": _value(args[0], rules, kind, defs)}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _reference(hint, defs)
+        return _reference(hint, kind, defs)
     if origin is typing.Literal:
         return {"anyOf": [{"enum": list(args)}, _FILLED_IN]}
     if origin is not None:
         blocks = dataclasses.is_dataclass(args[1])
-        return {"type": "object"} | ({"additionalProperties": _value(args[1], rules, defs)} if blocks else {})
+        return {"type": "object"} | ({"additionalProperties": _value(args[1], rules, kind, defs)} if blocks else {})
     return {"anyOf": [*_scalar(hint, rules), _FILLED_IN]} if hint is not str else {"type": "string"}
 
 
-def _alternatives(args: tuple[object, ...], rules: Mapping[str, Any], defs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _alternatives(
+    args: tuple[object, ...], rules: Mapping[str, Any], kind: ModelKind, defs: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """Each once, unions inside of unions opened."""
     seen: list[dict[str, Any]] = []
     for arg in args:
-        schema: dict[str, Any] = {"type": "null"} if arg is type(None) else _value(arg, rules, defs)
+        schema: dict[str, Any] = {"type": "null"} if arg is type(None) else _value(arg, rules, kind, defs)
         options: list[dict[str, Any]] = schema.get("anyOf", [schema])
         seen += [option for option in options if option not in seen]
     yield from seen

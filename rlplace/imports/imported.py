@@ -42,6 +42,10 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         key = f"{role_of(component)}.enable_offload"
         if leaves and draft.has_key(key):
             draft.set(key, True)
+    if draft.kind == "causal_lm":
+        actor = draft.config.setdefault("actor", {})
+        assert isinstance(actor, dict), actor
+        actor["model"] = {"kind": "causal_lm"} | (actor.get("model") or {})
     fates = draft.fates()
     if not draft.written(PLACEMENT):
         raise ConfigError([_nothing_placed(draft.library)])

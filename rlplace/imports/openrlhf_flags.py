@@ -71,7 +71,7 @@ _TABLE: tuple[tuple[str, str, int, Rule], ...] = (
     ("ds.enable_sleep", "deepspeed_enable_sleep", _SWITCH, _trained("enable_offload")),
     ("ref.offload", "ref_reward_offload", _SWITCH, To("reference.enable_offload")),
     ("reward.offload", "", _SWITCH, To("reward.enable_offload")),
-    ("ds.adam_offload", "adam_offload", _SWITCH, _trained("optimizer_on_host")),
+    ("ds.adam_offload", "adam_offload", _SWITCH, _trained("optimizer.on_host")),
     ("actor_init_on_gpu", "", _SWITCH, Already("a component loads where its accelerators are")),
     # the engines
     ("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", _ONE, To("rollout.gpu_memory_utilization", 0.95)),

@@ -18,7 +18,7 @@ from tests.e2e.test_command_line import problem_codes
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(compose.config_names())
 CLUSTERS = sorted(compose.group_names(compose.CLUSTER))
-TOO_LARGE = ["--config-name", "rlhf_ppo_70b_hybrid", "actor.optimizer_on_host=false"]
+TOO_LARGE = ["--config-name", "rlhf_ppo_70b_hybrid", "actor.optimizer.on_host=false"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -107,7 +107,7 @@ def test_what_does_not_fit_ends_with_three_and_says_what_would(capsys: pytest.Ca
     code, out, err = run(capsys, *TOO_LARGE)
     assert (code, set(problem_codes(err))) == (3, {"does-not-fit"})
     assert "memory: does not fit" in out
-    assert "fix: actor.optimizer_on_host: true" in err
+    assert "fix: actor.optimizer.on_host: true" in err
     assert run(capsys, *TOO_LARGE[:2], "--diff", TOO_LARGE[2])[0] == 3
 
 

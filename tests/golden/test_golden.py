@@ -92,9 +92,9 @@ def job(placement: Mapping[str, object], **blocks: Mapping[str, object]) -> Call
     mapping: dict[str, Any] = {
         "cluster": {"component_placement": placement},
         "algorithm": {"name": "ppo", "prompts": 8},
-        "actor": {"model": {"path": "somewhere"}},
         "env": {"task": "arithmetic", "enable_offload": True},
         **{role: {"enable_offload": True} for role in roles},
+        "actor": {"model": {"path": "somewhere"}, "enable_offload": True},
     }
     mapping |= {name: {**mapping.get(name, {}), **block} for name, block in blocks.items()}
     return lambda: make_llm_layout(read_config(mapping), EIGHT)

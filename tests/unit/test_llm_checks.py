@@ -134,7 +134,7 @@ def test_what_is_planned_and_not_run_is_said(folder: Path) -> None:
     (engine,) = problems(config(folder, cluster=split), check_sizes)
     (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), check_sizes)
     assert (engine.code, engine.key) == ("plan-only", "cluster.component_placement.rollout")
-    assert (actor.code, actor.key) == ("plan-only", "actor.optimizer")
+    assert (actor.code, actor.key) == ("plan-only", "actor.optimizer.kind")
 
 
 FIVE = {"component_placement": {"actor": "0", "critic": "1", "env": "2", "rollout": "3"}}
@@ -207,10 +207,10 @@ def test_factors_alone_are_sent_only_where_there_are_some(tmp_path: Path) -> Non
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
     keys = config(folder, model=KEYS)
-    without = dataclasses.replace(keys, model=KEYS)
+    without = dataclasses.replace(keys, actor=dataclasses.replace(keys.actor, model=KEYS))
     assert problems(without, check_sizes) == []
     (problem,) = problems(without)
-    assert (problem.code, problem.key) == ("missing-key", "model.path")
+    assert (problem.code, problem.key) == ("missing-key", "actor.model.path")
 
 
 @pytest.mark.parametrize(

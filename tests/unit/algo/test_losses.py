@@ -24,7 +24,7 @@ from rlplace.algo.losses import is_clipped, is_value_clipped, kl_divergence, pol
 )
 def test_policy_loss(ratio: float, advantage: float, loss: float, slope: float) -> None:
     log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
-    value = policy_loss(log_ratio, torch.tensor([advantage]), clip_ratio=0.2)
+    value = policy_loss(log_ratio, torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
     value.sum().backward()
     assert value.item() == pytest.approx(loss)
     assert log_ratio.grad is not None
@@ -75,7 +75,7 @@ def test_divergence_estimates_the_true_one() -> None:
 
 def test_clipped_on_both_sides() -> None:
     ratios = torch.tensor([0.7, 0.85, 1.0, 1.15, 1.3])
-    assert is_clipped(ratios.log(), 0.2).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert is_clipped(ratios.log(), 0.2, 0.2).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
 def test_terms_of_parts_add_up_to_the_mean() -> None:
@@ -84,7 +84,7 @@ def test_terms_of_parts_add_up_to_the_mean() -> None:
         name: torch.randn(10, generator=generator)
         for name in ("logprobs", "values", "entropies", "old_logprobs", "old_values", "advantages", "returns")
     }
-    rules = {"clip_ratio": 0.2, "value_clip": 0.3}
+    rules = {"clip_low": 0.2, "clip_high": 0.2, "value_clip": 0.3}
     whole = ppo_terms(**columns, **rules)
     parts = [
         ppo_terms(**{name: column[part] for name, column in columns.items()}, **rules)
@@ -105,7 +105,8 @@ def test_loss_signs() -> None:
         old_values=torch.zeros(1),
         advantages=torch.ones(1),
         returns=torch.full((1,), 2.0),
-        clip_ratio=0.2,
+        clip_low=0.2,
+        clip_high=0.2,
         value_clip=None,
     )
     assert terms.loss(value_coef=0.5, entropy_coef=0.1, count=1).item() == pytest.approx(-1.0 + 0.5 * 2.0 - 0.1)

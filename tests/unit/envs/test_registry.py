@@ -92,16 +92,16 @@ def test_the_problem_says_where_the_id_was_written() -> None:
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
-        ("gymnasum", "unknown simulator library, did you mean 'gymnasium'?", "adapter: gymnasium"),
-        ("qqqq", "unknown simulator library", "adapter: gymnasium"),
+        ("gymnasum", "unknown simulator library, did you mean 'gymnasium'?", "kind: gymnasium"),
+        ("qqqq", "unknown simulator library", "kind: gymnasium"),
         ("no_such_module:Adapter", "no adapter can be found there", None),
         ("tests.gyms:NoSuchAdapter", "no adapter can be found there", None),
     ],
 )
 def test_an_unknown_adapter(name: str, what: str, fix: str | None) -> None:
-    broken = config(adapter=name)
+    broken = config(kind=name)
     found = problem(broken)
-    assert (found.code, found.key, found.got, found.what) == ("unknown-adapter", "env.adapter", name, what)
+    assert (found.code, found.key, found.got, found.what) == ("unknown-adapter", "env.kind", name, what)
     assert fix is None or found.fix == fix
     assert check(broken) == (found,)
 

@@ -60,14 +60,14 @@ def test_hybrid_engine_on_eight(text: str) -> None:
             "allow_resident": ["reference", "reward"],
         },
         "algorithm": (LENGTHS if "--prompt_max_len" in text else {"sequence_length": 2048} | LENGTHS) | LEARNING,
-        "actor": TRAINED,
-        "critic": TRAINED | {"adam": {"lr": 9e-6, "beta2": 0.95}},
+        "actor": {"model": {"kind": "causal_lm"}} | TRAINED,
+        "critic": TRAINED | {"optimizer": {"kind": "adamw_master", "lr": 9e-6, "beta2": 0.95}},
         "reference": {"micro_batch": 16},
         "reward": {"micro_batch": 16},
         "rollout": {"gpu_memory_utilization": 0.6, "sleep_level": 1, "enable_offload": True},
         "runner": {"seed": 42},
     }
-    assert imported.missing == ("env.task", "model", "cluster.component_placement.env")
+    assert imported.missing == ("env.task", "actor.model", "cluster.component_placement.env")
     assert not imported.findings
     assert imported.layout is not None
     assert (imported.layout.savings.used, imported.layout.savings.dedicated) == (8, 40)
@@ -75,7 +75,7 @@ def test_hybrid_engine_on_eight(text: str) -> None:
 
 LENGTHS = {"max_prompt_length": 1024, "max_new_tokens": 1024}
 LEARNING = {
-    "name": "rlhf",
+    "name": "ppo",
     "prompts": 1024,
     "train_batch": 128,
     "tis_cap": None,
@@ -85,11 +85,10 @@ LEARNING = {
     "reward_clip": 10.0,
 }
 TRAINED = {
-    "adam": {"beta2": 0.95},
     "micro_batch": 8,
     "weights": "bf16",
     "compute": "bf16",
-    "optimizer": "adamw_master",
+    "optimizer": {"kind": "adamw_master", "beta2": 0.95},
     "zero_stage": 3,
     "checkpointing": True,
     "enable_offload": True,
@@ -255,13 +254,12 @@ def test_old_offload_flag_speaks_for_reference_and_reward() -> None:
 def test_other_values() -> None:
     imported = import_openrlhf("--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload")
     assert imported.config["actor"] == {
+        "model": {"kind": "causal_lm"},
         "weights": "fp16",
         "compute": "fp16",
-        "optimizer": "adamw_master",
-        "adam": {"beta2": 0.95},
+        "optimizer": {"kind": "adamw_master", "beta2": 0.95, "on_host": True},
         "zero_stage": 2,
         "checkpointing": False,
-        "optimizer_on_host": True,
     }
     algorithm = imported.config["algorithm"]
     assert isinstance(algorithm, dict)

@@ -63,7 +63,7 @@ def test_thirds_stay_thirds_and_uneven_sizes_uneven() -> None:
 def test_what_is_learned_how_stays() -> None:
     config = read_config(small(f"{ALL} --init_kl_coef 0.05 --kl_estimator k3 --critic_learning_rate 1e-4").config)
     assert (config.algorithm.kl_coef, config.algorithm.kl_estimator) == (0.05, "k3")
-    assert config.critic.adam.lr == 1e-4
+    assert config.critic.optimizer.lr == 1e-4
     assert config.actor.enable_offload
     assert config.rollout.engine == "transformers"
 

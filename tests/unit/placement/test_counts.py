@@ -23,7 +23,7 @@ ROLES = ("actor", "critic", "reference", "reward", "rollout")
 
 
 def counts(placement: dict[str, Any], **algorithm: Any) -> dict[str, tuple[str, str]]:
-    blocks = {role: {"enable_offload": True} for role in ROLES}
+    blocks: dict[str, Any] = {role: {"enable_offload": True} for role in ROLES} | {"env": {"kind": "text"}}
     config = read_config(
         {"cluster": {"component_placement": placement}, "algorithm": {"name": "ppo"} | algorithm, **blocks}
     )

@@ -34,8 +34,8 @@ def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None
         "cluster": {"component_placement": placement},
         "algorithm": asked | (algorithm or {}),
         "env": {"task": "arithmetic"} | blocks.pop("env", {}),
-        "model": MODEL,
         **blocks,
+        "actor": {"model": MODEL} | blocks.get("actor", {}),
     }
     return read_config(mapping)
 

@@ -37,8 +37,7 @@ def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
             "algorithm": {"name": "grpo", "prompts": 8, "samples_per_prompt": 4},
             "env": {"task": "arithmetic", "enable_offload": True},
             "rollout": {"kv_cache_memory": "1GiB", "enable_offload": True},
-            "actor": {"enable_offload": True, **actor},
-            "model": MODEL,
+            "actor": {"model": MODEL, "enable_offload": True, **actor},
         }
     )
 

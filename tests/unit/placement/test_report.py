@@ -104,7 +104,7 @@ def test_a_component_may_have_a_model_of_its_own() -> None:
 def test_wrong_models_are_problems_each_once() -> None:
     with pytest.raises(ConfigError) as caught:
         llm(model={"model_type": "lama"})
-    assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-model-family", "model.model_type")]
+    assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-model-family", "actor.model.model_type")]
     with pytest.raises(ConfigError) as caught:
         llm(critic={"model": {"model_type": "llama"}})
     assert {p.key for p in caught.value.problems} >= {"critic.model.hidden_size", "critic.model.vocab_size"}

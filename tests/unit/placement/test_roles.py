@@ -31,8 +31,8 @@ def config(placement: dict[str, Any], *, task: bool = True, **blocks: Any) -> Co
         "env": ON | ({"task": "arithmetic"} if task else {}),
         "rollout": ON | RATIO,
         **dict.fromkeys(("actor", "critic", "reference", "reward"), ON),
-        "model": MODEL,
         **blocks,
+        "actor": {"model": MODEL} | blocks.get("actor", ON),
     }
     return read_config(mapping)
 
@@ -94,7 +94,6 @@ LORA = {"actor": ON | {"lora_rank": 4}}
             "reward.url",
         ),
         (ALL | {"reward": "cpu"}, {"reward": {"maths": {}}}, "unknown-component", "reward.maths"),
-        (ALL, {"actor": ON | {"model": {"path": "elsewhere"}}}, "roles-contradict", "actor.model"),
         (
             ALL | {"reward.math": "cpu"},
             {"reward": {"math": {"function": "score"}}},

@@ -17,7 +17,7 @@ from rlplace.config.keys import fields_of, key_paths
 from rlplace.config.knob import ModelKind
 from rlplace.config.schema import Config
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 SCHEMA = config_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 RUN = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"id": "CartPole-v1"}}

@@ -13,6 +13,8 @@ def show(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return value
+    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
+        return repr(value).replace("e", ".0e")  # YAML 1.1 reads 5e-06 as text
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {show(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence):

@@ -62,7 +62,7 @@ def test_an_override_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
         (["--config-name", "hybrid_ppo", "actor.enable_offload=false"], ["residents-clash"]),
         (["--config-name", "hybrid_ppo", "env.id=InvertedPendulm-v5"], ["unknown-simulator"]),
         (["--config-name", "hybrid_ppo", "env.total_num_envs=12"], ["uneven-envs"]),
-        (["--config-name", "hybrid_ppo", "actor.precision=fp8"], ["unknown-choice"]),
+        (["--config-name", "hybrid_ppo", "actor.compute=fp8"], ["unknown-choice"]),
         (["--config-name", "hybrid_ppo", "cluster.accelerator.kind=cuda"], ["too-few-accelerators"]),
     ],
 )

@@ -30,7 +30,7 @@ from rlplace.config import compose  # noqa: E402
 from rlplace.llm_run import llm_run  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement.llm import llm_memory_case  # noqa: E402
-from rlplace.placement.show.report import make_report  # noqa: E402
+from rlplace.placement.show.view import view_plan  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.train import read_llm_plan  # noqa: E402
 from rlplace.workers.roles.lm_actor import LmActor  # noqa: E402
@@ -105,7 +105,7 @@ def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: i
     config, layout = read_llm_plan(composed, launched=True)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()})
-    report = make_report(composed.name, layout, llm_memory_case(layout, config))
+    report = view_plan(layout, llm_memory_case(layout, config), name=composed.name)
     with contextlib.redirect_stdout(io.StringIO()):
         made = run(job, report, resolved=composed.mapping)
     return [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

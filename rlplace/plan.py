@@ -21,13 +21,12 @@ from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, di
 from rlplace.placement.memory import Knob, Measurements, solve
 from rlplace.placement.memory.solve import render_solution
 from rlplace.placement.show.diff import diff_record, render_diff
-from rlplace.placement.show.explain import explain_accelerator, explain_component
-from rlplace.placement.show.explain_pair import explain_pair
-from rlplace.placement.show.page import render_page
-from rlplace.placement.show.picture import render_svg
-from rlplace.placement.show.report import PlanReport
-from rlplace.placement.show.report_record import report_record
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
+from rlplace.placement.show.html import render_html
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView
 
 FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
 USAGE = """\
@@ -60,11 +59,11 @@ clusters:
 
 exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
 
-_FORMATS: Mapping[str, Callable[[PlanReport], str]] = {
-    "text": render_report,
-    "json": lambda report: json.dumps(report_record(report), indent=1),
-    "svg": lambda report: render_svg(report.plan, report.ledger),
-    "html": render_page,
+_FORMATS: Mapping[str, Callable[[PlanView], str]] = {
+    "text": render_text,
+    "json": lambda report: json.dumps(render_json(report), indent=1),
+    "svg": render_svg,
+    "html": render_html,
 }
 _OPTIONS = ("--format", "--diff", "--measured")
 
@@ -79,7 +78,7 @@ class Request:
     measured: Measurements = dataclasses.field(default_factory=dict)
     simulator: bool = False  # build one to count the policy's weights
 
-    def reports(self, words: Sequence[str] | None = None) -> list[PlanReport]:
+    def reports(self, words: Sequence[str] | None = None) -> list[PlanView]:
         """One report for every config that the words name."""
         composed = compose.with_hydra(self.words if words is None else words)
         return [planning.report_on_composed(c, self.measured, describe if self.simulator else None) for c in composed]
@@ -186,9 +185,9 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
     return [*directory, "--config-name", other, *(w for w in words if w.startswith("cluster="))]
 
 
-def _verdict(reports: Sequence[PlanReport]) -> int:
+def _verdict(reports: Sequence[PlanView]) -> int:
     """Says on stderr what does not fit."""
-    short = [p for report in reports for p in report.shortages]
+    short = [p for report in reports for p in report.known.shortages]
     if not short:
         return FITS
     print("\n".join(p.render() for p in short), file=sys.stderr)
@@ -246,8 +245,8 @@ def _solve(words: Sequence[str]) -> int:
     component = named[1] if len(named) > 1 else None
     code = FITS
     for report in _request(words[len(named) :]).reports():
-        solution = solve(report.case, knobs[named[0]], component)
-        print(render_solution(report.case, knobs[named[0]], component, solution))
+        solution = solve(report.known.case, knobs[named[0]], component)
+        print(render_solution(report.known.case, knobs[named[0]], component, solution))
         code = code if solution is not None else DOES_NOT_FIT
     return code
 

@@ -16,29 +16,28 @@ from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import Measurements, PolicySpaces, memory_case, read_measurements
 from rlplace.placement.plan import make_plan
 from rlplace.placement.show.diff import render_diff
-from rlplace.placement.show.explain import explain_accelerator, explain_component
-from rlplace.placement.show.explain_pair import explain_pair
-from rlplace.placement.show.page import render_page
-from rlplace.placement.show.picture import render_svg
-from rlplace.placement.show.report import PlanReport, make_report
-from rlplace.placement.show.report_record import report_record
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
+from rlplace.placement.show.html import render_html
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.placement.transfers import AnyPlan
 from rlplace.workers.machines import declared_topology
 
 __all__ = [
-    "PlanReport",
+    "PlanView",
     "explain_accelerator",
     "explain_component",
     "explain_pair",
     "measurements",
     "render_diff",
-    "render_page",
-    "render_report",
+    "render_html",
+    "render_json",
     "render_svg",
+    "render_text",
     "report_on",
     "report_on_composed",
-    "report_record",
 ]
 
 
@@ -49,7 +48,7 @@ def report_on(
     sources: Mapping[str, Source] | None = None,
     measured: Measurements | None = None,
     describe: Callable[[SimulatorEnvConfig], PolicySpaces] | None = None,
-) -> PlanReport:
+) -> PlanView:
     """The report on a config given as plain values, such as a YAML file holds.
 
     `describe` builds a simulator to say what it shows and takes (`rlplace.envs.describe`); without it, the weights of
@@ -68,14 +67,14 @@ def report_on(
     else:
         plan = make_plan(config, declared_topology(config.cluster, places), sources=places)
         case = memory_case(plan, config, describe(config.simulator_env) if describe is not None else None, measured)
-    return make_report(name, plan, case, counts)
+    return view_plan(plan, case, name=name, counts=counts)
 
 
 def report_on_composed(
     composed: Composed,
     measured: Measurements | None = None,
     describe: Callable[[SimulatorEnvConfig], PolicySpaces] | None = None,
-) -> PlanReport:
+) -> PlanView:
     """The same for what `compose.with_hydra` returns."""
     return report_on(
         composed.mapping, name=composed.name, sources=composed.sources, measured=measured, describe=describe

@@ -23,13 +23,13 @@ from rlplace.errors import OutputError
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
-from rlplace.placement import render_svg
 from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_business
 from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measurements
-from rlplace.placement.show.report import PlanReport
-from rlplace.placement.show.report_record import report_record
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView
 from rlplace.placement.transfers import AnyPlan
 from rlplace.report.sinks import Console, Sink, make_sinks
 from rlplace.report.summary import Measures, Progress, compare_memory, summary, summary_text, waits_of
@@ -94,7 +94,7 @@ class JobSpec:
     iterations: int | None = None  # of the whole run, where its length is counted in them
 
 
-def run(job: JobSpec, report: PlanReport, *, resolved: Mapping[str, Any]) -> Path:
+def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
     """Trains until the goal or the end is reached. Returns the run's folder.
 
     Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
@@ -102,9 +102,9 @@ def run(job: JobSpec, report: PlanReport, *, resolved: Mapping[str, Any]) -> Pat
     began, runner = time.perf_counter(), job.runner
     folder = make_folder(Path(runner.output_dir) / report.name)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False))
-    write_whole(folder / "plan.txt", render_report(report) + "\n")
-    write_whole(folder / "plan.json", json.dumps(report_record(report), indent=1) + "\n")
-    write_whole(folder / "plan.svg", render_svg(job.plan, report.ledger))
+    write_whole(folder / "plan.txt", render_text(report) + "\n")
+    write_whole(folder / "plan.json", json.dumps(render_json(report), indent=1) + "\n")
+    write_whole(folder / "plan.svg", render_svg(report))
     placed = job.plan.placement
     print(f"starting {', '.join(f'{placed.world_size(c)} {c}' for c in placed.components)} workers", flush=True)
     shared_bytes = {node.rank: job.ledger.shared_bytes(node.rank) for node in job.plan.topology.nodes}

@@ -20,8 +20,8 @@ from rlplace.model_folder import with_folder
 from rlplace.placement import Layout, Plan, make_plan
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import memory_case
-from rlplace.placement.show.report import PlanReport, make_report
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView, view_plan
 
 if TYPE_CHECKING:  # what starts workers waits until the plan was shown
     from rlplace.run import JobSpec
@@ -41,7 +41,7 @@ configs:
 
 exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
 
-Prepared = tuple["PlanReport", bool, "Callable[[], JobSpec]"]  # the plan, whether that is all, how it is launched
+Prepared = tuple["PlanView", bool, "Callable[[], JobSpec]"]  # the plan, whether that is all, how it is launched
 
 DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
 
@@ -135,9 +135,9 @@ def _job(composed: compose.Composed) -> int:
     config = read_config(composed.mapping, composed.sources)
     prepare = _language if config.kind == "causal_lm" else _simulated
     report, dry_run, job_spec = prepare(composed)
-    _show(render_report(report))
+    _show(render_text(report))
     if not report.fits:
-        print(_counted(report.shortages), file=sys.stderr)
+        print(_counted(report.known.shortages), file=sys.stderr)
         return DOES_NOT_FIT
     if dry_run:
         _show("\ndry run: the plan holds, nothing was started")
@@ -164,7 +164,7 @@ def _simulated(composed: compose.Composed) -> Prepared:
 
         return ppo_run(config, plan)
 
-    return make_report(composed.name, plan, memory_case(plan, config, None)), config.dry_run, job_spec
+    return view_plan(plan, memory_case(plan, config, None), name=composed.name), config.dry_run, job_spec
 
 
 def _language(composed: compose.Composed) -> Prepared:
@@ -176,7 +176,7 @@ def _language(composed: compose.Composed) -> Prepared:
 
         return llm_run(config, layout)
 
-    return make_report(composed.name, layout, llm_memory_case(layout, config)), dry_run, job_spec
+    return view_plan(layout, llm_memory_case(layout, config), name=composed.name), dry_run, job_spec
 
 
 def _plan_only(config: Config, composed: compose.Composed) -> list[Problem]:

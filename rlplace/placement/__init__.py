@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         rlhf_needs,
     )
     from rlplace.placement.sharing import Savings
-    from rlplace.placement.show.picture import render_svg
-    from rlplace.placement.show.record import render_json
-    from rlplace.placement.show.render import render_text
+    from rlplace.placement.show.json import render_json
+    from rlplace.placement.show.svg import render_svg
+    from rlplace.placement.show.text import render_text
 
 __all__ = [
     "PPO_NEEDS",
@@ -94,11 +94,11 @@ _NAMES_OF = {
     "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",
-    "show.picture": "render_svg",
+    "show.svg": "render_svg",
     "plan": "Plan make_plan",
     "machines.pools": "HardwareItem",
-    "show.record": "render_json",
-    "show.render": "render_text",
+    "show.json": "render_json",
+    "show.text": "render_text",
     "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule rlhf_needs",
     "sharing": "Savings",
     "language.slots": "Slot ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from rlplace.placement.show.picture_style import FONT, colour, style, width_of
+from rlplace.placement.show.svg import FONT, colour, style, width_of
 from rlplace.report.utilisation import SYNC, StageUse, shares_of
 
 WIDTH, _MARGIN, _LEFT, _TOP, _LANE, _GAP = 960, 28, 72, 118, 22, 5

@@ -13,7 +13,7 @@ from rlplace.config import compose
 from rlplace.llm_run import llm_run
 from rlplace.metrics import Metrics
 from rlplace.placement.llm import llm_memory_case
-from rlplace.placement.show.report import make_report
+from rlplace.placement.show.view import view_plan
 from rlplace.run import run
 from rlplace.tokens import Sample
 from rlplace.train import read_llm_plan
@@ -98,7 +98,7 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
     config, layout = read_llm_plan(composed, launched=True)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
-    report = make_report(composed.name, layout, llm_memory_case(layout, config))
+    report = view_plan(layout, llm_memory_case(layout, config), name=composed.name)
     folder = run(job, report, resolved=composed.mapping)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Witnessed(learned=learned, metrics=[json.loads(line) for line in lines])

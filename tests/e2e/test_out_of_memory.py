@@ -13,7 +13,7 @@ from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.report import make_report
+from rlplace.placement.show.view import view_plan
 from rlplace.ppo_run import ppo_run
 from rlplace.run import run
 from rlplace.train import read_plan
@@ -70,7 +70,7 @@ def run_with(env: type[EnvWorker], output: Path) -> None:
     config, plan = read_plan(composed)
     job = ppo_run(config, plan)
     job = dataclasses.replace(job, workers={**job.workers, "env": env, "rollout": LeavingRollout})
-    run(job, make_report("out_of_memory", plan, job.case), resolved=composed.mapping)
+    run(job, view_plan(plan, job.case, name="out_of_memory"), resolved=composed.mapping)
 
 
 def test_who_comes_is_refused_beside_what_was_measured(tmp_path: Path) -> None:

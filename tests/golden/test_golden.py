@@ -32,6 +32,7 @@ from rlplace.placement import (
 from rlplace.placement.deadlock import Flow, check_flows
 from rlplace.placement.llm import make_llm_layout
 from rlplace.placement.machines.discover import RANK_LABEL
+from rlplace.placement.show.view import view_plan
 
 HERE = Path(__file__).parent
 EIGHT = Topology.uniform(1, 8, memory_bytes=16 << 30)
@@ -254,11 +255,11 @@ SHOWN = {  # in full: a caret, two problems, two lines of why, three problems, a
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_plan_text(name: str) -> None:
-    check(HERE / "plans" / f"{name}.txt", render_text(plan(name)) + "\n")
+    check(HERE / "plans" / f"{name}.txt", render_text(view_plan(plan(name))) + "\n")
 
 
 def test_plan_json() -> None:
-    record: Any = json.loads(json.dumps(render_json(plan("hybrid"))))
+    record: Any = json.loads(json.dumps(render_json(view_plan(plan("hybrid")))))
     assert record["mode"] == "hybrid"
     assert record["topology"]["nodes"][0] == {
         "rank": 0,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.planning import explain_accelerator, explain_component, render_diff, render_report
+from rlplace.planning import explain_accelerator, explain_component, render_diff, render_text
 from tests.unit.placement.reports import APART, SIX, llm, ppo
 
 HERE = Path(__file__).parent / "reports"
 TEXTS: dict[str, Callable[[], str]] = {
-    "hybrid.txt": lambda: render_report(ppo()),
-    "six-components.txt": lambda: render_report(llm(model=None)),
+    "hybrid.txt": lambda: render_text(ppo()),
+    "six-components.txt": lambda: render_text(llm(model=None)),
     "diff.txt": lambda: render_diff(ppo(name="hybrid"), ppo(APART, name="disaggregated")),
     "component.txt": lambda: explain_component(ppo(), "rollout"),
     "stays.txt": lambda: explain_component(

@@ -1,134 +1,123 @@
-"""Answers about a plan: why a component is where it is and when, and who is on an accelerator in each stage."""
+"""Answers about a plan: why a component is where it is and when, who uses an accelerator, how two ranks connect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from rlplace.placement.flow import DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import DISAGGREGATED
-from rlplace.placement.language.slots import Slot
-from rlplace.placement.memory.ledger import Account, Load
+from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.columns import clipped, indented, table
-from rlplace.placement.show.report import PlanReport
-from rlplace.placement.transfers import AnyPlan, transfers
+from rlplace.placement.show.text import EMULATED, chapter, table
+from rlplace.placement.show.view import PlanView, clipped
+from rlplace.placement.transfers import AnyPlan, details_of, emulated, transfers
 from rlplace.units import show_bytes
 
+Rank = tuple[str, int]  # of a component
 
-def explain_component(report: PlanReport, component: str) -> str:
-    """Where it is and why, what it holds when and why, whom it talks to, what it weighs."""
-    plan, spec = report.plan, report.plan.placement.spec(component)
+
+def explain_component(view: PlanView, component: str) -> str:
+    """Where it is and why, what it holds when and why, its partners, and its memory."""
+    spec = view.plan.placement.spec(component)
     ranks = spec.world_size
     written = f", written {clipped(spec.text, 60)!r}" if spec.text and spec.text != spec.render() else ""
+    counts = [(count.count, count.why) for count in view.counts if component in count.subject.split(" : ")]
+    talks = list(_talks(view, component))
     parts = [
         f"{component}: {ranks} rank{'s' * (ranks > 1)}, {spec.render()}{written}",
-        _chapter("where", _where(plan, component)),
-        *_counts(report, component),
-        _chapter("when", table([("stage", "holds", "because"), *_when(report, component)])),
-        _chapter("talks to", table(_talks(plan, component)) if list(_talks(plan, component)) else ["nobody"]),
-        _chapter("memory of a rank on each of its accelerators", _weighs(report, component)),
+        chapter("where", _where(view, component)),
+        *([chapter("how many", table(counts))] if counts else []),
+        chapter("when", table([("stage", "holds", "because"), *_when(view, component)])),
+        chapter("talks to", table(talks) if talks else ["no other component"]),
+        chapter("memory of a rank on each of its accelerators", _weighs(view.ledger, component)),
     ]
     return "\n\n".join(parts)
 
 
-def explain_accelerator(report: PlanReport, number: int) -> str:
+def explain_accelerator(view: PlanView, number: int) -> str:
     """Which ranks are on it, what each holds in each stage, and how full that makes it."""
-    topology, placement = report.plan.topology, report.plan.placement
+    topology, placement = view.plan.topology, view.plan.placement
     node, local = topology.local(number)
     home = topology.nodes[node]
     size = f", {show_bytes(home.memory_bytes)}" if home.memory_bytes else ""
     title = f"accelerator {number}: number {local} of node {node} ({home.product or home.kind}{size})"
-    residents = [(c, _ranks_on(placement.slots(c), number)) for c in placement.components]
-    residents = [(c, ranks) for c, ranks in residents if ranks]
+    residents: dict[str, str] = {}
+    for component in placement.components:
+        ranks = [slot.rank for slot in placement.slots(component) if number in slot.accelerators]
+        if ranks:
+            more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+            residents[component] = f"rank{'s' * (len(ranks) > 1)} " + ", ".join(map(str, ranks[:8])) + more
     if not residents:
         return f"{title}\n\nno component uses it"
-    who = [(c, f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}") for c, ranks in residents]
-    names = [c for c, _ in residents]
-    account = report.ledger.account(number)
-    held = [("", *names, "sum", "free"), *_loads(report, account, names)]
-    return "\n\n".join([title, _chapter("who is here", table(who)), _chapter("what each holds", table(held))])
+    account = view.ledger.account(number)
+    rows = [("", *residents, "sum", "free")]
+    for load in (load for load in account.loads if not load.moment.entering):
+        held = view.plan.schedule.residency[load.moment.stage]
+        free = show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
+        cells = (f"{held[c].word}, {show_bytes(load.of(c))}" for c in residents)
+        rows.append((load.moment.stage, *cells, show_bytes(load.total_bytes), free))
+    used_by = chapter("used by", table(list(residents.items())))
+    return "\n\n".join([title, used_by, chapter("what each holds", table(rows))])
 
 
-def _chapter(title: str, lines: Sequence[str]) -> str:
-    return "\n".join([title, *indented(lines)])
-
-
-def _where(plan: AnyPlan, component: str) -> list[str]:
-    placement = plan.placement
-    spec, lines = placement.spec(component), []
-    if not placement.accelerators(component):
+def _where(view: PlanView, component: str) -> list[str]:
+    shown = next(c for c in view.components if c.name == component)
+    spec = shown.spec
+    if not spec.accelerators:
         return [f"on {spec.pool.noun}s: it holds no accelerators"]
-    shapes = {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}
-    for ranks, each in sorted(shapes):
-        if ranks > 1:
-            lines.append(f"{ranks} ranks share an accelerator")
-        else:
-            lines.append(f"each rank has {each} accelerator{'s' * (each > 1)} of one node")
+    lines: list[str] = []
+    for ranks, each in sorted({(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}):
+        one = f"each rank has {each} accelerator{'s' * (each > 1)} of one node"
+        lines.append(f"{ranks} ranks share an accelerator" if ranks > 1 else one)
     if spec.parallel.tensor_parallel_size > 1:
         lines.append(f"{spec.num_copies} copies of the model, each over {spec.parallel.tensor_parallel_size}")
-    for other in placement.components:
-        if other != component and placement.relation(component, other) != DISAGGREGATED:
-            word, shared = placement.relation(component, other), placement.shared(component, other)
-            lines.append(f"shares {shared} with {other} ({word})")
-    if len(lines) == len(shapes):
-        lines.append("shares nothing: nobody else uses its accelerators")
+    shares = {other: share for other, share in shown.shares.items() if share[0] != DISAGGREGATED}
+    lines += [f"shares {shared} with {other} ({word})" for other, (word, shared) in shares.items()]
+    if not shares:
+        lines.append("shares nothing: no other component uses its accelerators")
     if spec.process:
         partners = " and ".join(c for c in spec.process.split("+") if c != component)
         lines.append(f"each rank is in one process with that of {partners} (process: shared)")
     return lines
 
 
-def _counts(report: PlanReport, component: str) -> Iterator[str]:
-    """Nothing where none of its numbers follows from another."""
-    rows = [(count.count, count.why) for count in report.counts if component in count.subject.split(" : ")]
-    if rows:
-        yield _chapter("how many", table(rows))
-
-
-def _when(report: PlanReport, component: str) -> Iterator[tuple[str, str, str]]:
-    plan = report.plan
+def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
+    plan = view.plan
+    sharers = [c for c in plan.placement.components if c != component and plan.placement.shared(c, component)]
     for stage in plan.schedule.stages:
         held, need = plan.schedule.residency[stage][component], plan.schedule.needs.of(stage, component)
-        yield stage, held.word, _because(report, component, stage, held, need)
+        busy = [c for c in sharers if plan.schedule.needs.of(stage, c) > Residency.OFF]
+        asked = "not needed" if need is Residency.OFF else f"{stage} needs only its weights"
+        if held == need > Residency.OFF:
+            because = f"{stage} needs its weights" if need is Residency.WEIGHTS else f"it works in {stage}"
+        elif held is Residency.OFF:
+            because = "not needed"
+            because += f"; {', '.join(busy)} use{'s' * (len(busy) == 1)} its accelerators" if busy else ""
+        elif not plan.placement.accelerators(component):
+            because = f"{asked}; it stays, on no accelerator"
+        elif not sharers:
+            because = f"{asked}; it stays, its accelerators are its own"
+        elif not view.known.case.offload.get(component, False):
+            because = f"{asked}; it stays, enable_offload is not set"
+        else:
+            because = f"{asked}; it stays, no other component needs the room"
+        yield stage, held.word, because
 
 
-def _because(report: PlanReport, component: str, stage: str, held: Residency, need: Residency) -> str:
-    plan = report.plan
-    sharers = [c for c in plan.placement.components if c != component and plan.placement.shared(c, component)]
-    busy = [c for c in sharers if plan.schedule.needs.of(stage, c) > Residency.OFF]
-    if held == need > Residency.OFF:
-        return f"{stage} needs its weights" if need is Residency.WEIGHTS else f"it works in {stage}"
-    if held is Residency.OFF:
-        return f"not needed; {', '.join(busy)} use{'s' * (len(busy) == 1)} its accelerators" if busy else "not needed"
-    asked = "not needed" if need is Residency.OFF else f"{stage} needs only its weights"
-    if not plan.placement.accelerators(component):
-        return f"{asked}; it stays, on no accelerator"
-    if not sharers:
-        return f"{asked}; it stays, its accelerators are its own"
-    if not report.case.offload.get(component, False):
-        return f"{asked}; it stays, enable_offload is not set"
-    return f"{asked}; it stays, in nobody's way"
+def _talks(view: PlanView, component: str) -> Iterator[tuple[str, str, str, str]]:
+    for t in view.transfers:
+        if t.source == component:
+            yield f"sends {t.name}", f"to {t.target}", t.amount, t.by_transport
+        if t.target == component:
+            yield f"gets {t.name}", f"from {t.source}", t.amount, t.by_transport
 
 
-def _talks(plan: AnyPlan, component: str) -> Iterator[tuple[str, str, str, str]]:
-    for transfer in transfers(plan):
-        if transfer.source == component:
-            yield f"sends {transfer.name}", f"to {transfer.target}", transfer.amount, transfer.by_transport
-        if transfer.target == component:
-            yield f"gets {transfer.name}", f"from {transfer.source}", transfer.amount, transfer.by_transport
-
-
-def _weighs(report: PlanReport, component: str) -> list[str]:
-    ledger = report.ledger
-    rows = [
-        (
-            level.word,
-            show_bytes(ledger.bytes(component, level)),
-            f"host {show_bytes(ledger.host_bytes(component, level))}",
-        )
-        for level in Residency
-    ]
-    if not any(ledger.bytes(component, level) or ledger.host_bytes(component, level) for level in Residency):
+def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
+    sizes = {level: (ledger.bytes(component, level), ledger.host_bytes(component, level)) for level in Residency}
+    if not any(size for pair in sizes.values() for size in pair):
         return ["not known"]
+    rows = [(level.word, show_bytes(size), f"host {show_bytes(host)}") for level, (size, host) in sizes.items()]
     working = {stage: parts for f in ledger.footprints[component] for stage, parts in f.working.items()}
     rows += [
         (f"working in {stage}", f"+ {show_bytes(sum(parts.values()))}", ", ".join(p.value for p in parts))
@@ -137,23 +126,58 @@ def _weighs(report: PlanReport, component: str) -> list[str]:
     return table(rows)
 
 
-def _loads(report: PlanReport, account: Account, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for load in account.loads:
-        if load.moment.entering:
+def explain_pair(plan: AnyPlan, one: Rank, other: Rank) -> str:
+    """Where two ranks are, the transport between them and its reason, and what passes. Both must exist."""
+    placement = plan.placement
+    places = []
+    for slot in (placement.slots(component)[rank] for component, rank in (one, other)):
+        numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
+        held = f"accelerator{'s' * (len(numbers) > 1)} {numbers}" if numbers else "no accelerator"
+        process = f"process {slot.process}" if slot.process else "a process of its own"
+        places.append((_name((slot.component, slot.rank)), f"node {slot.node}, {held}", process))
+    transport = transport_between(placement.homes(one[0]), one[1], placement.homes(other[0]), other[1])
+    details = details_of(transport, plan)
+    tensors = EMULATED if emulated(plan.topology) else f"tensors on accelerators go by {details.tensors}"
+    passing = [*_passing(plan, one, other), *_passing(plan, other, one)]
+    parts = [
+        f"{_name(one)} and {_name(other)}: {transport.value}",
+        chapter("where", table(places)),
+        chapter("why", [f"they are {details.because}: items go by {details.items}", tensors]),
+        chapter("what passes", table(passing) if passing else ["nothing: no route joins these two"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _name(rank: Rank) -> str:
+    return f"{rank[0]} rank {rank[1]}"
+
+
+def _passing(plan: AnyPlan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
+    between = f"{_name(source)} -> {_name(target)}"
+    for transfer in transfers(plan):
+        if (transfer.source, transfer.target) != (source[0], target[0]):
             continue
-        stage = load.moment.stage
-        cells = (f"{report.plan.schedule.residency[stage][c].word}, {show_bytes(load.of(c))}" for c in names)
-        yield stage, *cells, show_bytes(load.total_bytes), _free(account, load)
+        weights = transfer.name == "weights"
+        if transfer.route is None:
+            yield transfer.name, between, _delivered(plan, source[1], target[1]) if weights else transfer.amount
+            continue
+        for share in transfer.route.shares:
+            if (share.source, share.target) == (source[1], target[1]):
+                rows = f"rows {show_range(range(share.start, share.stop))} of {transfer.route.rows}"
+                yield transfer.name, between, "its copy" if weights else rows
 
 
-def _free(account: Account, load: Load) -> str:
-    return show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
-
-
-def _ranks_on(slots: Sequence[Slot], number: int) -> list[int]:
-    return [slot.rank for slot in slots if number in slot.accelerators]
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
+def _delivered(plan: AnyPlan, writer: int, reader: int) -> str:
+    """How the part of the weights that one actor rank holds comes to one rollout rank."""
+    delivery = next(d for d in plan.deliveries if reader in d.readers)
+    if isinstance(delivery, DeviceDelivery):
+        owner = delivery.host(reader)
+        if owner is None:
+            return "its part, broadcast to all"
+        return "all parts, shared on the accelerator" if owner == writer else f"its part, by way of actor rank {owner}"
+    node = plan.placement.homes("rollout").node[reader]
+    if writer in delivery.near:
+        return f"its part, written into the copy of node {node}"
+    if reader == delivery.lead:
+        return f"its part, sent to be written into the copy of node {node}"
+    return f"its part, sent to rollout rank {delivery.lead} for the copy of node {node}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.placement.show.report import PlanReport
+from rlplace.placement.show.view import PlanView
 from rlplace.planning import report_on
 
 ON = {"enable_offload": True}
@@ -38,7 +38,7 @@ def ppo(
     offload: bool = True,
     envs: int = 128,
     **cluster: Any,
-) -> PlanReport:
+) -> PlanView:
     cluster.setdefault("nodes", [{"accelerators": 8, "memory": "16GiB"}])
     cluster.setdefault("accelerator", {"kind": "emulated"})
     return report_on(
@@ -65,5 +65,5 @@ def llm_mapping(placement: Mapping[str, object] = SIX, **changes: Any) -> dict[s
     return {"cluster": cluster, "algorithm": {"name": "ppo"}, **blocks, **changes}
 
 
-def llm(placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any) -> PlanReport:
+def llm(placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any) -> PlanView:
     return report_on(llm_mapping(placement, **changes), name=name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlplace.config import read_config
 from rlplace.placement import ChannelHome, ChannelPlan, Topology, make_plan
 from rlplace.placement.channels import participants_of
-from rlplace.placement.show.render import lives_in
+from rlplace.placement.show.view import locate
 
 TWO = Topology.uniform(2, 4)
 SHARED = {"placement": "0-3", "process": "shared"}
@@ -79,10 +79,10 @@ def test_a_channel_has_places_for_all_its_ranks() -> None:
 
 def test_where_a_channel_lives_in_words() -> None:
     spread = channels({"actor": "0-7", "env": "0-3", "rollout": "3-6"})
-    assert lives_in(spread["actions"]) == "node 0"
-    assert lives_in(spread["trajectories"]) == "nodes 0-1, 4 items each"
-    assert lives_in(spread["observations"]) == "nodes 0-1, 2 to 6 items each"
+    assert locate(spread["actions"]) == "node 0"
+    assert locate(spread["trajectories"]) == "nodes 0-1, 4 items each"
+    assert locate(spread["observations"]) == "nodes 0-1, 2 to 6 items each"
     together = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
-    assert lives_in(together["observations"]) == "4 processes, 2 items each"
+    assert locate(together["observations"]) == "4 processes, 2 items each"
     one = {"placement": 0, "process": "shared"}
-    assert lives_in(channels({"actor": "0-7", "env": one, "rollout": one})["actions"]) == "process env+rollout 0"
+    assert locate(channels({"actor": "0-7", "env": one, "rollout": one})["actions"]) == "process env+rollout 0"

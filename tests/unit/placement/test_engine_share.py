@@ -12,7 +12,7 @@ from rlplace.placement.llm import llm_memory_case, with_share
 from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase
 from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.solve import RESERVE, fill_share, share_left
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.text import render_text
 from tests.unit.placement.memory_cases import colocated_8b
 from tests.unit.placement.reports import llm
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
@@ -40,10 +40,10 @@ def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
 
 def test_the_plan_says_what_it_is() -> None:
     report = llm(rollout={"gpu_memory_utilization": "auto", "enable_offload": True})
-    share = share_of(report.case)
-    assert f"note: rollout.gpu_memory_utilization: auto is {share:g}; " in render_report(report)
-    assert render_report(report).count("auto") == 1
-    assert "auto" not in render_report(llm(rollout={"gpu_memory_utilization": 0.5, "enable_offload": True}))
+    share = share_of(report.known.case)
+    assert f"note: rollout.gpu_memory_utilization: auto is {share:g}; " in render_text(report)
+    assert render_text(report).count("auto") == 1
+    assert "auto" not in render_text(llm(rollout={"gpu_memory_utilization": 0.5, "enable_offload": True}))
 
 
 @pytest.mark.parametrize(("env", "share"), [("1", 0.95), ("0", 0.85)])

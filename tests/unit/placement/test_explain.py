@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.placement.show.explain import explain_accelerator, explain_component
-from rlplace.placement.show.explain_pair import explain_pair
+from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
 from tests.unit.placement.reports import APART, H100, ON, llm, ppo
 
 
@@ -40,7 +39,7 @@ def test_a_component_that_stays_says_why() -> None:
     assert "rollout full not needed; it stays, enable_offload is not set" in kept
     assert "sync full sync needs only its weights; it stays, enable_offload is not set" in kept
     beside = explain_component(llm({"actor": "0-6", "rollout": "7", "env": "7"}, env=ON), "rollout")
-    assert "learn full not needed; it stays, in nobody's way" in chapter(beside, "when")
+    assert "learn full not needed; it stays, no other component needs the room" in chapter(beside, "when")
 
 
 def test_shapes_of_ranks() -> None:
@@ -59,14 +58,14 @@ def test_who_holds_no_accelerators_and_talks_to_nobody() -> None:
     placement = {"actor": "0-7", "rollout": "0-7", "agent": {"node_group": "node", "placement": "0:0-3"}}
     text = explain_component(llm(placement), "agent")
     assert chapter(text, "where") == ["on nodes: it holds no accelerators"]
-    assert chapter(text, "talks to") == ["nobody"]
+    assert chapter(text, "talks to") == ["no other component"]
     assert chapter(text, "memory of a rank on each of its accelerators") == ["not known"]
 
 
 def test_an_accelerator_stage_by_stage() -> None:
     text = explain_accelerator(ppo(), 5)
     assert text.startswith("accelerator 5: number 5 of node 0 (emulated, 16 GiB)")
-    assert chapter(text, "who is here") == ["actor rank 5", "rollout rank 1"]
+    assert chapter(text, "used by") == ["actor rank 5", "rollout rank 1"]
     assert chapter(text, "what each holds")[2] == "rollout off, 0 bytes full, 64 MiB 64 MiB 15.9 GiB"
 
 
@@ -137,8 +136,8 @@ def test_two_ranks_on_gpus() -> None:
 @pytest.mark.parametrize(
     ("actor", "rollout", "details_of", "passes"),
     [
-        (6, 0, "CUDA IPC", "all parts, lent on the accelerator"),
-        (0, 0, "NCCL", "its part, lent on by actor rank 6"),
+        (6, 0, "CUDA IPC", "all parts, shared on the accelerator"),
+        (0, 0, "NCCL", "its part, by way of actor rank 6"),
         (0, 2, "NCCL", "its part, broadcast to all"),
     ],
 )

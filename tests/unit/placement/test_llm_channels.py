@@ -11,8 +11,9 @@ from rlplace.errors import PlacementError
 from rlplace.placement import Layout, Topology, render_json
 from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
-from rlplace.placement.show.explain_pair import explain_pair
-from rlplace.placement.show.render import render_text
+from rlplace.placement.show.explain import explain_pair
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import view_plan
 from rlplace.placement.transfers import transfers
 
 MODEL = {
@@ -91,11 +92,17 @@ def test_the_plan_shows_what_travels() -> None:
         ("samples", "env", "actor"),
         ("weights", "actor", "rollout"),
     ]
-    text = render_text(plan)
+    text = render_text(view_plan(plan))
     assert "whole groups, to actor rank 0" in text
     assert "6 prompts, and the end of the iteration for 2 rollout ranks" in text
-    assert [c["name"] for c in render_json(plan)["channels"]] == ["requests", "completions", "samples", "weights"]
-    assert render_json(plan)["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
+    names = [c["name"] for c in render_json(view_plan(plan))["channels"]]
+    assert names == [
+        "requests",
+        "completions",
+        "samples",
+        "weights",
+    ]
+    assert render_json(view_plan(plan))["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
     assert "prompts so far, to whoever has room" in explain_pair(plan, ("env", 1), ("rollout", 0))
     assert "its part, written into the copy of node 0" in explain_pair(plan, ("actor", 1), ("rollout", 0))
 

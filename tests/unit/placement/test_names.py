@@ -36,5 +36,5 @@ def test_a_worker_imports_neither_the_memory_proof_nor_what_draws_plans() -> Non
     code += "print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "rlplace.placement.language.slots" in found
-    unwanted = {"rlplace.placement.memory", "rlplace.placement.show.picture", "rlplace.comm.network", "zmq", "torch"}
+    unwanted = {"rlplace.placement.memory", "rlplace.placement.show.svg", "rlplace.comm.network", "zmq", "torch"}
     assert not unwanted & set(found)

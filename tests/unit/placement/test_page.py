@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rlplace.placement.show.page import render_page
+from rlplace.placement.show.html import render_html
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
 from tests.unit.placement.test_picture import REPORTS
 
@@ -47,7 +47,7 @@ def read(page: str) -> Reader:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
-    page = render_page(REPORTS[name])
+    page = render_html(REPORTS[name])
     reader = read(page)
     tags = {tag for tag, _ in reader.seen}
     assert tags.isdisjoint({"script", "link", "img", "iframe", "object"})
@@ -59,39 +59,39 @@ def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
 
 def test_the_verdict_comes_first() -> None:
     fits, short, unknown = (
-        read(render_page(r)).text for r in (REPORTS["six"], REPORTS["too-large"], ppo(nodes=[{"accelerators": 8}]))
+        read(render_html(r)).text for r in (REPORTS["six"], REPORTS["too-large"], ppo(nodes=[{"accelerators": 8}]))
     )
     assert "fits" in fits
     assert "does not fit" in short
     assert "fits" in unknown, "the emulated accelerators of a config have a size"
     for nobody_knows in (ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}), llm(model=None)):
-        assert "memory not known" in read(render_page(nobody_knows)).text
+        assert "memory not known" in read(render_html(nobody_knows)).text
 
 
 def test_numbers_at_the_top() -> None:
-    words = " ".join(read(render_page(ppo())).text)
+    words = " ".join(read(render_html(ppo())).text)
     assert "8 accelerators" in words
     assert "each component on its own would use 16" in words
     assert "256 MiB of 16 GiB" in words
     assert "8 moves" in words
-    apart = " ".join(read(render_page(ppo(APART))).text)
+    apart = " ".join(read(render_html(ppo(APART))).text)
     assert "no component shares any" in apart
-    assert "everybody stays where it is" in apart
+    assert "every component stays where it is" in apart
 
 
 def test_problems_and_warnings_are_told_with_their_fix() -> None:
-    words = " ".join(read(render_page(REPORTS["too-large"])).text)
+    words = " ".join(read(render_html(REPORTS["too-large"])).text)
     assert "does-not-fit" in words
     assert "fix: actor.micro_batch" in words
-    idle = " ".join(read(render_page(REPORTS["idle"])).text)
+    idle = " ".join(read(render_html(REPORTS["idle"])).text)
     assert "no component uses accelerators 5-7" in idle
 
 
 def test_bars_are_as_long_as_what_is_held() -> None:
     report = llm(dict.fromkeys(SIX, "0-7"))
-    bars = [a for tag, a in read(render_page(report)).seen if tag == "svg" and a.get("class") == "bar"]
+    bars = [a for tag, a in read(render_html(report)).seen if tag == "svg" and a.get("class") == "bar"]
     assert len(bars) == sum(len(account.loads) for account in report.ledger.accelerators)
-    page = render_page(report)
+    page = render_html(report)
     first = re.search(r'<svg class="bar".*?</svg>', page, re.S)
     assert first is not None
     widths = [float(w) for w in re.findall(r'class="f\d+"[^>]* width="([0-9.]+)"', first[0])]
@@ -102,8 +102,8 @@ def test_bars_are_as_long_as_what_is_held() -> None:
 def test_many_kinds_of_accelerator_end_somewhere() -> None:
     nodes = [H100 | {"accelerators": 1, "memory": f"{80 + i}GiB"} for i in range(14)]
     report = ppo({"actor": "all", "env": "all", "rollout": "all"}, nodes=nodes, envs=28, accelerator={"kind": "auto"})
-    assert "and 2 more kinds of accelerator" in " ".join(read(render_page(report)).text)
+    assert "and 2 more kinds of accelerator" in " ".join(read(render_html(report)).text)
 
 
 def test_names_are_escaped() -> None:
-    assert "<b>x" not in render_page(llm({"actor": "0-7", "rollout": "0-7", "reward.<b>x": "0-7"}, name="<i>y"))
+    assert "<b>x" not in render_html(llm({"actor": "0-7", "rollout": "0-7", "reward.<b>x": "0-7"}, name="<i>y"))

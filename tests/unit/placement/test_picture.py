@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
-from rlplace.placement.show.picture import WIDTH, render_svg
-from rlplace.placement.show.picture_style import PALETTE, width_of
-from rlplace.placement.show.report import PlanReport
+from rlplace.placement.show.svg import PALETTE, WIDTH, render_svg, width_of
+from rlplace.placement.show.view import PlanView, view_plan
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,6 +25,12 @@ REPORTS = {
         {"actor": "0-13", "env": "0-3", "rollout": "4-13"}, nodes=[{"accelerators": n} for n in (4, 8, 2)], envs=560
     ),
     "folded": ppo(FOLDED, nodes=[H100 | {"count": 64}], envs=4096, **CLUSTER),
+    "many-nodes": llm(
+        {"actor": "0-831", "reward.math": "1016-1019", "reward.code": "1020-1023", "rollout": "0-511,832-1015"},
+        cluster={"nodes": [H100 | {"count": 128}]},
+    ),
+    "too-large-at-the-edge": llm({"actor": "0", "rollout": "1"}, cluster={"nodes": [H100 | {"memory": "20GiB"}]}),
+    "on-nodes": llm({"actor": "0-7", "rollout": "0-7", "agent": {"node_group": "node", "placement": 0}}),
     "six": llm(),
     "turns": llm(dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")),
     "crowded": llm(
@@ -36,8 +42,32 @@ REPORTS = {
 }
 
 
-def drawn(report: PlanReport) -> ET.Element:
-    return ET.fromstring(render_svg(report.plan, report.ledger))
+def drawn(report: PlanView) -> ET.Element:
+    return ET.fromstring(render_svg(report))
+
+
+def span_of(text: ET.Element) -> tuple[float, float]:
+    """The columns of a text that is not turned, by its estimated width."""
+    style, bold = text.attrib.get("style", ""), bool({"name", "alarm"} & {*text.attrib.get("class", "").split()})
+    size = float((re.search(r"font-size:([0-9.]+)px", style) or [0, "12"])[1])
+    width = width_of("".join(text.itertext()), size, bold=bold) * 0.9
+    x = (
+        float(text.attrib["x"])
+        - {"start": 0.0, "middle": width / 2, "end": width}[text.attrib.get("text-anchor", "start")]
+    )
+    return (x, x + width) if "transform" not in text.attrib else (float(text.attrib["x"]),) * 2
+
+
+@pytest.mark.parametrize("name", ["folded", "many-nodes", "uneven"])
+def test_labels_of_nodes_run_neither_into_the_blocks_nor_into_numbers(name: str) -> None:
+    picture = drawn(REPORTS[name])
+    first = min(float(r.attrib["x"]) for g in picture.iter(f"{SVG}g") for r in g.iter(f"{SVG}rect"))
+    labels = [t for t in picture.findall(f"{SVG}text") if float(t.attrib["x"]) < first and float(t.attrib["y"]) > 200]
+    for text in labels:
+        assert span_of(text)[1] <= first
+    for a, b in itertools.combinations(labels, 2):
+        if a.attrib["y"] == b.attrib["y"]:
+            assert span_of(a)[1] <= span_of(b)[0] or span_of(b)[1] <= span_of(a)[0]
 
 
 def titles(picture: ET.Element) -> list[str]:
@@ -55,12 +85,13 @@ def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
     for text in picture.iter(f"{SVG}text"):
         assert 0 <= float(text.attrib["x"]) <= width
         assert 0 < float(text.attrib["y"]) < height
+        assert 0 <= span_of(text)[0] <= span_of(text)[1] <= width
     plan = REPORTS[name].plan
     words = " ".join(picture.itertext())
     for stage in plan.schedule.stages:
         assert stage in words
     for component in plan.placement.components:
-        assert any(t.startswith(f"{component} on ") for t in titles(picture))
+        assert any(t.startswith(f"{component} on ") for t in titles(picture)) or f"{component} is on nodes" in words
 
 
 def test_names_do_not_run_into_the_title() -> None:
@@ -76,7 +107,93 @@ def test_names_do_not_run_into_the_title() -> None:
 def test_a_block_tells_what_it_holds() -> None:
     assert "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator" in titles(drawn(REPORTS["hybrid"]))
     assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
-    bare = ET.fromstring(render_svg(REPORTS["hybrid"].plan))
+    bare = ET.fromstring(render_svg(view_plan(REPORTS["hybrid"].plan)))
+    assert "MiB" not in " ".join(bare.itertext())
+
+
+def test_what_does_not_fit_is_marked_where_and_when() -> None:
+    picture = drawn(REPORTS["too-large"])
+    assert any(t.endswith("of 80 GiB: does not fit") for t in titles(picture))
+    assert len([r for r in picture.iter(f"{SVG}rect") if r.attrib.get("class") == "over"]) >= 1
+    assert not [r for r in drawn(REPORTS["six"]).iter(f"{SVG}rect") if r.attrib.get("class") == "over"]
+
+
+def test_alike_nodes_are_one_picture_and_many_kinds_end_somewhere() -> None:
+    words = [w.strip() for w in drawn(REPORTS["folded"]).itertext()]
+    assert "nodes 0-15" in words
+    assert "48 \u00d7 0\u20137" in words
+    sizes = [1 + i % 2 for i in range(60)]
+    many = ppo(
+        {"actor": "all", "env": "all", "rollout": "all"},
+        nodes=[{"accelerators": n} for n in sizes],
+        envs=2 * sum(sizes),
+    )
+    assert "and 36 more kinds of node" in " ".join(drawn(many).itertext())
+
+
+def test_moves_stay_in_the_column_of_their_stage() -> None:
+    picture = drawn(REPORTS["turns"])
+    assert float(picture.attrib["width"]) > WIDTH == float(drawn(REPORTS["apart"]).attrib["width"])
+    moves = [t for t in picture.iter(f"{SVG}text") if " \u2192 " in "".join(t.itertext())]
+    columns = sorted({float(t.attrib["x"]) for t in moves})
+    assert len(columns) == len(REPORTS["turns"].plan.schedule.stages) - 1  # nothing moves on entry to learn 1
+    for text in moves:
+        if "transform" in text.attrib:
+        width = 0.0
+    before = {"start": 0.0, "middle": width / 2, "end": width}[text.attrib.get("text-anchor", "start")]
+    return float(text.attrib["x"]) - before, float(text.attrib["x"]) - before + width
+
+
+@pytest.mark.parametrize("name", ["folded", "many-nodes", "uneven"])
+def test_labels_of_nodes_run_neither_into_the_blocks_nor_into_numbers(name: str) -> None:
+    picture = drawn(REPORTS[name])
+    first = min(float(r.attrib["x"]) for g in picture.iter(f"{SVG}g") for r in g.iter(f"{SVG}rect"))
+    labels = [t for t in picture.findall(f"{SVG}text") if float(t.attrib["x"]) < first and float(t.attrib["y"]) > 200]
+    for text in labels:
+        assert span_of(text)[1] <= first
+    for a, b in itertools.combinations(labels, 2):
+        if a.attrib["y"] == b.attrib["y"]:
+            assert span_of(a)[1] <= span_of(b)[0] or span_of(b)[1] <= span_of(a)[0]
+
+
+def titles(picture: ET.Element) -> list[str]:
+    return [t.text or "" for t in picture.iter(f"{SVG}title")]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
+    picture = drawn(REPORTS[name])
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    for rect in picture.iter(f"{SVG}rect"):
+        x, y, w, h = (float(rect.attrib.get(k, 0)) for k in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width
+        assert 0 <= y <= y + h <= height
+    for text in picture.iter(f"{SVG}text"):
+        assert 0 <= float(text.attrib["x"]) <= width
+        assert 0 < float(text.attrib["y"]) < height
+        assert 0 <= span_of(text)[0] <= span_of(text)[1] <= width
+    plan = REPORTS[name].plan
+    words = " ".join(picture.itertext())
+    for stage in plan.schedule.stages:
+        assert stage in words
+    for component in plan.placement.components:
+        assert any(t.startswith(f"{component} on ") for t in titles(picture)) or f"{component} is on nodes" in words
+
+
+def test_names_do_not_run_into_the_title() -> None:
+    """Components beside the title where there is room, else in lines of their own."""
+    for name, beside in (("hybrid", True), ("crowded", False)):
+        picture = drawn(REPORTS[name])
+        dots = [r for r in picture.iter(f"{SVG}rect") if r.attrib.get("rx") == "4" and float(r.attrib["y"]) < 110]
+        assert len(dots) == len(REPORTS[name].plan.placement.components)
+        assert all((float(d.attrib["x"]) > 300) is beside or not beside for d in dots)
+        assert {float(d.attrib["y"]) < 60 for d in dots} == {beside}
+
+
+def test_a_block_tells_what_it_holds() -> None:
+    assert "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator" in titles(drawn(REPORTS["hybrid"]))
+    assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
+    bare = ET.fromstring(render_svg(view_plan(REPORTS["hybrid"].plan)))
     assert "MiB" not in " ".join(bare.itertext())
 
 
@@ -127,7 +244,7 @@ def test_text_stays_inside_of_narrow_blocks() -> None:
 
 
 def test_nothing_is_asked_of_the_network_and_dark_pages_are_served() -> None:
-    svg = render_svg(REPORTS["six"].plan, REPORTS["six"].ledger)
+    svg = render_svg(REPORTS["six"])
     assert re.findall(r"https?://[^\"' ]+", svg) == ["http://www.w3.org/2000/svg"]
     assert "@media (prefers-color-scheme:dark)" in svg
 

@@ -13,6 +13,7 @@ import pytest
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, make_plan, render_json, render_svg, render_text
+from rlplace.placement.show.view import view_plan
 from rlplace.workers import job
 
 HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
@@ -105,11 +106,11 @@ def test_waste_is_a_warning() -> None:
 )
 def test_every_rendering_is_well_formed(placement: dict[str, str]) -> None:
     made = plan(placement)
-    text = render_text(made)
+    text = render_text(view_plan(made))
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
-    assert json.loads(json.dumps(render_json(made))) == render_json(made)
-    picture = ET.fromstring(render_svg(made))
+    assert json.loads(json.dumps(render_json(view_plan(made)))) == render_json(view_plan(made))
+    picture = ET.fromstring(render_svg(view_plan(made)))
     words = " ".join(picture.itertext())
     assert all(word in words for word in ("sync", "rollout", "learn", "actor", made.placement.mode))
 
@@ -117,11 +118,11 @@ def test_every_rendering_is_well_formed(placement: dict[str, str]) -> None:
 def test_many_nodes_fold() -> None:
     placement = {"actor": "all", "env": "0-4095", "rollout": "4096-8191"}
     made = plan(placement, envs=8192, topology=Topology.uniform(1024, 8))
-    text = render_text(made)
+    text = render_text(view_plan(made))
     assert "nodes 0-511" in text
     assert "nodes 512-1023" in text
     assert len(text.splitlines()) < 60
-    assert render_svg(made).count("<rect") < 40
+    assert render_svg(view_plan(made)).count("<rect") < 40
 
 
 def test_planning_imports_nothing_heavy() -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
-from rlplace.placement import Needs, Residency, Topology, render_text
+from rlplace.placement import Needs, Residency, Topology
 from rlplace.placement.flow import Transport
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
 from rlplace.placement.memory.solve import render_solution
-from rlplace.placement.show.report import PlanReport
-from rlplace.placement.show.report_record import report_record
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.placement.transfers import transfers
-from rlplace.planning import explain_component, render_diff, render_page, report_on
+from rlplace.planning import explain_component, render_diff, render_html, report_on
 from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
 
 GIB = 1 << 30
@@ -26,29 +27,29 @@ ALL = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7"
 
 
 def test_sharing_is_counted_against_each_component_on_its_own() -> None:
-    comparison = ppo().comparison
+    comparison = ppo().known.comparison
     assert comparison is not None
     assert (comparison.savings.used, comparison.savings.dedicated, comparison.savings.saved) == (8, 16, 8)
     assert comparison.here.at_work == {"sync": 8, "rollout": 8, "learn": 8}
     assert comparison.apart.used == 16
-    text = render_report(ppo())
+    text = render_text(ppo())
     assert "savings: 8 accelerators do the work of 16, 8 fewer" in text
     assert "16 = actor 8 + env 4 + rollout 4" in text
 
 
 def test_a_placement_that_shares_nothing_says_so() -> None:
-    text = render_report(ppo(APART, offload=False))
+    text = render_text(ppo(APART, offload=False))
     assert "savings: none, every component has accelerators of its own (actor 4 + env 2 + rollout 2 = 8)" in text
 
 
 def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
     report = llm(ALL)
-    assert report.traffic.weights_bytes == {Transport.SAME_ACCELERATOR: 8 * MODEL_BYTES}
-    assert report.traffic.to_host_bytes == report.traffic.from_host_bytes > 100 * GIB
-    assert "one sync, same_accelerator" in render_report(report)
+    assert report.known.traffic.weights_bytes == {Transport.SAME_ACCELERATOR: 8 * MODEL_BYTES}
+    assert report.known.traffic.to_host_bytes == report.known.traffic.from_host_bytes > 100 * GIB
+    assert "one sync, same_accelerator" in render_text(report)
     apart = llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2}]})
-    assert apart.traffic.weights_bytes == {Transport.NETWORK: 8 * MODEL_BYTES}
-    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).traffic.weights_bytes[Transport.SAME_ACCELERATOR]
+    assert apart.known.traffic.weights_bytes == {Transport.NETWORK: 8 * MODEL_BYTES}
+    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).known.traffic.weights_bytes[Transport.SAME_ACCELERATOR]
     assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
 
 
@@ -68,12 +69,12 @@ def test_journeys_are_named_for_every_kind_of_job() -> None:
 
 
 @pytest.mark.parametrize("report", [ppo(), llm(), llm(model=None)], ids=["ppo", "llm", "llm-without-a-model"])
-def test_the_text_fits_a_terminal_and_the_record_is_json(report: PlanReport) -> None:
-    text = render_report(report)
+def test_the_text_fits_a_terminal_and_the_record_is_json(report: PlanView) -> None:
+    text = render_text(report)
     assert text.isascii()
     without_warnings = text.partition("\nwarnings\n")[0]
     assert max(map(len, without_warnings.splitlines())) <= 100
-    record = report_record(report)
+    record = render_json(report)
     assert json.loads(json.dumps(record)) == record
     assert record["fits"] is True
     assert record["savings"]["used"] == 8
@@ -83,9 +84,9 @@ def test_the_text_fits_a_terminal_and_the_record_is_json(report: PlanReport) -> 
 def test_what_does_not_fit_is_no_error_but_is_said() -> None:
     report = llm(ALL, actor={"enable_offload": True, "micro_batch": 64})
     assert not report.fits
-    assert [p.code for p in report.shortages] == ["does-not-fit"]
-    assert report_record(report)["shortages"][0]["code"] == "does-not-fit"
-    assert "memory: does not fit" in render_report(report)
+    assert [p.code for p in report.known.shortages] == ["does-not-fit"]
+    assert render_json(report)["shortages"][0]["code"] == "does-not-fit"
+    assert "memory: does not fit" in render_text(report)
 
 
 def test_a_job_whose_model_is_not_known_is_planned_all_the_same() -> None:
@@ -98,7 +99,7 @@ def test_a_job_whose_model_is_not_known_is_planned_all_the_same() -> None:
 def test_a_component_may_have_a_model_of_its_own() -> None:
     small = LLAMA_8B | {"num_hidden_layers": 16}
     mine, same = llm(reward={"model": small, "enable_offload": True}), llm()
-    assert report_record(mine)["memory"] != report_record(same)["memory"]
+    assert render_json(mine)["memory"] != render_json(same)["memory"]
 
 
 def test_wrong_models_are_problems_each_once() -> None:
@@ -143,14 +144,14 @@ def test_measured_numbers_win() -> None:
     ],
 )
 def test_a_solution_says_what_it_is_and_what_it_leads_to(knob: Knob, component: str | None, told: str) -> None:
-    case = llm().case
+    case = llm().known.case
     text = render_solution(case, knob, component, solve(case, knob, component))
     assert told in text
     assert text.count(" of 80 GiB in ") == 2
 
 
 def test_where_nothing_fits_there_is_no_solution() -> None:
-    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).case
+    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).known.case
     assert solve(case, Knob.MICRO_BATCH) is None
     assert "micro_batch: does not fit, not even with 1" in render_solution(case, Knob.MICRO_BATCH, None, None)
     assert "at any value" in render_solution(case, Knob.KV_SHARE, None, None)
@@ -159,14 +160,14 @@ def test_where_nothing_fits_there_is_no_solution() -> None:
 def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
     on_nodes = {"node_group": "node", "placement": "0"}
     report = llm({"actor": on_nodes, "rollout": on_nodes, "agent": on_nodes})
-    assert report.comparison is None
-    text = render_report(report)
-    assert "no accelerator\n" in text
+    assert report.known.comparison is None
+    text = render_text(report)
+    assert re.search(r"actor +1 +no accelerator +cpu", text)
     assert "savings" not in text
-    assert report_record(report)["savings"] is None
+    assert render_json(report)["savings"] is None
     assert "0 of 8" in render_diff(report, report)
-    assert "memory not known" in render_page(report)
-    assert "no accelerator is used" in render_solution(report.case, Knob.MICRO_BATCH, None, None)
+    assert "memory not known" in render_html(report)
+    assert "no accelerator is used" in render_solution(report.known.case, Knob.MICRO_BATCH, None, None)
     assert "sync needs only its weights; it stays, on no accelerator" in explain_component(report, "actor")
 
 
@@ -181,20 +182,29 @@ def test_a_cache_of_fixed_size() -> None:
 def test_many_kinds_of_node_end_somewhere() -> None:
     sizes = [1 + i % 2 for i in range(12)]
     many = ppo(dict.fromkeys(("actor", "env", "rollout"), "all"), nodes=[{"accelerators": n} for n in sizes], envs=36)
-    assert "... and 4 more kinds of node" in render_report(many)
+    assert "... and 4 more kinds of node" in render_text(many)
 
 
 def test_a_node_too_wide_for_the_page_has_no_map() -> None:
     wide = {"actor": "0-63", "env": "0-31", "rollout": "32-63"}
-    text = render_report(ppo(wide, nodes=[{"accelerators": 64, "memory": "16GiB"}]))
+    text = render_text(ppo(wide, nodes=[{"accelerators": 64, "memory": "16GiB"}]))
     assert "each number is a rank" not in text
-    assert "actor       0-63        64      1 accelerator" in text
-    assert "each number is a rank" in render_report(ppo())
+    assert re.search(r"actor +64 +1 accelerator +0-63", text)
+    assert "each number is a rank" in render_text(ppo())
 
 
 def test_who_talks_to_nobody_has_no_routes() -> None:
     needs = Needs(stages=("rollout",), residency={"rollout": {"agent": Residency.FULL}})
     alone = make_layout(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
-    text = render_text(alone)
-    assert "agent       0-1         2       1 accelerator" in text
+    text = render_text(view_plan(alone))
+    assert re.search(r"agent +2 +1 accelerator +0-1", text)
     assert "routes" not in text
+
+
+def test_a_long_placement_is_shown_whole() -> None:
+    placement = {"placement": "0,2,4-7,9,11,13-14,16-18,20-23,25,27-28,30,32-39", "tensor_parallel_size": 1}
+    long = {**placement, "ranks_per_accelerator": 2, "tensor_parallel_across_nodes": True}
+    text = render_text(llm({"actor": "0-39", "rollout": long}, cluster={"nodes": [H100 | {"count": 5}]}))
+    shown = " ".join(text.partition("where each component is")[2].partition("\n\n")[0].split())
+    assert "tensor_parallel_across_nodes: true}" in shown
+    assert "32-39:" in shown

@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.placement.machines.topology import Run, Topology
-from rlplace.placement.show.report_text import render_report
+from rlplace.placement.show.text import render_text
 from rlplace.workers.launch.gpus import Gpu, list_gpus, parse, runs_of, visible
 from rlplace.workers.machines import declared_topology
 from tests.unit.placement.reports import LLAMA_8B, llm
@@ -168,4 +168,4 @@ def test_an_engine_gets_its_share_of_what_was_found(says: Path) -> None:
     placement = {"actor": "0", "critic": "0", "rollout": "1"}
     report = llm(placement, model=SMALL, rollout={"gpu_memory_utilization": "auto"}, cluster={"nodes": []})
     assert report.fits
-    assert "rollout.gpu_memory_utilization: auto is 0.9" in render_report(report)
+    assert "rollout.gpu_memory_utilization: auto is 0.9" in render_text(report)

@@ -1,0 +1,225 @@
+"""A plan as one HTML page that stands alone: verdict, picture, problems, memory, tables; no requests, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from rlplace.errors import Problem
+from rlplace.placement.language.hybrid import DISAGGREGATED
+from rlplace.placement.memory.ledger import Account, Load
+from rlplace.placement.show.svg import colour, render_svg
+from rlplace.placement.show.view import MemoryView, PlanView, StageView, clipped
+from rlplace.units import show_bytes
+
+_MOST_ACCOUNTS = 12
+_BAR = 1000  # units of a bar's width
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+# Colours follow the light or dark setting of the browser.
+CSS = """
+:root{color-scheme:light dark;--page:#f6f8fa;--card:#ffffff;--line:#d0d7de;--ink:#1f2328;--soft:#59636e;--good:#1a7f37;
+--bad:#d1242f;--warn:#9a6700;--track:#eaeef2}
+@media (prefers-color-scheme:dark){:root{--page:#010409;--card:#0d1117;--line:#30363d;--ink:#f0f6fc;--soft:#9198a1;
+--good:#3fb950;--bad:#ff7b72;--warn:#d29922;--track:#21262d}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);
+font:15px/1.5 ui-sans-serif,-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif}
+main{max-width:1016px;margin:0 auto;padding:28px}
+h1{font-size:24px;margin:0}h2{font-size:17px;margin:34px 0 10px}h3{font-size:14px;margin:18px 0 6px}
+p{margin:4px 0;color:var(--soft)}
+.verdict{display:inline-block;margin-left:12px;padding:2px 12px;border-radius:99px;font-size:14px;font-weight:600;
+vertical-align:4px;color:#fff}
+.verdict.fits{background:#1a7f37}.verdict.tight{background:#d1242f}.verdict.unknown{background:#59636e}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:12px;margin:20px 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:12px 16px}
+.tile b{display:block;font-size:22px;line-height:1.3}.tile span{color:var(--soft);font-size:13px}
+.plan svg{width:100%;height:auto;display:block}
+.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:12px}
+table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:7px 14px;border-top:1px solid var(--line);vertical-align:middle}
+thead th{border-top:0;color:var(--soft);font-weight:600}td.number,th.number{text-align:right;white-space:nowrap}
+td.short{color:var(--bad)}td:first-child{white-space:nowrap}
+code,pre{font:13px/1.5 ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace}
+pre{margin:6px 0;white-space:pre-wrap;overflow-wrap:anywhere}
+.problem{background:var(--card);border:1px solid var(--line);border-left:4px solid var(--bad);border-radius:12px;
+padding:10px 16px;margin:10px 0}.problem.warning{border-left-color:var(--warn)}
+.problem b code{color:var(--soft);font-weight:400;margin-left:8px}
+.bar{display:block;width:100%;min-width:240px;height:14px}.bar .track{fill:var(--track)}
+.bar .end{stroke:var(--bad);stroke-width:2}
+.dot{display:inline-block;width:12px;height:12px;margin-right:7px;vertical-align:-1px}
+"""
+
+
+def render_html(view: PlanView) -> str:
+    """A whole HTML document of a plan with its memory."""
+    memory = view.known
+    sections = [
+        _heading(view),
+        _tiles(view, memory),
+        f'<div class="plan">{render_svg(view)}</div>',
+        *_problems("Does not fit", memory.shortages, ""),
+        *_problems("Warnings", view.plan.warnings, " warning"),
+        *_memory(view, memory),
+        _places(view),
+        _stages(view),
+        *_tables(view),
+    ]
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f"<title>{escape(view.name)}: plan</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
+            *sections,
+            "</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _heading(view: PlanView) -> str:
+    known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
+    look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
+    if not view.fits:
+        look, verdict = "tight", "does not fit"
+    return (
+        f'<h1>{escape(view.name)}<span class="verdict {look}">{verdict}</span></h1>\n'
+        f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>"
+    )
+
+
+def _tiles(view: PlanView, memory: MemoryView) -> str:
+    tiles: list[tuple[str, str]] = []
+    if memory.comparison is not None:
+        savings = memory.comparison.savings
+        without = f"each component on its own would use {savings.dedicated}"
+        tiles.append((f"{savings.used} accelerators", without if savings.saved else "no component shares any"))
+    tightest = memory.ledger.tightest
+    if tightest is not None and view.memory_known:
+        worst, numbers = tightest.worst, _short(str(tightest.numbers))
+        of = f" of {show_bytes(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
+        where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
+        tiles.append((f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"))
+    copied = memory.traffic.to_host_bytes + memory.traffic.from_host_bytes
+    moved = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
+    still = "every component stays where it is"
+    tiles.append((f"{view.moves} move{'s' * (view.moves != 1)}", moved if view.moves else still))
+    if weights := sum(memory.traffic.weights_bytes.values()):
+        transports = " and ".join(transport.value.replace("_", " ") for transport in memory.traffic.weights_bytes)
+        tiles.append((show_bytes(weights), f"of weights in each sync, {transports}"))
+    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
+    if not problems:
+        return
+    yield f"<h2>{title}</h2>"
+    for p in problems:
+        lines = [(label, text) for label, text in (("got", p.got), ("why", p.why), ("fix", p.fix)) if text]
+        told = "\n".join(f"{label}: " + text.replace("\n", "\n     ") for label, text in lines)
+        head = f"<b>{escape(p.key)}: {escape(p.what)}<code>{p.code}</code></b>"
+        yield f'<div class="problem{look}">{head}<pre>{escape(told)}</pre></div>'
+
+
+def _memory(view: PlanView, memory: MemoryView) -> Iterator[str]:
+    accounts = memory.ledger.accelerators
+    if not view.memory_known:
+        return
+    yield "<h2>Memory of one accelerator</h2>"
+    for account in accounts[:_MOST_ACCOUNTS]:
+        has = f"{show_bytes(account.capacity_bytes)} each" if account.capacity_bytes else "memory not known"
+        many = "s" * (len(account.numbers) > 1)
+        yield f"<h3>accelerator{many} {escape(_short(str(account.numbers)))} ({account.kind}, {has})</h3>"
+        yield _table(("", "", ">held", ">free"), [_load(view, account, load) for load in account.loads])
+    if len(accounts) > _MOST_ACCOUNTS:
+        yield f"<p>and {len(accounts) - _MOST_ACCOUNTS} more kinds of accelerator</p>"
+    yield from (f"<p>{escape(note)}</p>" for note in memory.ledger.notes)
+
+
+def _load(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
+    free = show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
+    mark = "!" if account.capacity_bytes and load.total_bytes > account.capacity_bytes else ""
+    return str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free
+
+
+def _bar(view: PlanView, account: Account, load: Load) -> str:
+    """What each component holds, against what the accelerator has."""
+    scale = _BAR / max(account.capacity_bytes, account.worst.total_bytes, 1)
+    parts = [f'<rect class="track" width="{_BAR}" height="14"/>']
+    x = 0.0
+    for at, component in enumerate(view.plan.placement.components):
+        holds = [hold for hold in load.holds if hold.component == component]
+        if not holds:
+            continue
+        width = load.of(component) * scale
+        lines = "\n".join(f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds)
+        told = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
+        parts.append(
+            f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{told}</title></rect>'
+        )
+        x += width
+    if account.capacity_bytes and account.worst.total_bytes > account.capacity_bytes:
+        end = account.capacity_bytes * scale
+        parts.append(f'<path class="end" d="M{end:.1f} 0v14"/>')
+    return f'<svg class="bar" viewBox="0 0 {_BAR} 14" preserveAspectRatio="none">{"".join(parts)}</svg>'
+
+
+def _places(view: PlanView) -> str:
+    rows = []
+    for at, c in enumerate(view.components):
+        shares = [f"{other} ({word})" for other, (word, _) in c.shares.items() if word != DISAGGREGATED]
+        dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
+        rows.append((dot, c.placement, f"{c.spec.world_size:,}", ", ".join(shares) or "none"))
+    return "<h2>Where each component is</h2>\n" + _table(("component", "placement", ">ranks", "shares with"), rows)
+
+
+def _stages(view: PlanView) -> str:
+    rows = [(s.name, *(held.word for held in s.held.values()), _moved(s)) for s in view.stages]
+    note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
+    names = (c.name for c in view.components)
+    return f"<h2>Residency by stage</h2>\n{note}\n" + _table(("stage", *names, "moves on entry"), rows)
+
+
+def _moved(stage: StageView) -> str:
+    sides = []
+    for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
+        if moves:
+            sides.append(arrow + " " + ", ".join(f"{m.component} {m.before.word} \u2192 {m.after.word}" for m in moves))
+    return "; ".join(sides) or "nothing moves"
+
+
+def _tables(view: PlanView) -> Iterator[str]:
+    rows = [(t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport) for t in view.transfers]
+    if rows:
+        header = ("what", "from \u2192 to", "how much", "pairs of ranks by transport")
+        yield "<h2>Routes</h2>\n" + _table(header, rows)
+    if details := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
+        yield _table(("transport", "because", "items go by", "device tensors by"), details)
+    if channels := [(c.name, f"{c.capacity:,}", c.location, c.why) for c in view.channels]:
+        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "lives in", "because"), channels)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """`>` before a heading sets its column to the right, `!` before a cell marks it; SVG cells stay as they are."""
+    right = [name.startswith(">") for name in header]
+    head = "".join(
+        f"<th{_NUMBER * r}>{escape(name.removeprefix('>'))}</th>" for name, r in zip(header, right, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(_cell(cell, r) for cell, r in zip(row, right, strict=True)) + "</tr>\n" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+_NUMBER = ' class="number"'
+
+
+def _cell(text: str, right: bool) -> str:
+    if text.startswith("<svg"):
+        return f"<td>{text}</td>"
+    look = " ".join(["number"] * right + ["short"] * text.startswith("!"))
+    return f'<td class="{look}">{escape(text.removeprefix("!"))}</td>' if look else f"<td>{escape(text)}</td>"
+
+
+def _short(text: str) -> str:
+    return clipped(text, 40, " \u2026")

@@ -1,0 +1,395 @@
+"""A plan as a picture: accelerators down, stages across, coloured by component; for light and dark pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from xml.sax.saxutils import escape
+
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.memory.ledger import Load
+from rlplace.placement.schedule import Residency
+from rlplace.placement.show.view import Held, NodeFold, PlanView, StageView, clipped
+from rlplace.units import show_bytes
+
+WIDTH, _MARGIN, _GAP = 960, 28, 30
+_LEAST_LEFT = 122  # pixels for the numbers of accelerators
+_LEAST_COLUMN = 128  # pixels of a stage: one move fits on a line
+_HEAD = 128  # pixels above the grid, without the lines about moves
+_LINE = 17
+_LEAST_ROW = 26  # pixels of a band, so that its text fits
+_LEAST_FOLD = 66  # pixels of a node, so that bytes fit as well
+_GRID_HEIGHT = 288  # shared by all accelerators drawn
+_BETWEEN_NODES = 16
+_MOST_FOLDS = 24
+_BLOCK_GAP = 6  # pixels between blocks of one column
+_USUAL_FONT, _LEAST_FONT = 12, 10
+_TWO_LINES = 44  # pixels of height from which name and state have a line each
+# (fill, ink on a light page, ink on a dark page); the fills carry white text and differ for the colour-blind.
+PALETTE = (
+    ("#2f6fdb", "#1d4fa8", "#8fb6ff"),
+    ("#1c8a5f", "#116142", "#6fd3a8"),
+    ("#c9620b", "#8f4404", "#ffb26b"),
+    ("#8250df", "#5f33b3", "#c4a7ff"),
+    ("#0c7f93", "#07596a", "#6ccfe0"),
+    ("#bf3989", "#8d2463", "#ff9bce"),
+    ("#7a6a12", "#574b09", "#dcc862"),
+    ("#59636e", "#3d444d", "#b1bac4"),
+    ("#a3402f", "#772b1f", "#ffa392"),
+    ("#4b55c8", "#343c99", "#a9b1ff"),
+)
+FONT = "ui-sans-serif, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+_LIGHT = (
+    ".page{fill:#ffffff;stroke:#d0d7de}.ink{fill:#1f2328}.soft{fill:#59636e}"
+    ".arrow{fill:none;stroke:#818b98;stroke-width:2.5;stroke-linecap:round;stroke-linejoin:round}"
+    ".free{fill:none;stroke:#c8d1da;stroke-dasharray:3 4}.on{fill:#ffffff}.cut{stroke:#ffffff;stroke-opacity:.45}"
+    "text{font-size:12px}.title{font-size:21px;font-weight:650}.stage{font-size:16px;font-weight:650}.name{font-weight:650}"
+    ".weights{fill-opacity:.14;stroke-width:1.5}.waits{fill-opacity:.05;stroke-opacity:.6;stroke-dasharray:4 3}"
+    ".over{fill:none;stroke:#d1242f;stroke-width:3}.alarm{fill:#d1242f;font-weight:650}"
+)
+_DARK = (
+    ".page{fill:#0d1117;stroke:#30363d}.ink{fill:#f0f6fc}.soft{fill:#9198a1}"
+    ".arrow{stroke:#656c76}.free{stroke:#3d444d}.weights{fill-opacity:.26}"
+    ".over{stroke:#ff7b72}.alarm{fill:#ff7b72}"
+)
+
+
+def colour(number: int) -> int:
+    """The colour of the component with this number in the plan; they repeat where there are many."""
+    return number % len(PALETTE)
+
+
+def style(components: int) -> str:
+    """The style sheet for so many components: `f0` fills, `s0` fills and strokes, `t0` writes in the first one's."""
+    used = list(enumerate(PALETTE[:components]))
+    looks = (f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}" for i, (fill, ink, _) in used)
+    light = "".join(looks)
+    dark = "".join(f".t{i}{{fill:{pale}}}" for i, (_, _, pale) in used)
+    return f"<style>{_LIGHT}{light}@media (prefers-color-scheme:dark){{{_DARK}{dark}}}</style>"
+
+
+def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
+    """About how wide a text is, in pixels; fonts differ."""
+    return len(text) * size * (0.58 if bold else 0.5)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One band of accelerators of one fold, placed on the page."""
+
+    fold: NodeFold
+    accelerators: range  # numbered within the node
+    components: tuple[str, ...]
+    y: float
+    height: float
+
+    @property
+    def label(self) -> str:
+        """Their numbers over the cluster, within the node where several nodes are alike."""
+        base = self.fold.first if len(self.fold.nodes) == 1 else 0
+        first, last = base + self.accelerators.start, base + self.accelerators.stop - 1
+        return str(first) if first == last else f"{first}\u2013{last}"
+
+    @property
+    def starts_fold(self) -> bool:
+        return self.accelerators.start == 0
+
+    @property
+    def label_below(self) -> bool:
+        """Whether the numbers are on a second line, below the label of the nodes."""
+        return self.starts_fold and self.height >= 2 * _LEAST_ROW
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A rectangle on the page."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def place(self) -> str:
+        return f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}" rx="8"'
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        return self.x + self.width / 2, self.y + self.height / 2
+
+
+def render_svg(view: PlanView) -> str:
+    """A self-contained SVG document, 960 wide or more where stages are many, its height by what there is to show.
+
+    Where memory is known, blocks show the bytes they hold, and accelerators that are too small are marked.
+    """
+    plan, stages = view.plan, view.stages
+    folds = [f for f in view.folds if f.accelerators]
+    rows = _rows(folds[:_MOST_FOLDS])
+    several = len(folds) > 1 or any(len(f.nodes) > 1 for f in folds)
+    left = _left(rows) if several else _LEAST_LEFT
+    beside = _MARGIN + left + _GAP * (len(stages) - 1)
+    page = max(WIDTH, int(beside + _LEAST_COLUMN * len(stages)))
+    width = (page - beside) / len(stages)
+    notes = {stage.name: _notes(stage, width) for stage in stages}
+    names, extra = _names(view, page)
+    top = _HEAD + extra + _LINE * max(map(len, notes.values()))
+    rows = [dataclasses.replace(row, y=row.y + top) for row in rows]
+    bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
+    below = [f"and {len(folds) - _MOST_FOLDS} more kinds of node"] if len(folds) > _MOST_FOLDS else []
+    below += [f"{c.name} is on {c.spec.pool.noun}s: {c.placement}" for c in view.components if not c.spec.accelerators]
+    legend, legend_height = _legend(view, left, bottom + 40 + _LINE * len(below), page)
+    height = bottom + legend_height + 40 + _LINE * len(below)
+    ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
+    placed = ", ".join(f"{c.name}: {c.placement}" for c in view.components)
+    summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}", {'"': "&quot;"})
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page} {height}" width="{page}" height="{height}" '
+        f'role="img" aria-label="{summary}" font-family="{FONT}">',
+        style(len(view.components)),
+        f'<rect class="page" x="0.5" y="0.5" width="{page - 1}" height="{height - 1}" rx="12"/>',
+        f'<text class="title ink" x="{_MARGIN}" y="44">{plan.placement.mode} placement</text>',
+        f'<text class="soft" x="{_MARGIN}" y="66">{escape(plan.topology.describe() + ahead)}</text>',
+        *names,
+        *(_scale(rows, left, several) if rows else ()),
+    ]
+    for at, stage in enumerate(stages):
+        x = left + at * (width + _GAP)
+        parts += _stage_head(stage.name, at, x, extra, notes[stage.name])
+        for run in _runs(view, stage, rows):
+            parts += _draw_run(view, stage, run, x, width, page)
+        if at and rows:
+            middle = (rows[0].y + bottom) / 2
+            parts.append(f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>')
+    for at, line in enumerate(below):
+        y = bottom + 18 + _LINE * at
+        parts.append(f'<text class="soft" x="{left}" y="{y}">{escape(clipped(line, 110))}</text>')
+    return "\n".join([*parts, *legend, "</svg>", ""])
+
+
+def _rows(folds: Sequence[NodeFold]) -> list[Row]:
+    """The rows of the grid from its top down."""
+    unit = _GRID_HEIGHT / max(8, sum(f.accelerators for f in folds))
+    rows: list[Row] = []
+    y = 0.0
+    for fold in folds:
+        bands = fold.bands()
+        for band in bands:
+            least = _LEAST_FOLD if len(bands) == 1 and len(folds) <= 8 else _LEAST_ROW
+            height = max(least, unit * len(band.accelerators))
+            rows.append(Row(fold=fold, accelerators=band.accelerators, components=band.components, y=y, height=height))
+            y += height
+        y += _BETWEEN_NODES
+    return rows
+
+
+def _left(rows: Sequence[Row]) -> int:
+    """Room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
+    widths = [
+        width_of(row.fold.label, bold=True) * row.starts_fold + (0 if row.label_below else 10 + width_of(row.label))
+        for row in rows
+    ]
+    return max(_LEAST_LEFT, int(_MARGIN + max(widths, default=0) + 14))
+
+
+def _names(view: PlanView, page: int) -> tuple[list[str], int]:
+    """Every component with its colour and its place: at the right of the title, or in lines of their own below it.
+
+    Returns the parts and by how many pixels everything else moves down.
+    """
+    texts = {c.name: clipped(str(c.spec.accelerators) or c.placement, 24, " \u2026") for c in view.components}
+    widths = {c: 38 + width_of(f"{c}: {t}", 13.3) for c, t in texts.items()}
+    x, y, extra = page - _MARGIN - sum(widths.values()) + 18, 43, 0
+    if x < 330:
+        x, y, extra = float(_MARGIN), 94, 28
+    parts: list[str] = []
+    for at, (component, text) in enumerate(texts.items()):
+        if x + widths[component] > page and x > _MARGIN:
+            x, y, extra = float(_MARGIN), y + 22, extra + 22
+        parts.append(f'<rect class="f{colour(at)}" x="{x:.1f}" y="{y - 12}" width="14" height="14" rx="4"/>')
+        shown = f'<tspan class="name">{escape(component)}</tspan>: {escape(text)}'
+        parts.append(f'<text class="ink" x="{x + 20:.1f}" y="{y}" style="font-size:13px">{shown}</text>')
+        x += widths[component]
+    return parts, extra
+
+
+def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
+    """Accelerator numbers at the left: each where there is room, else each band's."""
+    yield f'<text class="soft" x="{_MARGIN}" y="{rows[0].y - 11:.1f}">accelerator</text>'
+    for row in rows:
+        if several and row.starts_fold:
+            yield f'<text class="ink name" x="{_MARGIN}" y="{row.y + 17:.1f}">{row.fold.label}</text>'
+        each = row.height / len(row.accelerators)
+        if several or each < 18:
+            below = several and row.label_below
+            x, anchor, drop = (_MARGIN, "start", 33) if below else (left - 10, "end", 17)
+            nodes = f"{len(row.fold.nodes)} \u00d7 " if below and len(row.fold.nodes) > 1 else ""
+            yield f'<text class="soft" x="{x}" y="{row.y + drop:.1f}" text-anchor="{anchor}">{nodes}{row.label}</text>'
+            continue
+        for at, number in enumerate(row.accelerators):
+            y = row.y + (at + 0.5) * each + 4
+            yield f'<text class="soft" x="{left - 14}" y="{y:.1f}" text-anchor="end">{row.fold.first + number}</text>'
+
+
+def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
+    """(arrow, text) lines as wide as a stage: releases, then acquires."""
+    lines: list[tuple[str, str]] = []
+    for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
+        line = ""
+        for move in moves:
+            word = f"{move.component} {move.before.word} \u2192 {move.after.word}"
+            if line and width_of(f"{line}, {word},") + 14 > width:
+                lines.append((arrow, line + ","))
+                arrow, line = " ", word
+            else:
+                line = f"{line}, {word}" if line else word
+        if line:
+            lines.append((arrow, line))
+    return lines or [("", "nothing moves")]
+
+
+def _stage_head(stage: str, at: int, x: float, extra: int, notes: Sequence[tuple[str, str]]) -> Iterator[str]:
+    y = 102 + extra
+    yield f'<text class="stage ink" x="{x:.1f}" y="{y}"><tspan class="soft">{at + 1}</tspan> {escape(stage)}</text>'
+    for line, (arrow, text) in enumerate(notes):
+        y = 122 + extra + _LINE * line
+        if arrow.strip():
+            yield f'<text class="soft" x="{x:.1f}" y="{y}">{arrow}</text>'
+        yield f'<text class="soft" x="{x + (14 if arrow else 0):.1f}" y="{y}">{escape(text)}</text>'
+
+
+def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
+    """The meaning of the looks that occur, and the height it takes."""
+    looks = {_look(held)[0] for stage in view.stages for held in stage.held.values() if held.level > Residency.OFF}
+    parts: list[str] = []
+    x = float(left)
+    texts = {
+        "full": "full: at work with all its state",
+        "weights": "weights only",
+        "waits": "waits: resident, not needed",
+    }
+    for look, text in texts.items():
+        if look in looks:
+            kind = "f0" if look == "full" else f"s0 {look}"
+            parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{y - 11:.1f}" width="22" height="14" rx="4"/>')
+            parts.append(f'<text class="soft" x="{x + 30:.1f}" y="{y:.1f}">{escape(text)}</text>')
+            x += 56 + width_of(text)
+    numbers = ", ".join(str(i + 1) for i in range(len(view.stages)))
+    text = "\u2193 released first, then \u2191 acquired; " * bool(view.moves) + f"{numbers}, and again"
+    extra = _LINE + 4 if x + width_of(text) > page - _MARGIN else 0
+    end = f'<text class="soft" x="{page - _MARGIN}" y="{y + extra:.1f}" text-anchor="end">{text}</text>'
+    return [*parts, end], 26 + extra
+
+
+def _look(held: Held) -> tuple[str, str]:
+    """(look, word) of a block."""
+    return ("waits", "waits") if held.waits else (held.level.word, held.level.word)
+
+
+def _resident(stage: StageView, row: Row) -> list[str]:
+    return [c for c in row.components if stage.held[c].level > Residency.OFF]
+
+
+def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | None:
+    """What the fullest accelerator of the row holds in a stage, and its capacity; None where nothing is known."""
+    if view.memory is None:
+        return None
+    first = row.fold.first
+    window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
+    found = [
+        (load, account.capacity_bytes)
+        for account in view.memory.ledger.accelerators
+        if account.numbers & window
+        for load in account.loads
+        if load.moment.stage == stage.name and not load.moment.entering
+    ]
+    return max(found, key=lambda pair: pair[0].total_bytes, default=None)
+
+
+def _runs(view: PlanView, stage: StageView, rows: Sequence[Row]) -> list[list[Row]]:
+    """Neighbouring rows of a node that hold the same in this stage, to be drawn as one block."""
+    runs: list[list[Row]] = []
+    last: object = None
+    for row in rows:
+        resident, load = _resident(stage, row), _load_of(view, stage, row)
+        look = (row.fold.nodes, resident, None if load is None else [load[0].of(c) for c in resident])
+        if runs and look == last:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+        last = look
+    return runs
+
+
+def _draw_run(view: PlanView, stage: StageView, run: Sequence[Row], x: float, width: float, page: int) -> Iterator[str]:
+    """One block for each resident component, side by side."""
+    box = Box(x=x, y=run[0].y + 2, width=width, height=run[-1].y + run[-1].height - run[0].y - 4)
+    resident = _resident(stage, run[0])
+    if not resident:
+        middle_x, middle_y = box.middle
+        yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box.place}/>'
+        yield f'<text class="soft" x="{middle_x:.1f}" y="{middle_y + 4:.1f}" text-anchor="middle">free</text></g>'
+    each = (width - _BLOCK_GAP * (len(resident) - 1)) / max(1, len(resident))
+    found = _load_of(view, stage, run[0])
+    for at, component in enumerate(resident):
+        part = dataclasses.replace(box, x=x + at * (each + _BLOCK_GAP), width=each)
+        size = found[0].of(component) if found is not None else 0
+        yield from _block(view, stage, component, run, part, size)
+    if found is not None and found[1] and found[0].total_bytes > found[1]:
+        text = f"{show_bytes(found[0].total_bytes)} of {show_bytes(found[1])}: does not fit"
+        at_end = box.x + width_of(text, bold=True) > page - _MARGIN
+        where = f'x="{box.x + box.width:.1f}" text-anchor="end"' if at_end else f'x="{box.x:.1f}"'
+        yield f'<g><title>{text}</title><rect class="over" {box.place}/>'
+        yield f'<text class="alarm" {where} y="{box.y - 5:.1f}">{text}</text></g>'
+
+
+def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:
+    look, state = _look(stage.held[component])
+    number = colour(view.plan.placement.components.index(component))
+    rows = f"{run[0].label}, " if len(run) == 1 else f"{run[0].label} to {run[-1].label}, "
+    bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
+    title = f"{component} on {rows}{run[0].fold.label}, {state} in {stage.name}{bytes_held}"
+    solid = look == Residency.FULL.word
+    yield f"<g><title>{escape(title)}</title>"
+    yield f'<rect class="{f"f{number}" if solid else f"s{number} {look}"}" {box.place}/>'
+    count = sum(len(row.accelerators) for row in run)
+    if solid and box.height / count >= 12 and box.width >= 60:
+        for cut in range(1, count):
+            y = run[0].y + cut * (box.height + 4) / count
+            yield f'<path class="cut" d="M{box.x:.1f} {y:.1f}h14m{box.width - 28:.1f} 0h14"/>'
+    yield from _label(component, state, show_bytes(size) if size else "", "on" if solid else f"t{number}", box)
+    yield "</g>"
+
+
+def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> Iterator[str]:
+    """Name, state and bytes, one below the other; on one line where the block is low, turned where it is narrow."""
+    words = component.split(".")  # reward.math on two lines
+    fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
+    named = f'<tspan class="name">{escape(component)}</tspan>'
+    x, y = box.middle
+    if box.height < _TWO_LINES:
+        room, whole = box.width - 8, f"{component} {state}"
+        size_px, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"
+        if size_px < _LEAST_FONT:
+            size_px, shown = max(7.0, min(12.0, room / width_of(component, 1, bold=True))), named
+        elif bytes_held and width_of(f"{whole} {bytes_held}", bold=True) <= room:
+            shown += f" {bytes_held}"
+        yield _text(look, x, y + 4, size_px, shown)
+    elif fitting < _LEAST_FONT and box.height > box.width:
+        size_px = min(14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True))
+        turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"'
+        yield _text(look, x, y + 4, size_px, f"{named} {state}", turned)
+    else:
+        if width_of(component, 15, bold=True) <= box.width - 8:
+            words = [component]
+        lines = [(word, min(15.0, max(7.0, fitting)), " name") for word in words] + [(state, 12.0, "")]
+        if bytes_held and box.height >= 17 * len(lines) + 28 and width_of(bytes_held) <= box.width - 6:
+            lines.append((bytes_held, 12.0, ""))
+        top = y - 3 - 8 * (len(lines) - 2)
+        for at, (line, size_px, weight) in enumerate(lines):
+            yield _text(look + weight, x, top + 17 * at + (at > 0), size_px, escape(line))
+
+
+def _text(look: str, x: float, y: float, size_px: float, shown: str, more: str = "") -> str:
+    size = "" if size_px == _USUAL_FONT else f' style="font-size:{size_px:.4g}px"'
+    return f'<text class="{look}"{more} x="{x:.1f}" y="{y:.1f}" text-anchor="middle"{size}>{shown}</text>'

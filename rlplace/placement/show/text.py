@@ -1,0 +1,211 @@
+"""A plan as text: the plan, what sharing saves, what each accelerator holds, the warnings; ASCII, 100 columns wide."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from rlplace.placement.dedicated import Business
+from rlplace.placement.language.hybrid import DISAGGREGATED
+from rlplace.placement.machines.ranges import show_range
+from rlplace.placement.memory.ledger_text import render_ledger
+from rlplace.placement.schedule import Move
+from rlplace.placement.show.view import MemoryView, NodeFold, PlanView, clipped
+from rlplace.placement.transfers import emulated
+from rlplace.units import show_bytes
+
+WIDTH = 100
+_WIDEST_MAP = 16  # accelerators of a node that still get a column each
+_MOST_FOLDS = 8
+_LONGEST_CELL = 48
+EMULATED = "tensors on emulated accelerators are in host memory and go as items do"
+
+
+def render_text(view: PlanView) -> str:
+    """Every section that has something to show."""
+    sections = [*_title(view), *_places(view), *_pairs(view), *_stages(view), *_transfers(view), *_transports(view)]
+    sections += _channels(view)
+    if view.counts:
+        lines = _beside(table([(c.subject, c.count) for c in view.counts]), [c.why for c in view.counts])
+        sections.append(chapter("counts: what each number follows from", lines))
+    if view.memory is not None:
+        sections += [*_savings(view.memory), *_traffic(view.memory), _memory(view, view.memory)]
+    if view.plan.warnings:
+        sections.append("\n".join(["warnings", *(textwrap.indent(w.render(), "  ") for w in view.plan.warnings)]))
+    return "\n\n".join(sections)
+
+
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """One line for each row, every column as wide as its widest cell."""
+    rows = list(rows)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["   ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def chapter(title: str, lines: Iterable[str]) -> str:
+    """A title with indented lines below it."""
+    return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
+
+
+def _title(view: PlanView) -> Iterator[str]:
+    topology = view.plan.topology
+    order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
+    yield f"plan: {view.plan.placement.mode}, {view.machines}{order}"
+
+
+def _places(view: PlanView) -> Iterator[str]:
+    rows = [("component", "ranks", "each rank has")]
+    rows += [(c.name, str(c.spec.world_size), c.each) for c in view.components]
+    lines = _beside(table(rows), ["placement", *(c.placement for c in view.components)])
+    for fold in view.folds[:_MOST_FOLDS]:
+        if 0 < fold.accelerators <= _WIDEST_MAP:
+            lines += ["", *_map(fold)]
+    if len(view.folds) > _MOST_FOLDS:
+        lines += ["", f"... and {len(view.folds) - _MOST_FOLDS} more kinds of node"]
+    yield chapter("where each component is", lines)
+
+
+def _map(fold: NodeFold) -> list[str]:
+    """One column per accelerator, one row per component; a cell names the ranks that are there."""
+    single = len(fold.nodes) == 1
+    offset = fold.first if single else 0
+    rows = [[str(offset + i) for i in range(fold.accelerators)]]
+    for component, segments in fold.local.items():
+        cells = ["."] * fold.accelerators
+        base = fold.first_rank[component] if single else 0
+        for segment in segments:
+            for accelerator in segment.accelerators:
+                at = (accelerator - segment.accelerators.start) // segment.accelerators_per_rank
+                first = base + segment.ranks.start + at * segment.ranks_per_accelerator
+                cells[accelerator] = show_range(range(first, first + segment.ranks_per_accelerator))
+        rows.append(cells)
+    width = max(len(cell) for row in rows for cell in row) + 1
+    names = ["accelerator", *fold.local]
+    left = max(map(len, names))
+    lines = [f"{name:<{left}} " + "".join(f"{c:>{width}}" for c in row) for name, row in zip(names, rows, strict=True)]
+    return [f"{fold.label}: each number is a rank{'' if single else ', counted from the first of the node'}", *lines]
+
+
+def _pairs(view: PlanView) -> Iterator[str]:
+    rows = []
+    for a, b in itertools.combinations(view.components, 2):
+        word, shared = a.shares[b.name]
+        share = "share nothing" if word == DISAGGREGATED else f"share {shared}"
+        rows.append((f"{a.name} + {b.name}", word, clipped(share, _LONGEST_CELL)))
+    if rows:
+        yield chapter("pairs", table(rows))
+
+
+def _stages(view: PlanView) -> Iterator[str]:
+    names = [c.name for c in view.components]
+    held = [[stage.held[c].word for c in names] for stage in view.stages]
+    grid = table([("stage", *names), *((s.name, *row) for s, row in zip(view.stages, held, strict=True))])
+    moves = []
+    for stage in view.stages:
+        sides = (", ".join(map(_move, side)) or "-" for side in (stage.releases, stage.acquires))
+        moves.append(" | ".join(sides) if stage.releases or stage.acquires else "nothing moves")
+    heading = "on entry: release first, wait for all, then acquire"
+    if max(map(len, grid)) + 4 + len(heading) > WIDTH:  # too many components for both beside each other
+        lines = [*grid, heading, *_beside([stage.name for stage in view.stages], moves, gap=4)]
+    else:
+        lines = _beside(grid, [heading, *moves], gap=4)
+    first = view.plan.schedule.first
+    notes = [f"rollout || learn: rollout continues in every stage, {view.ahead}"] if view.ahead else []
+    if any(cell.waits for stage in view.stages for cell in stage.held.values()):
+        notes.append("(full): not needed in this stage, and no other component needs the room")
+    start = ", ".join(map(_move, first.acquires)) or "nothing"
+    notes.append(f"at the start everything is off; the first {first.stage} acquires {start}")
+    lines += [line for note in notes for line in textwrap.wrap(note, WIDTH - 2)]
+    yield chapter("stages: what each component holds on its accelerators", lines)
+
+
+def _move(move: Move) -> str:
+    return f"{move.component} {move.before.word}->{move.after.word}"
+
+
+def _transfers(view: PlanView) -> Iterator[str]:
+    if not view.transfers:
+        return
+    heading, transports = "transport: pairs of ranks", [t.by_transport for t in view.transfers]
+    rows: list[tuple[str, ...]] = [("what", "from -> to", "ranks", "how much")]
+    for t in view.transfers:
+        sizes = (str(view.plan.placement.world_size(c)) for c in (t.source, t.target))
+        rows.append((t.name, f"{t.source} -> {t.target}", " -> ".join(sizes), t.amount))
+    if max(map(len, table(rows))) + 3 + len(heading) > WIDTH - 2:  # long names: amounts join the last column
+        heading = f"how much; {heading}"
+        transports = [f"{t.amount}; {t.by_transport}" for t in view.transfers]
+        rows = [row[:3] for row in rows]
+    yield chapter("routes: which component sends to which", _beside(table(rows), [heading, *transports]))
+
+
+def _transports(view: PlanView) -> Iterator[str]:
+    if not view.transports:
+        return
+    rows: list[tuple[str, ...]] = [("transport", "because", "items go by", "device tensors by")]
+    rows += [(name, clipped(t.because, _LONGEST_CELL), t.items, t.tensors) for name, t in view.transports.items()]
+    lines = [*table([row[:3] for row in rows]), EMULATED] if emulated(view.plan.topology) else table(rows)
+    yield chapter("transports: how far apart two ranks are, and what carries data between them", lines)
+
+
+def _channels(view: PlanView) -> Iterator[str]:
+    if view.channels:
+        rows = [("name", "capacity", "lives in"), *((c.name, f"{c.capacity} items", c.location) for c in view.channels)]
+        yield chapter("channels", _beside(table(rows), ["because", *(c.why for c in view.channels)]))
+
+
+def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str]:
+    """Each row with its text in a column of its own, wrapped there."""
+    left = max(map(len, rows)) + gap
+    lines: list[str] = []
+    for row, text in zip(rows, texts, strict=True):
+        first, *more = textwrap.wrap(text, max(30, WIDTH - 2 - left)) or [""]
+        lines += [f"{row:<{left}}{first}", *(" " * left + line for line in more)]
+    return lines
+
+
+def _savings(memory: MemoryView) -> Iterator[str]:
+    """Both placements by stage: the same work, on how many accelerators."""
+    if memory.comparison is None:
+        return
+    savings, here, apart = memory.comparison.savings, memory.comparison.here, memory.comparison.apart
+    sizes = " + ".join(f"{component} {size}" for component, size in savings.by_component.items() if size)
+    if not savings.saved:
+        yield f"savings: none, every component has accelerators of its own ({sizes} = {savings.used})"
+        return
+    rows: list[tuple[str, ...]] = [
+        ("", "here", "each component on its own"),
+        ("accelerators", str(here.used), str(apart.used)),
+    ]
+    stages = dict.fromkeys((*here.at_work, *apart.at_work))
+    rows += [(f"at work in {stage}", show_work(here, stage), show_work(apart, stage)) for stage in stages]
+    sides = memory.comparison.here_bytes, memory.comparison.apart_bytes
+    if any(sides):
+        rows.append(("fullest holds", *map(show_bytes, sides)))
+    title = f"savings: {savings.used} accelerators do the work of {savings.dedicated}, {savings.saved} fewer"
+    yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)])
+
+
+def show_work(business: Business, stage: str) -> str:
+    """Accelerators at work, of those used; "-" where this placement has no such stage."""
+    count = business.at_work.get(stage)
+    return "-" if count is None else f"{count} ({count / business.used:.0%})"
+
+
+def _traffic(memory: MemoryView) -> Iterator[str]:
+    """What moving and syncing costs in each iteration, where anything is known to move."""
+    traffic = memory.traffic
+    if traffic.total_bytes:
+        rows = [
+            ("to the hosts", show_bytes(traffic.to_host_bytes), "releases copy it away"),
+            ("from the hosts", show_bytes(traffic.from_host_bytes), "acquires copy it back"),
+        ]
+        rows += [("weights", show_bytes(n), f"one sync, {by.value}") for by, n in traffic.weights_bytes.items()]
+        yield chapter("bytes in each iteration, samples not counted", table(rows))
+
+
+def _memory(view: PlanView, memory: MemoryView) -> str:
+    if view.memory_known:
+        return render_ledger(memory.ledger)
+    notes = [line for note in memory.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
+    return chapter("memory: not known", notes)

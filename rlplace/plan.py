@@ -187,7 +187,7 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
 
 def _verdict(reports: Sequence[PlanView]) -> int:
     """Says on stderr what does not fit."""
-    short = [p for report in reports for p in report.known.shortages]
+    short = [p for report in reports for p in report.shortages]
     if not short:
         return FITS
     print("\n".join(p.render() for p in short), file=sys.stderr)
@@ -245,8 +245,8 @@ def _solve(words: Sequence[str]) -> int:
     component = named[1] if len(named) > 1 else None
     code = FITS
     for report in _request(words[len(named) :]).reports():
-        solution = solve(report.known.case, knobs[named[0]], component)
-        print(render_solution(report.known.case, knobs[named[0]], component, solution))
+        solution = solve(report.case, knobs[named[0]], component)
+        print(render_solution(report.case, knobs[named[0]], component, solution))
         code = code if solution is not None else DOES_NOT_FIT
     return code
 

@@ -137,7 +137,7 @@ def _job(composed: compose.Composed) -> int:
     report, dry_run, job_spec = prepare(composed)
     _show(render_text(report))
     if not report.fits:
-        print(_counted(report.known.shortages), file=sys.stderr)
+        print(_counted(report.shortages), file=sys.stderr)
         return DOES_NOT_FIT
     if dry_run:
         _show("\ndry run: the plan holds, nothing was started")

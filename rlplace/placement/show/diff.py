@@ -87,7 +87,7 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 
 def _machines(view: PlanView) -> Iterator[tuple[str, str]]:
-    placement, comparison = view.plan.placement, view.known.comparison
+    placement, comparison = view.plan.placement, view.comparison
     yield "accelerators in use", f"{len(placement.used)} of {view.plan.topology.num_accelerators}"
     yield "nodes", str(view.plan.topology.num_nodes)
     yield "mode", placement.mode
@@ -107,7 +107,7 @@ def _residency(view: PlanView) -> Iterator[tuple[str, str]]:
 
 
 def _moves(view: PlanView) -> Iterator[tuple[str, str]]:
-    traffic = view.known.traffic
+    traffic = view.traffic
     yield "moves", str(view.moves)
     yield "copied to hosts", show_bytes(traffic.to_host_bytes)
     yield "copied from hosts", show_bytes(traffic.from_host_bytes)

@@ -98,7 +98,7 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
             because = f"{asked}; it stays, on no accelerator"
         elif not sharers:
             because = f"{asked}; it stays, its accelerators are its own"
-        elif not view.known.case.offload.get(component, False):
+        elif not view.case.offload.get(component, False):
             because = f"{asked}; it stays, enable_offload is not set"
         else:
             because = f"{asked}; it stays, no other component needs the room"

@@ -150,15 +150,31 @@ class PlanView:
         return sum(len(stage.releases) + len(stage.acquires) for stage in self.stages)
 
     @property
-    def ledger(self) -> MemoryLedger:
-        return self.known.ledger
-
-    @property
     def known(self) -> MemoryView:
         """The memory of a plan that was viewed with its memory case."""
         if self.memory is None:
             raise ValueError(f"{self.name}: no memory case was given")
         return self.memory
+
+    @property
+    def case(self) -> MemoryCase:
+        return self.known.case
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        return self.known.ledger
+
+    @property
+    def shortages(self) -> tuple[Problem, ...]:
+        return self.known.shortages
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.known.traffic
+
+    @property
+    def comparison(self) -> Comparison | None:
+        return self.known.comparison
 
     @property
     def fits(self) -> bool:

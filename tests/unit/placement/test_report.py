@@ -27,7 +27,7 @@ ALL = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7"
 
 
 def test_sharing_is_counted_against_each_component_on_its_own() -> None:
-    comparison = ppo().known.comparison
+    comparison = ppo().comparison
     assert comparison is not None
     assert (comparison.savings.used, comparison.savings.dedicated, comparison.savings.saved) == (8, 16, 8)
     assert comparison.here.at_work == {"sync": 8, "rollout": 8, "learn": 8}
@@ -44,12 +44,12 @@ def test_a_placement_that_shares_nothing_says_so() -> None:
 
 def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
     report = llm(ALL)
-    assert report.known.traffic.weights_bytes == {Transport.SAME_ACCELERATOR: 8 * MODEL_BYTES}
-    assert report.known.traffic.to_host_bytes == report.known.traffic.from_host_bytes > 100 * GIB
+    assert report.traffic.weights_bytes == {Transport.SAME_ACCELERATOR: 8 * MODEL_BYTES}
+    assert report.traffic.to_host_bytes == report.traffic.from_host_bytes > 100 * GIB
     assert "one sync, same_accelerator" in render_text(report)
     apart = llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2}]})
-    assert apart.known.traffic.weights_bytes == {Transport.NETWORK: 8 * MODEL_BYTES}
-    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).known.traffic.weights_bytes[Transport.SAME_ACCELERATOR]
+    assert apart.traffic.weights_bytes == {Transport.NETWORK: 8 * MODEL_BYTES}
+    two_each = llm({"actor": "0-7", "rollout": "0-7:0-3"}).traffic.weights_bytes[Transport.SAME_ACCELERATOR]
     assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
 
 
@@ -84,7 +84,7 @@ def test_the_text_fits_a_terminal_and_the_record_is_json(report: PlanView) -> No
 def test_what_does_not_fit_is_no_error_but_is_said() -> None:
     report = llm(ALL, actor={"enable_offload": True, "micro_batch": 64})
     assert not report.fits
-    assert [p.code for p in report.known.shortages] == ["does-not-fit"]
+    assert [p.code for p in report.shortages] == ["does-not-fit"]
     assert render_json(report)["shortages"][0]["code"] == "does-not-fit"
     assert "memory: does not fit" in render_text(report)
 
@@ -144,14 +144,14 @@ def test_measured_numbers_win() -> None:
     ],
 )
 def test_a_solution_says_what_it_is_and_what_it_leads_to(knob: Knob, component: str | None, told: str) -> None:
-    case = llm().known.case
+    case = llm().case
     text = render_solution(case, knob, component, solve(case, knob, component))
     assert told in text
     assert text.count(" of 80 GiB in ") == 2
 
 
 def test_where_nothing_fits_there_is_no_solution() -> None:
-    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).known.case
+    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).case
     assert solve(case, Knob.MICRO_BATCH) is None
     assert "micro_batch: does not fit, not even with 1" in render_solution(case, Knob.MICRO_BATCH, None, None)
     assert "at any value" in render_solution(case, Knob.KV_SHARE, None, None)
@@ -160,14 +160,14 @@ def test_where_nothing_fits_there_is_no_solution() -> None:
 def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
     on_nodes = {"node_group": "node", "placement": "0"}
     report = llm({"actor": on_nodes, "rollout": on_nodes, "agent": on_nodes})
-    assert report.known.comparison is None
+    assert report.comparison is None
     text = render_text(report)
     assert re.search(r"actor +1 +no accelerator +cpu", text)
     assert "savings" not in text
     assert render_json(report)["savings"] is None
     assert "0 of 8" in render_diff(report, report)
     assert "memory not known" in render_html(report)
-    assert "no accelerator is used" in render_solution(report.known.case, Knob.MICRO_BATCH, None, None)
+    assert "no accelerator is used" in render_solution(report.case, Knob.MICRO_BATCH, None, None)
     assert "sync needs only its weights; it stays, on no accelerator" in explain_component(report, "actor")
 
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import IO, Literal
 
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.show.columns import clipped, indented, table
+from rlplace.placement.show.text import chapter, table
+from rlplace.placement.show.view import clipped
 from rlplace.workers.machines import detect_accelerators
 
 FINE, FAILED, WRONG = 0, 1, 2
@@ -120,9 +121,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
     """The table, and below it the last words of each failure."""
     rows = [("check", "result", "seconds", "figure, or why not")]
     rows += [(o.check.name, o.result, f"{o.seconds:.1f}", clipped(o.figure, _WIDEST)) for o in outcomes]
-    failures = [
-        "\n".join([f"{o.check.name}:", *indented(o.errors.splitlines())]) for o in outcomes if o.result == "failed"
-    ]
+    failures = [chapter(f"{o.check.name}:", o.errors.splitlines()) for o in outcomes if o.result == "failed"]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
 
 

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines.contract import CacheBytes, Sampling
+from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
 from rlplace.workers.engines.vllm import VllmEngine
-from rlplace.workers.engines.vllm_support import VllmSettings
 from rlplace.workers.launch.devices import CudaDevice, Device
 
 PROMPT_TOKENS, SEQUENCES, CACHE_BYTES = 32, 32, 256 << 20
@@ -63,11 +62,10 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-def stored_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def stored_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    for file in sorted(folder.glob("*.safetensors")):
-        yield from load_file(file).items()
+    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
 
 
 def stepped(engine: VllmEngine, prompts: list[list[int]], new: int) -> int:
@@ -110,7 +108,7 @@ def rate(generate: Callable[[], int]) -> float:
 def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) -> None:
     device: Device = CudaDevice() if torch.cuda.is_available() else Host()
     context = PROMPT_TOKENS + new
-    settings = VllmSettings(
+    settings = EngineSettings(
         model=folder,
         dtype="fp32",
         context=context,

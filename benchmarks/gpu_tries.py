@@ -42,16 +42,15 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 def sleep(level: Literal[1, 2]) -> str:
     """Bytes and seconds of one sleep and wake, and what stays; the model must say the same after as before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.workers.engines.contract import CacheBytes, Sampling
+    from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
     from rlplace.workers.engines.vllm import VllmEngine
-    from rlplace.workers.engines.vllm_support import VllmSettings
 
     torch.cuda.init()
     free = _free()
     with tempfile.TemporaryDirectory() as temporary:
         folder = small_model(Path(temporary))
         memory = CacheBytes(size_bytes=4 * GIB)
-        settings = VllmSettings(model=folder, dtype="bf16", context=1024, memory=memory, sleep_level=level)
+        settings = EngineSettings(model=folder, dtype="bf16", context=1024, memory=memory, sleep_level=level)
         engine = VllmEngine(settings, Sampling(), device=CudaDevice(), owner="rollout rank 0", rank=0)
         engine.move(Residency.WEIGHTS)
         engine.load(stored_weights(folder), 1)

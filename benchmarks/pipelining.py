@@ -27,13 +27,13 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Observation
-from rlplace.workers.engines.vector_contract import Decision
+from rlplace.workers.engines.contract import Decision
 from rlplace.workers.job import TRAJECTORIES, Job
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.machines import declared_topology
-from rlplace.workers.roles.env import EnvWorker
-from rlplace.workers.roles.rollout import RolloutWorker
+from rlplace.workers.roles.env import VectorEnvWorker
+from rlplace.workers.roles.rollout import VectorRolloutWorker
 
 ROWS, STEPS, LIMIT_S = 8, 64, 120.0
 CASES = ((8.0, 8.0), (8.0, 4.0), (4.0, 8.0))  # ms that simulator and policy take for a step of all rows
@@ -62,7 +62,7 @@ class SlowJob(Job):
     row_s: float  # the policy takes this for each row
 
 
-class SlowRollout(RolloutWorker):
+class SlowRollout(VectorRolloutWorker):
     """A rollout worker with a slow policy of its own weights."""
 
     config: SlowJob
@@ -111,7 +111,7 @@ def measure(job: SlowJob, iterations: int) -> list[dict[str, float]]:
             c.name: cluster.channel(ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys), c.homes())
             for c in plan.channels
         }
-        workers = {"env": EnvWorker, "rollout": SlowRollout}
+        workers = {"env": VectorEnvWorker, "rollout": SlowRollout}
         groups: dict[str, WorkerGroup] = cluster.launch_all(
             {
                 name: (worker.create_group(job), plan.placement.get_strategy(name), channels)

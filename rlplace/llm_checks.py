@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlplace.config import Config, FrozenConfig, TrainedConfig
-from rlplace.envs import text
+from rlplace.envs.registry import check_task
 from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ from rlplace.placement.layout import Layout
 from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems
 from rlplace.workers.roles.prompts import check_prompts
-from rlplace.workers.roles.scorer_checks import check_judges
+from rlplace.workers.roles.scorer_text import check_scorers
 from rlplace.workers.training.trained_lm import not_run
 
 _SIMULATORS = ("env", "agent")  # roles without a model
@@ -38,10 +38,10 @@ def check_sizes(config: Config, layout: Layout, sources: Mapping[str, Source]) -
     """What can be said without the folder: the task and its rewards, the context, the engines' shares of the model."""
     assert config.runs, "only these are checked"
     runner, engines = config.runner, layout.placement.spec("rollout")
-    problems = list(text.check(config.text_env, seed=runner.seed, evaluated=runner.eval_every > 0))
+    problems = list(check_task(config.text_env, seed=runner.seed, evaluated=runner.eval_every > 0))
     problems += not_run("actor", config.actor)
     problems += critic_problems(config) if "critic" in config.placed else []
-    problems += check_judges(config, layout.placement.components)
+    problems += check_scorers(config, layout.placement.components)
     each = max((s.accelerators_per_rank for s in engines.segments), default=1)
     model, context = config.model or {}, config.algorithm.longest
     problems += vllm_support.model_problems(model, context=context, tensor_parallel=each)

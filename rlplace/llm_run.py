@@ -49,12 +49,11 @@ def llm_run(config: Config, layout: Layout) -> JobSpec:
 def worker_of(config: Config, component: str) -> type[Worker]:
     """What runs a component: by its role, a reward by what scores it."""
     from rlplace.workers.roles.critic import Critic
-    from rlplace.workers.roles.function_reward import RewardFunctionWorker
     from rlplace.workers.roles.lm_actor import LmActor
-    from rlplace.workers.roles.model_scorers import ReferenceWorker, RewardModelWorker
+    from rlplace.workers.roles.reference import ReferenceWorker
+    from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker, RewardModelWorker
     from rlplace.workers.roles.text_env import TextEnvWorker
     from rlplace.workers.roles.text_rollout import TextRolloutWorker
-    from rlplace.workers.roles.url_reward import RewardEndpointWorker
 
     workers: dict[str, type[Worker]] = {
         "actor": LmActor,

@@ -14,8 +14,8 @@ from rlplace.workers.job import Job
 
 def ppo_run(config: Config, plan: Plan) -> JobSpec:
     from rlplace.workers.roles.actor import PolicyActor
-    from rlplace.workers.roles.env import EnvWorker
-    from rlplace.workers.roles.rollout import RolloutWorker
+    from rlplace.workers.roles.env import VectorEnvWorker
+    from rlplace.workers.roles.rollout import VectorRolloutWorker
 
     steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
     spaces = describe(config.simulator_env)
@@ -24,7 +24,7 @@ def ppo_run(config: Config, plan: Plan) -> JobSpec:
         cluster=config.cluster,
         runner=config.runner,
         plan=plan,
-        workers={"actor": PolicyActor, "env": EnvWorker, "rollout": RolloutWorker},
+        workers={"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker},
         arguments=Job(config=config, spaces=spaces, routes=plan.routes, deliveries=plan.deliveries),
         case=case,
         ledger=case.ledger(),

@@ -23,13 +23,14 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS, LlmJob, samples_for, scores_of
-from rlplace.workers.roles.model_scorers import ReferenceWorker, RewardModelWorker
-from rlplace.workers.roles.scorer import Judge
+from rlplace.workers.roles.reference import ReferenceWorker
+from rlplace.workers.roles.reward import RewardModelWorker
+from rlplace.workers.roles.scorer import Scorer
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.lm_ranks import PROMPTS, made_up_samples
 from tests.worker_ranks import listen, rank_processes, rendezvous_at
 
-KINDS: Mapping[str, type[Judge]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
+KINDS: Mapping[str, type[Scorer]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
 Said = dict[tuple[int, int], list[float]]  # (group, sample) -> values
 TIMEOUT_S = 30.0
 
@@ -76,8 +77,8 @@ def make_judge(
     rank: int = 0,
     rendezvous: Rendezvous | None = None,
     device: Device | None = None,
-    kind: type[Judge] | None = None,
-) -> Judge:
+    kind: type[Scorer] | None = None,
+) -> Scorer:
     """One rank that is set up and FULL; without a device on an emulated accelerator of a GiB. A collective."""
     slot = Slot(
         component=scenario.component,
@@ -103,8 +104,8 @@ def make_judge(
 
 @contextlib.contextmanager
 def sole_judge(
-    scenario: JudgeScenario, device: Device | None = None, kind: type[Judge] | None = None
-) -> Iterator[tuple[Judge, dict[str, Channel]]]:
+    scenario: JudgeScenario, device: Device | None = None, kind: type[Scorer] | None = None
+) -> Iterator[tuple[Scorer, dict[str, Channel]]]:
     """The only rank, here, and its channels."""
     channels: dict[str, Channel] = {spec.name: LocalChannel(spec) for spec in scenario.specs}
     judge = make_judge(scenario, channels, device=device, kind=kind)

@@ -18,8 +18,8 @@ from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.job import TRAJECTORIES, Job
-from rlplace.workers.roles.env import EnvWorker
-from rlplace.workers.roles.rollout import RolloutWorker
+from rlplace.workers.roles.env import VectorEnvWorker
+from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 
 GYMS = "tests.gyms"  # where the simulators made for tests are registered
@@ -106,8 +106,8 @@ class RolloutStage:
     def __init__(self, layout: Layout, env: Mapping[str, object], *, steps: int, weights_seed: int = 1) -> None:
         self.plan, self.job = plan_of(layout, env, steps)
         self.channels = channels_of(self.plan)
-        self.env = [EnvWorker(self.job, self._context("env", r)) for r in range(layout.env)]
-        self.rollout = [RolloutWorker(self.job, self._context("rollout", r)) for r in range(layout.rollout)]
+        self.env = [VectorEnvWorker(self.job, self._context("env", r)) for r in range(layout.env)]
+        self.rollout = [VectorRolloutWorker(self.job, self._context("rollout", r)) for r in range(layout.rollout)]
         for worker in (*self.env, *self.rollout):
             worker.setup()
             worker.move(Residency.FULL)

@@ -1,62 +1,123 @@
-"""Finds the adapter a config names and asks it; the one place that knows which adapters are shipped."""
+"""Finds the simulator adapter or text task that a config names; the one place that knows which are shipped."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean
 
 if TYPE_CHECKING:
-    from rlplace.config import SimulatorEnvConfig
+    from rlplace.config import SimulatorEnvConfig, TextEnvConfig
     from rlplace.envs.contract import Adapter
     from rlplace.envs.spaces import Spaces
+    from rlplace.envs.text.contract import Split, TextTask
 
-SHIPPED: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
-_KEY = "env.kind"
+ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
+TASKS: Mapping[str, str] = {
+    "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
+    "prompts": "rlplace.envs.text.data_set:PromptSet",
+    "reasoning_gym": "rlplace.envs.text.reasoning:ReasoningGym",
+    "guess_number": "rlplace.envs.text.tasks:GuessNumber",
+    "toy_text": "rlplace.envs.text.games:ToyText",
+    "text_arena": "rlplace.envs.text.games:TextArena",
+}
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_adapter(name: str) -> Adapter:
-    """The adapter called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError.
+def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str) -> Any:
+    """Return what is called `name`: a shipped object by its short name, the user's by package.module:Name.
 
-    Finding is cheap: an adapter imports its library only when asked something.
+    Raises ConfigError; what the user's module raises when imported is not caught.
     """
-    module_name, colon, attribute = SHIPPED.get(name, name).partition(":")
+    module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
-        raise ConfigError([_unknown(name)])
+        near = did_you_mean(name, shipped)
+        why = "shipped: " + ", ".join(shipped) + "; your own is named package.module:Name"
+        fix = f"{key.rpartition('.')[2]}: {near or next(iter(shipped))}"
+        raise ConfigError([Problem(code=code, key=key, what=unknown(noun, near), got=name, why=why, fix=fix)])
     try:
         module = importlib.import_module(module_name)
+        why = f"module {module_name} has no {attribute}"
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the adapter is there; something it imports is not
-        raise ConfigError([_not_importable(name, f"there is no module {error.name}")]) from error
+            raise  # it is there; something that it imports is not
+        module, why = None, f"there is no module {error.name}"
     if not hasattr(module, attribute):
-        raise ConfigError([_not_importable(name, f"module {module_name} has no {attribute}")])
-    return cast("Adapter", getattr(module, attribute)())
+        fix = "put the folder of your package on PYTHONPATH, or correct the name"
+        what = f"no {noun} can be found there"
+        raise ConfigError([Problem(code=code, key=key, what=what, got=name, why=why, fix=fix)])
+    return getattr(module, attribute)
 
 
-def _unknown(name: str) -> Problem:
-    near = did_you_mean(name, SHIPPED)
-    return Problem(
-        code="unknown-adapter",
-        key=_KEY,
-        what="unknown simulator library" + (f", did you mean {near!r}?" if near else ""),
-        got=name,
-        why="shipped adapters: " + ", ".join(SHIPPED) + "; your own is named package.module:Class",
-        fix=f"kind: {near or next(iter(SHIPPED))}",
+def unknown(noun: str, near: str | None) -> str:
+    """Say what is wrong with a name, with the nearest known one."""
+    return f"unknown {noun}" + (f", did you mean {near!r}?" if near else "")
+
+
+def unknown_arguments(
+    call: Callable[..., Any], kwargs: Mapping[str, object], *, given: tuple[str, ...], key: str, code: str
+) -> list[Problem]:
+    """Report what of `kwargs` the callable does not take; `given` are arguments it gets from elsewhere."""
+    parameters = inspect.signature(call).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return []
+    takes = [n for n, p in parameters.items() if n not in given and p.kind is not p.VAR_POSITIONAL]
+    problems = []
+    for name in [n for n in kwargs if n not in takes]:
+        near = did_you_mean(name, takes)
+        problems.append(
+            Problem(
+                code=code,
+                key=f"{key}.{name}",
+                what=unknown("argument", near),
+                got=f"{name}: {kwargs[name]}",
+                span=(0, len(name)),
+                why=f"{call.__name__} takes " + (", ".join(takes) or "none"),
+                fix=f"{near}: {kwargs[name]}" if near else f"remove {name}",
+            )
+        )
+    return problems
+
+
+def unknown_choice(
+    argument: str, got: str, known: Iterable[str], *, why: str, example: str | None = None
+) -> ConfigError:
+    """Refuse an argument of a task that names none of the library's."""
+    known = list(known)
+    near = did_you_mean(got, known)
+    fix = f"{argument}: {near or example or known[0]}"
+    key = f"env.kwargs.{argument}"
+    return ConfigError(
+        [Problem(code="bad-task-kwargs", key=key, what=unknown(argument, near), got=got, why=why, fix=fix)]
     )
 
 
-def _not_importable(name: str, why: str) -> Problem:
-    fix = "put the folder of your package on PYTHONPATH, or correct the name"
-    return Problem(code="unknown-adapter", key=_KEY, what="no adapter can be found there", got=name, why=why, fix=fix)
+def missing_library(why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task") -> ConfigError:
+    """Name the extra of this package that installs a library."""
+    what, fix = f"a library of {of} is not installed", f"pip install 'rlplace[{extra}]'"
+    return ConfigError([Problem(code="missing-library", key=key, what=what, got=got, why=why, fix=fix)])
+
+
+# ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_adapter(name: str) -> Adapter:
+    """Return the adapter called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError.
+
+    Finding is cheap: an adapter imports its library only when it is used.
+    """
+    kind = named(name, ADAPTERS, key="env.kind", code="unknown-adapter", noun="simulator library")
+    return cast("Adapter", kind())
 
 
 def check(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> tuple[Problem, ...]:
-    """What can be said against the `env` block without building a simulator.
+    """Report what is wrong with the `env` block, without building a simulator.
 
     Silent where the simulator's library is not installed: a plan needs none. `sources` maps key paths to where they
     were written.
@@ -69,7 +130,7 @@ def check(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = Non
 
 
 def describe(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> Spaces:
-    """What the simulator of this config shows and takes, by building one. Raises ConfigError."""
+    """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
     try:
         return find_adapter(config.kind).describe(config)
     except ConfigError as error:
@@ -83,3 +144,73 @@ def _located(problems: Iterable[Problem], sources: Mapping[str, Source] | None) 
 def row_seeds(seed: int, first_row: int, rows: int) -> Sequence[int]:
     """Seeds of the simulators of global rows first_row..first_row + rows - 1: the same simulator in every placement."""
     return [random.Random(f"{seed}/{row}").getrandbits(31) for row in range(first_row, first_row + rows)]
+
+
+# ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_task(name: str) -> type[TextTask]:
+    """Return the class called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError."""
+    return cast("type[TextTask]", named(name, TASKS, key="env.task", code="unknown-task", noun="text task"))
+
+
+def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
+    """Make the task of one split. Raises ConfigError: unknown, wrong arguments, a broken or empty data set."""
+    name = config.task
+    assert name is not None, "a run has a task"
+    kind = find_task(name)
+    kwargs = {**config.kwargs, **(config.eval_kwargs if split == "held_out" else {})}
+    problems = unknown_arguments(kind, kwargs, given=("seed", "split"), key="env.kwargs", code="bad-task-kwargs")
+    if problems:
+        raise ConfigError(problems)
+    shown = ", ".join(f"{key}: {value}" for key, value in kwargs.items()) or "none"
+    try:
+        task = kind(seed=seed, split=split, **kwargs)  # type: ignore[call-arg]  # a Protocol says nothing of this
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        refused = Problem(
+            code="bad-task-kwargs",
+            key="env.kwargs",
+            what="the task does not take these arguments",
+            got=shown,
+            why=f"{name}: {error}",
+            fix="correct what it names, or kwargs: {}",
+        )
+        raise ConfigError([refused]) from error
+    if task.size == 0:
+        empty = Problem(
+            code="empty-dataset",
+            key="env.kwargs",
+            what="there is no prompt in it",
+            got=shown,
+            why=f"{name} has to ask something",
+            fix="path: <a file or folder with at least one row>",
+        )
+        raise ConfigError([empty])
+    if split == "held_out" and task.size is not None and not config.eval_kwargs:
+        same = Problem(
+            code="nothing-held-out",
+            key="env.eval_kwargs",
+            what="the held-out prompts would be those that are trained on",
+            got="{}",
+            why=f"{name} has {task.size} prompts, and no key names which of them, or which others, to evaluate on",
+            fix="eval_kwargs: {path: <other prompts>}        (or: runner.eval_every: 0)",
+        )
+        raise ConfigError([same])
+    return task
+
+
+def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> tuple[Problem, ...]:
+    """Report what is wrong with the task and its rewards, by making them; `evaluated`: with held-out prompts."""
+    from rlplace.envs.text.rewards import find_rewards
+
+    problems: list[Problem] = []
+    splits: tuple[Split, ...] = ("train", "held_out") if evaluated else ("train",)
+    for split in splits:
+        try:
+            task = make_task(config, seed=seed, split=split)
+            find_rewards(config.rewards, task)
+        except ConfigError as error:
+            problems += [p for p in error.problems if p not in problems]
+    return tuple(problems)

@@ -17,7 +17,7 @@ WEIGHTS = "weights"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The `config` of EnvWorker, RolloutWorker and PolicyActor."""
+    """The `config` of VectorEnvWorker, VectorRolloutWorker and PolicyActor."""
 
     config: Config
     spaces: Spaces

@@ -21,6 +21,7 @@ import torch
 from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.errors import Problem, WeightSyncError
 from rlplace.metrics import Metric, Metrics
+from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,10 +59,10 @@ def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shar
 
 
 class SyncProbe:
-    """A rollout rank's side. Owns what the actor said of the version that was loaded last, until it is compared."""
+    """A rollout rank's side. Owns the actor's log-probabilities of the last loaded version until they are compared."""
 
-    def __init__(self, tokens: Sequence[int], tolerance: float, owner: str) -> None:
-        self._tokens, self._tolerance, self._owner = tokens, tolerance, owner
+    def __init__(self, engine: TextEngine, tokens: Sequence[int], tolerance: float, owner: str) -> None:
+        self._engine, self._tokens, self._tolerance, self._owner = engine, tokens, tolerance, owner
         self._said: NDArray[np.float32] | None = None
         self._largest: float | None = None
 
@@ -70,17 +71,20 @@ class SyncProbe:
         said = tensors.pop(NAME, None)
         self._said = None if said is None or said.isnan().any() else said.cpu().numpy().copy()
 
-    def compare(self, engine: TextEngine) -> None:
-        """Once for each version that is probed. Raises WeightSyncError where they differ by more than rounding."""
-        if self._said is None:
+    def compare(self) -> None:
+        """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
+
+        Does nothing while the engine cannot generate. Raises WeightSyncError where they differ by more than rounding.
+        """
+        if self._said is None or self._engine.residency is not Residency.FULL:
             return
         said, self._said = self._said, None
-        differences = np.abs(np.asarray(engine.logprobs(self._tokens), np.float64) - said)
+        differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - said)
         differences[np.isnan(differences)] = np.inf
         worst = int(differences.argmax())
         self._largest = float(differences[worst])
         if self._largest > self._tolerance:
-            raise WeightSyncError(self._problem(worst, float(said[worst]), engine.version))
+            raise WeightSyncError(self._problem(worst, float(said[worst]), self._engine.version))
 
     def metrics(self) -> Metrics:
         """Of the last comparison; nothing before."""

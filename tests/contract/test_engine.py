@@ -15,8 +15,8 @@ from rlplace.errors import NotResident
 from rlplace.models.distributions import noise_shape
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency
+from rlplace.workers.engines.contract import Engine
 from rlplace.workers.engines.torch import TorchEngine
-from rlplace.workers.engines.vector_contract import Engine
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -101,28 +101,6 @@ def test_it_decides_by_the_weights_loaded_last(ready: Bench) -> None:
     ready.engine.load(ready.weights(seed=1), 9)
     assert np.array_equal(ready.engine.decide(*ready.batch()).values, before.values)
     assert ready.engine.digest() == first
-
-
-def test_an_update_of_some_weights_leaves_the_others(ready: Bench) -> None:
-    name, other = list(ready.weights())[:2]
-    both = {**ready.weights(seed=1), name: ready.weights(seed=2)[name]}
-    ready.engine.update({name: ready.weights(seed=2)[name]}, 8)
-    updated = ready.engine.digest()
-    assert ready.engine.decide(*ready.batch()).version == 8
-    ready.engine.load(both, 9)
-    assert ready.engine.digest() == updated
-    with pytest.raises(ValueError, match="is not the policy's"):
-        ready.engine.update({"nobody": ready.weights()[other]}, 10)
-
-
-def test_an_update_needs_weights_to_build_on(bench: Bench) -> None:
-    with pytest.raises(NotResident) as caught:
-        bench.engine.update(bench.weights(), 1)
-    assert caught.value.code == "not-resident"
-    bench.engine.move(FULL)
-    with pytest.raises(NotResident) as caught:
-        bench.engine.update(bench.weights(), 1)
-    assert caught.value.code == "no-weights"
 
 
 def test_loading_copies(ready: Bench) -> None:

@@ -38,9 +38,10 @@ Build = Callable[[Path, Sampling, Device], TextEngine]
 
 
 def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
-    from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
+    from rlplace.workers.engines.contract import EngineSettings
+    from rlplace.workers.engines.transformers import TransformersEngine
 
-    settings = TransformersSettings(
+    settings = EngineSettings(
         model=folder,
         dtype="fp32",
         context=CONTEXT,
@@ -51,10 +52,10 @@ def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> Tex
 
 
 def vllm_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
+    from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
-    from rlplace.workers.engines.vllm_support import VllmSettings
 
-    settings = VllmSettings(
+    settings = EngineSettings(
         model=folder,
         dtype="fp32",
         context=CONTEXT,
@@ -108,9 +109,10 @@ class Bench:
         engine.load(self.weights(1), 1)
         return engine
 
-    def weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, version: int) -> Mapping[str, Tensor]:
         """Tied ones under each of their names."""
-        return iter(self.models[version].state_dict().items())
+        weights: Mapping[str, Tensor] = self.models[version].state_dict()
+        return weights
 
     def close(self) -> None:
         if self._engine is not None:
@@ -289,7 +291,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(bench: Bench) ->
     weights["stranger"] = weights.pop(missing)
     weights[reshaped] = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="version 2 do not fit the model") as caught:
-        engine.load(iter(weights.items()), 2)
+        engine.load(weights, 2)
     for part in (f"{missing} is missing", "stranger is not the model's", f"{reshaped} is [1, 2], expected [128, 64]"):
         assert part in str(caught.value)
     assert engine.version == 1
@@ -298,8 +300,8 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(bench: Bench) ->
 
 def test_loading_copies(bench: Bench) -> None:
     engine = bench.ready()
-    weights = {name: weight.clone() for name, weight in bench.weights(2)}
-    engine.load(iter(weights.items()), 2)
+    weights = {name: weight.clone() for name, weight in bench.weights(2).items()}
+    engine.load(weights, 2)
     tokens = request_of(0).tokens.tolist()
     before = engine.logprobs(tokens)
     for weight in weights.values():
@@ -311,7 +313,7 @@ def test_loading_copies(bench: Bench) -> None:
 def test_factors_are_added_in_loading_to_weights_that_stay_as_they_are(bench: Bench) -> None:
     engine = bench.ready()
     model = copy.deepcopy(bench.models[1])
-    weights = {name: weight.clone() for name, weight in bench.weights(1)}
+    weights = {name: weight.clone() for name, weight in bench.weights(1).items()}
     factors = {}
     for name, parameter in model.named_parameters():
         if name.endswith(("q_proj.weight", "down_proj.weight")):  # one of three that vLLM packs, and one alone
@@ -323,9 +325,9 @@ def test_factors_are_added_in_loading_to_weights_that_stay_as_they_are(bench: Be
     expected = expected.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
     assert np.abs(np.array(engine.logprobs(tokens)) - expected).max() > 0.01
     for version in (2, 3):  # again from the same weights: what was added before is not in it
-        engine.load(weights.items(), version, factors)
+        engine.load(weights, version, factors)
         assert np.abs(np.array(engine.logprobs(tokens)) - expected).max() < CLOSE
-    assert all(torch.equal(weights[name], weight) for name, weight in bench.weights(1))
+    assert all(torch.equal(weights[name], weight) for name, weight in bench.weights(1).items())
 
 
 # ── abort ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -354,7 +356,7 @@ def test_what_was_aborted_can_be_submitted_again(bench: Bench) -> None:
 def test_each_residency_holds_more_than_the_one_below(bench: Bench) -> None:
     engine = bench.born()
     held = {to: engine.move(to) for to in (OFF, WEIGHTS, FULL)}
-    weights = sum(w.nbytes for w in {w.data_ptr(): w for _, w in bench.weights(1)}.values())
+    weights = sum(w.nbytes for w in {w.data_ptr(): w for w in bench.weights(1).values()}.values())
     assert held[WEIGHTS] - held[OFF] >= weights
     assert 0 < held[FULL] - held[WEIGHTS] <= CACHE_BYTES
     for to in (FULL, WEIGHTS, OFF, OFF, FULL, OFF, WEIGHTS, FULL):

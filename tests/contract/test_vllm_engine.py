@@ -15,9 +15,8 @@ from torch import Tensor
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, Sampling
-from rlplace.workers.engines.sleep import KV_CACHE, WEIGHTS
-from rlplace.workers.engines.vllm_support import VllmSettings
+from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineSettings, EngineShare, Sampling
+from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import tiny_model
@@ -77,7 +76,7 @@ def build(folder: Path) -> Iterator[Build]:
     engines: list[VllmEngine] = []
 
     def make(device: Device, **others: Any) -> VllmEngine:
-        settings = VllmSettings(
+        settings = EngineSettings(
             model=folder,
             dtype="fp32",
             context=64,
@@ -112,7 +111,7 @@ def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, 
     engine = build(device, sleep_level=1)
     assert (engine.move(OFF), engine.host_bytes, device.held) == (0, 0, {})
     assert engine.move(FULL) == size + CACHE_BYTES
-    engine.load(weights.items(), 5)
+    engine.load(weights, 5)
     before = answer(engine)
     assert engine.move(OFF) == 0
     assert (engine.host_bytes, device.held, engine.version) == (size, {}, 5)
@@ -132,7 +131,7 @@ def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(
     engine = build(Ledger(), cache_fp8=True)
     assert engine._vllm.vllm_config.cache_config.num_gpu_blocks == pytest.approx(4 * blocks, abs=4)
     engine.move(FULL)
-    engine.load(weights.items(), 1)
+    engine.load(weights, 1)
     assert 1e-3 < difference(engine, expected) < 0.5
     assert len(answer(engine)) == 8
 
@@ -146,7 +145,7 @@ def test_what_does_not_fit_beside_others_is_refused_and_can_be_tried_again(
     with pytest.raises(MemoryError, match=KV_CACHE):
         engine.move(FULL)
     assert (engine.residency, device.held) == (WEIGHTS_ONLY, {WEIGHTS: size})
-    engine.load(weights.items(), 1)
+    engine.load(weights, 1)
     device.limit = None
     assert engine.move(FULL) == device.held_bytes() == size + CACHE_BYTES
     assert difference(engine, expected) < 1e-3
@@ -178,7 +177,7 @@ def test_without_a_seed_no_two_engines_draw_alike(build: Build, weights: Mapping
     for _ in range(2):
         engine = build(Ledger())
         engine.move(FULL)
-        engine.load(weights.items(), 1)
+        engine.load(weights, 1)
         drawn.append(answer(engine, dataclasses.replace(GREEDY, greedy=False)))
         engine.close()
     assert drawn[0] != drawn[1]
@@ -195,13 +194,13 @@ def test_an_engine_over_two_processes_is_the_same_engine(
     held = engine.move(WEIGHTS_ONLY)
     size = sum(weight.nbytes for weight in weights.values())
     assert size / 2 <= held < 0.6 * size  # norms are on both
-    engine.load(weights.items(), 1)
+    engine.load(weights, 1)
     assert engine.move(FULL) - held == device.held[KV_CACHE]
     assert difference(engine, expected) < 1e-3
     assert len(answer(engine)) == 8
     assert engine.move(OFF) == 0
     engine.move(FULL)
-    engine.load(weights.items(), 2)
+    engine.load(weights, 2)
     assert difference(engine, expected) < 1e-3
 
 
@@ -216,7 +215,7 @@ def test_sleep_on_a_gpu_frees_what_it_says(
     asleep = engine.move(OFF)
     awake = engine.move(WEIGHTS_ONLY)
     assert awake - asleep >= size
-    engine.load(((name, weight.cuda()) for name, weight in weights.items()), 1)
+    engine.load({name: weight.cuda() for name, weight in weights.items()}, 1)
     assert engine.move(FULL) - awake >= 0.9 * cache
     assert difference(engine, expected) < 0.1
     before, free = answer(engine), torch.cuda.mem_get_info()[0]
@@ -226,6 +225,6 @@ def test_sleep_on_a_gpu_frees_what_it_says(
     assert engine.host_bytes >= (size if level == 1 else 0)
     engine.move(WEIGHTS_ONLY)
     if level == 2:
-        engine.load(weights.items(), 2)
+        engine.load(weights, 2)
     engine.move(FULL)
     assert answer(engine) == before

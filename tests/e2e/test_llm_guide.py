@@ -14,7 +14,7 @@ import yaml
 from rlplace import train
 from rlplace.config import read_config
 from rlplace.config.schema import AlgorithmName
-from rlplace.envs.text.registry import TASKS
+from rlplace.envs.registry import TASKS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL)

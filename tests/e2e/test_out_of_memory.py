@@ -17,8 +17,8 @@ from rlplace.placement.show.view import view_plan
 from rlplace.ppo_run import ppo_run
 from rlplace.run import run
 from rlplace.train import read_plan
-from rlplace.workers.roles.env import EnvWorker
-from rlplace.workers.roles.rollout import RolloutWorker
+from rlplace.workers.roles.env import VectorEnvWorker
+from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport
 from tests.e2e.training import INLINE, placed
 
@@ -27,7 +27,7 @@ MEMORY = 330 * MIB  # env 256 and rollout 64 MiB are there together
 ACTOR_FULL = 109_000  # bytes, a little less than its state with the optimizer's
 
 
-class LeavingRollout(RolloutWorker):
+class LeavingRollout(VectorRolloutWorker):
     """Says when it has left: it and the env leave at the same time."""
 
     left = threading.Event()
@@ -39,7 +39,7 @@ class LeavingRollout(RolloutWorker):
         return report
 
 
-class KeepingEnv(EnvWorker):
+class KeepingEnv(VectorEnvWorker):
     """Once it has played, it gives back all but `kept` bytes."""
 
     kept = MEMORY - ACTOR_FULL
@@ -64,7 +64,7 @@ class KeepingLessEnv(KeepingEnv):
     kept = MEMORY - 120_000
 
 
-def run_with(env: type[EnvWorker], output: Path) -> None:
+def run_with(env: type[VectorEnvWorker], output: Path) -> None:
     overrides = [*INLINE, *placed("0", "0", "0"), f"cluster.accelerator.memory={MEMORY}", f"runner.output_dir={output}"]
     (composed,) = compose.with_hydra(["--config-name", "collocated_ppo", *overrides])
     config, plan = read_plan(composed)

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.envs.registry import missing_library
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import ConfigError, Problem, did_you_mean
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rlplace.config import SimulatorEnvConfig
     from rlplace.envs.gymnasium.vector import GymnasiumVector
 
-# Arguments of gymnasium.make that are not the simulator's own, and the key of the config that says the same.
+# Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
 _RESERVED = {
     "id": "env.id",
     "max_episode_steps": "env.max_episode_steps",
@@ -39,7 +40,7 @@ class GymnasiumAdapter:
         _require(config)
         env = _make_described(config)
         try:
-            problems = _observation_problems(env.observation_space) + _action_problems(env.action_space)
+            problems = _space_problems(env)
             if problems:
                 raise ConfigError(problems)
             return Spaces(
@@ -58,13 +59,13 @@ class GymnasiumAdapter:
 
 
 def _require(config: SimulatorEnvConfig) -> None:
-    """Raises ConfigError unless the library is there and knows the id."""
+    """Raise ConfigError unless the library is installed and knows the id."""
     try:
         import gymnasium  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "gymnasium":
             raise
-        raise ConfigError([_missing("gymnasium", config)]) from error
+        raise _missing("gymnasium", config) from error
     problems = [*_id_problems(config.id), *_reserved_problems(config)]
     if problems:
         raise ConfigError(problems)
@@ -78,19 +79,27 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _make_described(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """One environment, with what goes wrong at building told as a problem of the config."""
+    """Make one environment; raise what goes wrong as a problem of the config."""
     import gymnasium
 
     try:
         return _make(config)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError([_missing(str(error).splitlines()[0], config)]) from error
+        raise _missing(str(error).splitlines()[0], config) from error
     except ModuleNotFoundError as error:
-        raise ConfigError([_missing(error.name or str(error), config)]) from error
+        raise _missing(error.name or str(error), config) from error
     except (TypeError, ValueError, OSError) as error:
         if not config.kwargs:
             raise  # the simulator's own bug
-        raise ConfigError([_kwargs_problem(config, error)]) from error
+        refused = Problem(
+            code="bad-simulator-kwargs",
+            key="env.kwargs",
+            what="the simulator does not take these arguments",
+            got=", ".join(f"{name}: {value}" for name, value in config.kwargs.items()),
+            why=f"{config.id}: {error}",
+            fix="kwargs: {}",
+        )
+        raise ConfigError([refused]) from error
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
@@ -137,7 +146,7 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
             what="is not an argument of the simulator",
             got=f"{name}: {config.kwargs[name]}",
             span=(0, len(name)),
-            why=f"{key} says it" if key else "environments are always built unchecked",
+            why=f"{key} sets it" if key else "environments are always built unchecked",
             fix=f"remove it here and set {key}" if key else "remove it",
         )
         for name, key in _RESERVED.items()
@@ -145,53 +154,29 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     ]
 
 
-def _missing(what: str, config: SimulatorEnvConfig) -> Problem:
-    return Problem(
-        code="missing-library",
-        key="env.id",
-        what="a library of the simulator is not installed",
-        got=config.id,
-        why=what,
-        fix="pip install 'rlplace[envs]'",
-    )
+def _missing(why: str, config: SimulatorEnvConfig) -> ConfigError:
+    return missing_library(why, got=config.id, extra="envs", key="env.id", of="the simulator")
 
 
-def _kwargs_problem(config: SimulatorEnvConfig, error: Exception) -> Problem:
-    return Problem(
-        code="bad-simulator-kwargs",
-        key="env.kwargs",
-        what="the simulator does not take these arguments",
-        got=", ".join(f"{name}: {value}" for name, value in config.kwargs.items()),
-        why=f"{config.id} says: {error}",
-        fix="kwargs: {}",
-    )
-
-
-def _observation_problems(space: gymnasium.Space[Any]) -> list[Problem]:
-    from gymnasium.spaces import Box
-
-    if isinstance(space, Box):
-        return []
-    why = "policies take one array of numbers per step"
-    fix = "wrap it with gymnasium.wrappers.FlattenObservation where you register it"
-    return [_unsupported("shows observations that are not one array", space, why, fix)]
-
-
-def _action_problems(space: gymnasium.Space[Any]) -> list[Problem]:
+def _space_problems(env: gymnasium.Env[Any, Any]) -> list[Problem]:
     from gymnasium.spaces import Box, Discrete
 
-    if isinstance(space, Discrete) or (isinstance(space, Box) and space.dtype.kind == "f"):
-        return []
-    why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
-    return [
-        _unsupported("takes actions no policy gives", space, why, "wrap it with an ActionWrapper where you register it")
-    ]
+    problems: list[Problem] = []
+    shown, taken = env.observation_space, env.action_space
+    if not isinstance(shown, Box):
+        why = "policies take one array of numbers per step"
+        fix = "wrap it with gymnasium.wrappers.FlattenObservation where you register it"
+        problems.append(_unsupported("shows observations that are not one array", shown, why, fix))
+    if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
+        why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
+        fix = "wrap it with an ActionWrapper where you register it"
+        problems.append(_unsupported("takes actions no policy gives", taken, why, fix))
+    return problems
 
 
 def _unsupported(what: str, space: gymnasium.Space[Any], why: str, fix: str) -> Problem:
-    return Problem(
-        code="unsupported-space", key="env.id", what=f"the simulator {what}", got=str(space), why=why, fix=fix
-    )
+    what = f"the simulator {what}"
+    return Problem(code="unsupported-space", key="env.id", what=what, got=str(space), why=why, fix=fix)
 
 
 def _actions(space: gymnasium.Space[Any]) -> DiscreteActions | ContinuousActions:

@@ -1,9 +1,11 @@
-"""Runs reward functions over finished episodes: here for shipped ones, in processes with limits for all others.
+"""Runs reward functions over finished episodes: shipped ones here, all others in processes with limits.
 
 ::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
+
+Run as a module, with the number of its end of a pipe, this is such a process.
 """
 
 from __future__ import annotations
@@ -11,27 +13,32 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
+from rlplace.errors import RewardError
 
 Graded = tuple[Case, dict[str, float]]  # each reward function's own number, by its name
 _START_S = 120.0  # longest that a process may take to import the user's functions
+_PATIENCE = 2  # times the deadline: the parent that keeps it may have been killed
 
 
 class Grader(Protocol):
     def submit(self, case: Case) -> None:
-        """Does not block for longer than a shipped function takes."""
+        """Start grading; blocks no longer than a shipped function takes."""
         ...
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """What was graded since asked last; `wait`: blocks until there is something, if anything is under way.
+        """Return what was graded since the last call; with `wait`, block until something is, if anything is in flight.
 
         Raises RewardError for the first function that failed.
         """
@@ -43,14 +50,14 @@ class Grader(Protocol):
 def grader_of(
     rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int = 4 << 30, processes: int = 1
 ) -> Grader:
-    """Shipped functions neither hang nor eat memory and run here; with any other, all run in processes."""
+    """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
     if all(reward.trusted for reward in rewards):
         return InlineGrader(rewards)
     return ProcessGrader(rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes)
 
 
 class InlineGrader:
-    """Grades in the caller's thread, at once."""
+    """Grades at once in the caller's thread."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self._functions = [(reward, reward.function()) for reward in rewards]
@@ -74,15 +81,15 @@ class InlineGrader:
         pass
 
 
-class _Seat:
-    """One process, and the case that it has on its hands."""
+class _GraderProcess:
+    """One process, and the case that it works on."""
 
     def __init__(self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float) -> None:
         self.pipe, other = multiprocessing.connection.Pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlplace.envs.text.grader_process", str(other.fileno())],
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "rlplace.envs.text.graders", str(other.fileno())],
                 env={**os.environ, "PYTHONPATH": paths},
                 pass_fds=(other.fileno(),),
                 start_new_session=True,  # so that what it starts can be killed with it
@@ -97,8 +104,8 @@ class _Seat:
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
         self.pipe.close()
 
 
@@ -108,7 +115,7 @@ class ProcessGrader:
     def __init__(self, rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int, processes: int) -> None:
         self._rewards, self._timeout_s, self._memory_bytes, self._most = rewards, timeout_s, memory_bytes, processes
         self._waiting: deque[Case] = deque()
-        self._seats: list[_Seat] = []
+        self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
         self._waiting.append(case)
@@ -116,80 +123,119 @@ class ProcessGrader:
 
     def done(self, *, wait: bool) -> list[Graded]:
         done: list[Graded] = []
-        while busy := [seat for seat in self._seats if seat.case is not None]:
-            until = min(seat.deadline for seat in busy)
+        while busy := [worker for worker in self._processes if worker.case is not None]:
+            until = min(worker.deadline for worker in busy)
             pause = max(0.0, until - time.monotonic()) if wait and not done else 0.0
-            heard: Sequence[object] = multiprocessing.connection.wait([seat.pipe for seat in busy], pause)
-            for seat in busy:
-                if seat.pipe in heard:
-                    done += self._hear(seat)
-                elif seat.deadline <= time.monotonic():
-                    raise self._late(seat)
+            heard: Sequence[object] = multiprocessing.connection.wait([worker.pipe for worker in busy], pause)
+            for worker in busy:
+                if worker.pipe in heard:
+                    done += self._hear(worker)
+                elif worker.deadline <= time.monotonic():
+                    limit_s = self._timeout_s if worker.ready else _START_S
+                    what = f"did not end within {limit_s:g} s"
+                    raise self._ended(worker, "reward-timeout", what, "its process was killed")
             if not heard and (done or not wait):
                 break
         return done
 
     def _assign(self) -> None:
         while self._waiting:
-            seat = next((seat for seat in self._seats if seat.case is None), None)
-            if seat is None:
-                if len(self._seats) == self._most:
+            worker = next((worker for worker in self._processes if worker.case is None), None)
+            if worker is None:
+                if len(self._processes) == self._most:
                     return
-                self._seats.append(seat := _Seat(self._rewards, self._memory_bytes, self._timeout_s))
-            seat.case, seat.values = self._waiting.popleft(), {}
-            if seat.ready:
-                self._show(seat)
+                self._processes.append(worker := _GraderProcess(self._rewards, self._memory_bytes, self._timeout_s))
+            worker.case, worker.values = self._waiting.popleft(), {}
+            if worker.ready:
+                self._show(worker)
 
-    def _show(self, seat: _Seat) -> None:
-        """The process is waiting for this, so a long transcript does not block either."""
-        assert seat.case is not None
-        seat.deadline = time.monotonic() + self._timeout_s
+    def _show(self, worker: _GraderProcess) -> None:
+        """Send the transcript; the process waits for it, so a long one does not block either."""
+        assert worker.case is not None
+        worker.deadline = time.monotonic() + self._timeout_s
         try:
-            seat.pipe.send(seat.case.transcript)
+            worker.pipe.send(worker.case.transcript)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._died(seat) from error
+            raise self._died(worker) from error
 
-    def _hear(self, seat: _Seat) -> list[Graded]:
-        """Takes one message: the process is ready, or what one function said."""
-        case, reward = self._now(seat)
+    def _hear(self, worker: _GraderProcess) -> list[Graded]:
+        """Take one message: the process is ready, or one function's result."""
+        assert worker.case is not None
+        case, reward = worker.case, self._rewards[len(worker.values)]
         try:
-            failure, value = seat.pipe.recv()
+            failure, value = worker.pipe.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise self._died(seat) from error
-        if not seat.ready:
-            seat.ready = True
-            self._show(seat)
+            raise self._died(worker) from error
+        if not worker.ready:
+            worker.ready = True
+            self._show(worker)
             return []
-        seat.deadline = time.monotonic() + self._timeout_s
+        worker.deadline = time.monotonic() + self._timeout_s
         if failure is not None:
             raise reward_failed(reward, case, "reward-raised", "raised", failure)
-        seat.values[reward.name] = number_of(reward, case, value)
-        if len(seat.values) < len(self._rewards):
+        worker.values[reward.name] = number_of(reward, case, value)
+        if len(worker.values) < len(self._rewards):
             return []
-        values, seat.case = seat.values, None
+        values, worker.case = worker.values, None
         self._assign()
         return [(case, values)]
 
-    def _died(self, seat: _Seat) -> Exception:
-        case, reward = self._now(seat)
-        seat.close()
-        self._seats.remove(seat)
-        how = f"its process ended with {seat.process.returncode}; it may take {self._memory_bytes:,} bytes"
-        return reward_failed(reward, case, "reward-died", "died", how)
+    def _ended(self, worker: _GraderProcess, code: str, what: str, why: str) -> RewardError:
+        """End a process; return the error that names what it was doing: it goes through the functions in order."""
+        assert worker.case is not None
+        worker.close()
+        self._processes.remove(worker)
+        return reward_failed(self._rewards[len(worker.values)], worker.case, code, what, why)
 
-    def _late(self, seat: _Seat) -> Exception:
-        case, reward = self._now(seat)
-        seat.close()
-        self._seats.remove(seat)
-        what = f"did not end within {self._timeout_s if seat.ready else _START_S:g} s"
-        return reward_failed(reward, case, "reward-timeout", what, "its process was killed")
-
-    def _now(self, seat: _Seat) -> tuple[Case, Reward]:
-        """What the process is at: it goes through the functions in their order."""
-        assert seat.case is not None
-        return seat.case, self._rewards[len(seat.values)]
+    def _died(self, worker: _GraderProcess) -> RewardError:
+        worker.close()
+        why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
+        return self._ended(worker, "reward-died", "died", why)
 
     def close(self) -> None:
-        for seat in self._seats:
-            seat.close()
-        self._seats = []
+        for worker in self._processes:
+            worker.close()
+        self._processes = []
+
+
+# ── in a process apart ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main(pipe: Connection) -> None:
+    memory_bytes, timeout_s, rewards = pipe.recv()
+    functions = [(reward, reward.function()) for reward in rewards]
+    # Data, not address space: libraries map far more than they use.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    pipe.send((None, "ready"))
+    while True:
+        try:
+            transcript = pipe.recv()
+        except EOFError:
+            return  # the grader is closed
+        grade(pipe, functions, transcript, timeout_s)
+
+
+def grade(
+    pipe: Connection, functions: Sequence[tuple[Reward, Callable[..., Any]]], transcript: object, timeout_s: float
+) -> None:
+    """Send (error, None) or (None, number) for each function; stop after the first that raised."""
+    for _, function in functions:
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)  # unhandled, its signal ends even code in C
+        try:
+            value = function(transcript)
+        except Exception as error:  # noqa: BLE001  # any error of a user's function is reported with the sample's name
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
+            pipe.send(("".join(traceback.format_exception_only(error)).strip() + where, None))
+            return
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            number: object = float(value)
+        except (TypeError, ValueError):
+            number = repr(value)  # text: reading it must not need the user's libraries
+        pipe.send((None, number))
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from rlplace.envs.registry import missing_library, unknown_choice
 from rlplace.envs.text.contract import OneTurn, Split, Transcript
-from rlplace.errors import ConfigError, Problem, did_you_mean
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,9 +28,11 @@ class ReasoningGym:
         except ModuleNotFoundError as error:
             if error.name != "reasoning_gym":
                 raise
-            raise ConfigError([_missing(dataset)]) from error
+            why, got = "there is no module reasoning_gym", f"reasoning_gym, for {dataset}"
+            raise missing_library(why, got=got, extra="text") from error
         if dataset not in factory.DATASETS:
-            raise ConfigError([_unknown(dataset, factory.DATASETS)])
+            known = f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
+            raise unknown_choice("dataset", dataset, factory.DATASETS, why=known, example="chain_sum")
         first = random.Random(seed).getrandbits(29) + (_HALF if split == "held_out" else 0)
         try:
             self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
@@ -47,7 +49,7 @@ class ReasoningGym:
 
 
 def reasoning_score(transcript: Transcript) -> float:
-    """What the library's verifier says of the last answer: all of it, or the last that is in <answer></answer>."""
+    """Score the last answer by the library's verifier: all of it, or its last <answer></answer>."""
     from reasoning_gym import get_score_answer_fn
 
     entry = transcript.facts["entry"]
@@ -55,29 +57,6 @@ def reasoning_score(transcript: Transcript) -> float:
     tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
     try:
         return float(verify(answer=(tagged[-1] if tagged else transcript.answer).strip(), entry=entry))
-    except Exception as error:  # noqa: BLE001  # one of a hundred foreign verifiers stumbles over this answer
+    except Exception as error:  # noqa: BLE001  # one of a hundred foreign verifiers fails on this answer
         _LOG.warning("an answer scores 0: the verifier of %s raised %r", entry["metadata"]["source_dataset"], error)
         return 0.0
-
-
-def _missing(dataset: str) -> Problem:
-    return Problem(
-        code="missing-library",
-        key="env.task",
-        what="the library of the task is not installed",
-        got=f"reasoning_gym, for {dataset}",
-        why="there is no module reasoning_gym",
-        fix="pip install 'rlplace[text]'",
-    )
-
-
-def _unknown(dataset: str, known: Mapping[str, object]) -> Problem:
-    near = did_you_mean(dataset, known)
-    return Problem(
-        code="bad-task-kwargs",
-        key="env.kwargs.dataset",
-        what="unknown dataset" + (f", did you mean {near!r}?" if near else ""),
-        got=dataset,
-        why=f"it is none of the {len(known)} datasets of reasoning_gym",
-        fix=f"dataset: {near or 'chain_sum'}",
-    )

@@ -1,19 +1,28 @@
-"""Finds the reward functions that a config names, and says what is wrong with one that gives no number."""
+"""Reward functions: finds those that a config names, checks what they return, and adapts those over lists.
+
+::
+
+    def shipped(transcript: Transcript, **kwargs) -> float: ...
+    def brevity(prompts: list[str], answers: list[str], labels: list[object]) -> list[float]: ...    as other libraries
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplace.envs.text.naming import named, unknown_arguments
+from rlplace.envs.registry import named, unknown_arguments
+from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
     from rlplace.config import RewardFunctionConfig
-    from rlplace.envs.text.contract import TextTask, Transcript
+    from rlplace.envs.text.contract import TextTask
 
 RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process
 REWARDS: Mapping[str, str] = {
@@ -31,20 +40,27 @@ REWARDS: Mapping[str, str] = {
 } | {"reasoning_score": "rlplace.envs.text.reasoning:reasoning_score"}
 _APART = {"matches", "reasoning_score", "unit_tests"}  # patterns, libraries and code that may never come to an end
 _SHOWN = 400  # characters of an answer in an error
+_LISTS = ("prompts", "answers", "labels")
+_FIXES = {
+    "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one",
+    "reward-raised": "catch in the function what an answer can cause, and return 0.0",
+    "reward-timeout": "env.reward_timeout_s=<longer>, or give up earlier in the function and return 0.0",
+    "reward-died": "give up in the function before it takes so much memory, and return 0.0",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One reward function of a run; a value that travels to other processes, the function by its name."""
+    """One reward function of a run; a value that travels to other processes with the function by its name."""
 
-    name: str  # of the metric: what stands behind the colon of a long name
+    name: str  # of the metric: the part behind the colon of a long name
     written: str  # as the config names it
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def trusted(self) -> bool:
-        """Shipped and quick: it neither hangs nor eats memory."""
+        """Shipped and quick: it neither hangs nor takes much memory."""
         return self.written in REWARDS and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
@@ -52,16 +68,20 @@ class Reward:
 
 
 def find_reward(name: str) -> RewardFunction:
-    """The function called `name`: a shipped one, or `package.module:function` of your own. Raises ConfigError."""
+    """Return the function called `name`: shipped, or `package.module:function` of your own. Raises ConfigError."""
     function: RewardFunction = named(name, REWARDS, key="env.rewards", code="unknown-reward", noun="reward function")
     return function
 
 
 def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
-    """The rewards of a config, or the task's own. Raises ConfigError: unknown, twice the same, wrong arguments."""
+    """Return the rewards of a config, or the task's own. Raises ConfigError: unknown, duplicate, wrong arguments."""
     chosen = [Reward(name=_short(w.name), written=w.name, weight=w.weight, kwargs=w.kwargs) for w in written]
     chosen = chosen or [Reward(name=_short(name), written=name) for name in task.rewards]
-    problems = [] if chosen else [_none()]
+    problems: list[Problem] = []
+    if not chosen:
+        none = "the task names no reward functions of its own"
+        what, fix = "no function scores the answers", "rewards: [{name: math_answer}]"
+        problems.append(Problem(code="no-reward", key="env.rewards", what=what, got="[]", why=none, fix=fix))
     for index, reward in enumerate(chosen):
         key = f"env.rewards[{index}]"
         try:
@@ -74,7 +94,15 @@ def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tup
             function, reward.kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs"
         )
         if reward.name in [r.name for r in chosen[:index]]:
-            problems.append(_twice(reward, key))
+            twice = Problem(
+                code="duplicate-reward",
+                key=f"{key}.name",
+                what=f"there is another reward function called {reward.name}",
+                got=reward.written,
+                why="each is a metric of its own, by this name",
+                fix="give your function another name, or leave one out",
+            )
+            problems.append(twice)
     if problems:
         raise ConfigError(problems)
     return tuple(chosen)
@@ -82,28 +110,6 @@ def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tup
 
 def _short(name: str) -> str:
     return name.rpartition(":")[2]
-
-
-def _none() -> Problem:
-    return Problem(
-        code="no-reward",
-        key="env.rewards",
-        what="nothing says what an answer is worth",
-        got="[]",
-        why="the task names no reward functions of its own",
-        fix="rewards: [{name: math_answer}]",
-    )
-
-
-def _twice(reward: Reward, key: str) -> Problem:
-    return Problem(
-        code="duplicate-reward",
-        key=f"{key}.name",
-        what=f"there is another reward function called {reward.name}",
-        got=reward.written,
-        why="each is a metric of its own, by this name",
-        fix="give your function another name, or leave one out",
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +122,7 @@ class Case:
 
 
 def number_of(reward: Reward, case: Case, value: Any) -> float:
-    """What a reward function returned, as a number. Raises RewardError unless it is a finite one."""
+    """Return the value of a reward function as a number. Raises RewardError unless it is a finite one."""
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
@@ -141,9 +147,67 @@ def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) ->
     )
 
 
-_FIXES = {
-    "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one",
-    "reward-raised": "catch in the function what an answer can cause, and return 0.0",
-    "reward-timeout": "env.reward_timeout_s=<longer>, or give up earlier in the function and return 0.0",
-    "reward-died": "give up in the function before it takes so much memory, and return 0.0",
-}
+# ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ListReward(Reward):
+    """A function over lists, called with lists of one: each episode has limits of its own."""
+
+    @property
+    def trusted(self) -> bool:
+        return False
+
+    def function(self) -> Callable[[Transcript], float]:
+        return functools.partial(_of_one, find_reward(self.written), self.kwargs)
+
+
+def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript) -> float:
+    given = {"prompts": [prompt_text(transcript)], "answers": [answer_text(transcript)], **kwargs}
+    if "labels" in inspect.signature(function).parameters:
+        given["labels"] = [label_of(transcript)]
+    values: Sequence[float] = list(function(**given))
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} rewards for 1 answer")
+    return values[0]
+
+
+def reward_of_config(written: str, kwargs: Mapping[str, object], *, key: str) -> Reward:
+    """Return a shipped reward or a function of the user's; its parameters tell which kind it is. Raises ConfigError.
+
+    `key`: of the block that names it, such as reward.brevity.
+    """
+    try:
+        function: Callable[..., Any] = find_reward(written)
+    except ConfigError as error:
+        problems = [
+            dataclasses.replace(p, key=f"{key}.function", fix=(p.fix or "").replace("rewards:", "function:"))
+            for p in error.problems
+        ]
+        raise ConfigError(problems) from error
+    takes = inspect.signature(function).parameters
+    kind, given = (ListReward, _LISTS) if "prompts" in takes else (Reward, ("transcript",))
+    problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
+    if problems:
+        raise ConfigError(problems)
+    return kind(name=written.rpartition(":")[2], written=written, kwargs=kwargs)
+
+
+# ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prompt_text(transcript: Transcript) -> str:
+    """Return the prompt without a chat template."""
+    prompt = transcript.prompt
+    return prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
+
+
+def answer_text(transcript: Transcript) -> str:
+    """Return all text after the prompt: the answer, or in a conversation answers and replies."""
+    turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
+    return "\n".join(part for turn in turns for part in turn if part)
+
+
+def label_of(transcript: Transcript) -> Any:
+    """Return the right answer; None where the task gives none."""
+    return transcript.facts.get("answer")

@@ -1,4 +1,4 @@
-"""Shipped reward functions: what an answer is worth, from its text and the facts of its task."""
+"""Shipped reward functions: score an answer by its text and the facts of its task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?"
 
 
 def fact(transcript: Transcript, name: str) -> str:
-    """A text that the task gives with each episode; a task without it cannot be judged by such a function."""
+    """Return a fact of the episode as text. Raises ValueError where the task gives no such fact."""
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
         raise ValueError(f"the task gives no fact {name!r}; its facts: {known}")
@@ -20,10 +20,10 @@ def fact(transcript: Transcript, name: str) -> str:
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
     """1 if the last answer is the fact `answer`, blanks at both ends aside."""
-    told, right = transcript.answer.strip(), fact(transcript, "answer").strip()
+    given, right = transcript.answer.strip(), fact(transcript, "answer").strip()
     if ignore_case:
-        told, right = told.casefold(), right.casefold()
-    return float(told == right)
+        given, right = given.casefold(), right.casefold()
+    return float(given == right)
 
 
 def contains(transcript: Transcript) -> float:
@@ -36,16 +36,16 @@ def math_answer(transcript: Transcript) -> float:
 
     Where that fact is no number, the texts are compared, blanks aside.
     """
-    told = last_boxed(transcript.answer)
-    if told is None:
+    given = last_boxed(transcript.answer)
+    if given is None:
         numbers = _NUMBER.findall(transcript.answer)
-        told = numbers[-1] if numbers else ""
+        given = numbers[-1] if numbers else ""
     right = fact(transcript, "answer")
     right = last_boxed(right) or right
-    one, other = number(told), number(right)
+    one, other = number(given), number(right)
     if one is not None and other is not None:
         return float(one == other)
-    return float("".join(told.split()) == "".join(right.split()))
+    return float("".join(given.split()) == "".join(right.split()))
 
 
 def last_boxed(text: str) -> str | None:
@@ -77,7 +77,7 @@ def matches(transcript: Transcript, *, pattern: str = r"<think>.*?</think>\s*<an
 
 
 def score(transcript: Transcript) -> float:
-    """What the task itself says: its fact `score`."""
+    """The task's own score: its fact `score`."""
     return float(fact(transcript, "score"))
 
 

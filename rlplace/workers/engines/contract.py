@@ -1,12 +1,23 @@
-"""What a rollout rank asks of whatever generates text: take weights, continue token sequences, give memory back."""
+"""What a rollout rank asks of a generation engine: load weights, generate, give the accelerator back.
+
+::
+
+    OFF ── move(WEIGHTS) ──▶ WEIGHTS ── load ──▶ WEIGHTS (loaded) ── move(FULL) ──▶ FULL ── move(OFF) ──▶ OFF
+
+`VectorEngine` decides on batches of observations, `TextEngine` continues token sequences.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
@@ -16,26 +27,93 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
+Dtype = Literal["fp32", "bf16", "fp16"]
+TORCH_NAMES: Mapping[Dtype, Literal["float32", "bfloat16", "float16"]] = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+
+
+class Engine(Protocol):
+    """What all engines have in common. Used by one thread. Starts OFF without weights; `load` needs WEIGHTS."""
+
+    @property
+    def residency(self) -> Residency: ...
+
+    @property
+    def version(self) -> int | None:
+        """Version of the loaded weights; None without weights."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of weight copies that the engine keeps on the host, measured."""
+        ...
+
+    def move(self, to: Residency) -> int:
+        """Take or give back accelerator memory; return the bytes held afterwards on each accelerator, measured.
+
+        OFF drops the weights unless the engine copies them to the host: the next sync brings all of them. Raises
+        AcceleratorOutOfMemory; EngineBusy when answers are in flight.
+        """
+        ...
+
+    def load(
+        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
+    ) -> None:
+        """Copy all weights in, by their names in the checkpoint; tied weights under each of their names.
+
+        A weight that has `factors` is loaded with them added; `weights` stay as they are. With answers in flight,
+        their tokens are kept and the following tokens are sampled by the new weights. Raises ValueError unless names
+        and shapes are the model's; NotResident when OFF.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything; also after a failure."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Actions for a batch of B observations, action shape A. The arrays belong to the caller."""
+
+    actions: NDArray[Any]  # [B, *A]
+    logprobs: NDArray[np.float32]  # [B]
+    values: NDArray[np.float32]  # [B]
+    version: int  # of the policy that decided
+
+
+class VectorEngine(Engine, Protocol):
+    def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
+        """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
+        ...
+
+    def digest(self) -> str:
+        """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How every answer of a run is drawn.
 
-    A completion's log-probabilities are those of the distribution that each token was drawn from: of logits divided by
-    the temperature, renormalised over what top_k and top_p keep (vLLM: `logprobs_mode="processed_logprobs"`). A learner
-    that divides its logits by the temperature reproduces them where nothing is cut off. Of a greedy answer they are the
-    model's own.
+    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits divided by the
+    temperature, renormalised over what top_k and top_p keep (vLLM: `logprobs_mode="processed_logprobs"`). A learner
+    that divides its logits by the temperature reproduces them where nothing is cut off. Those of a greedy answer are
+    the model's own.
     """
 
     temperature: float = 1.0  # 0: the likeliest token
     top_p: float = 1.0
     top_k: int = 0  # 0: all
     stop_token_ids: tuple[int, ...] = ()  # any of these ends an answer and is its last token
-    seed: int | None = None  # None: not reproducible; else what is drawn does not depend on timing: see `answer_seed`
+    seed: int | None = None  # None: not reproducible; else draws do not depend on timing: see `answer_seed`
 
 
 def answer_seed(seed: int, request: Request, sample: int) -> int:
-    """32 bits for the draws of one answer; which others are generated beside it, and on which rank, plays no part."""
+    """Return 32 bits for the draws of one answer, independent of its batch and of the rank that generates it."""
     numbers = (seed, request.iteration, request.group, sample, request.turn)
     digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
@@ -50,14 +128,14 @@ class CacheBytes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShare:
-    """Everything the engine holds is this share of each accelerator; the KV cache gets what is left of it."""
+    """All that the engine holds is this share of each accelerator; the KV cache gets what weights leave of it."""
 
     gpu_memory_utilization: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:
-    """Everything the engine holds on each accelerator is this much; the KV cache gets what is left of it."""
+    """All that the engine holds on each accelerator is this much; the KV cache gets what weights leave of it."""
 
     size_bytes: int
 
@@ -65,23 +143,24 @@ class EngineBudget:
 MemoryLimit = CacheBytes | EngineShare | EngineBudget
 
 
-class TextEngine(Protocol):
-    """Continuous batching under its caller's control. Used by one thread.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How one text engine is built. The transformers engine ignores what stands below `step_sequences`."""
 
-    Born OFF without weights; `load` needs WEIGHTS, `submit` and `step` need FULL and loaded weights.
+    model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
+    dtype: Dtype
+    context: int  # longest prompt and answer together, in tokens
+    memory: MemoryLimit
+    step_sequences: int = 256  # most answers in flight at once
+    step_tokens: int = 8192
+    tensor_parallel: int = 1
+    enforce_eager: bool = True
+    cache_fp8: bool = False  # keys and values are rounded to 8 bits; else they are kept as they are computed
+    sleep_level: Literal[1, 2] = 2
 
-    ::
 
-        OFF ── move(WEIGHTS) ──▶ WEIGHTS ── load ──▶ WEIGHTS (loaded) ── move(FULL) ──▶ FULL ── move(OFF) ──▶ OFF
-    """
-
-    @property
-    def residency(self) -> Residency: ...
-
-    @property
-    def version(self) -> int | None:
-        """Of the loaded weights; None without."""
-        ...
+class TextEngine(Engine, Protocol):
+    """Continuous batching under its caller's control: `submit` and `step` need FULL and loaded weights."""
 
     @property
     def in_flight(self) -> int:
@@ -90,59 +169,29 @@ class TextEngine(Protocol):
 
     @property
     def room(self) -> int:
-        """Answers it can take on right now without making them wait; submitting more is allowed."""
-        ...
-
-    @property
-    def host_bytes(self) -> int:
-        """Copies of weights that it keeps on the host, measured."""
+        """Answers that can begin at once; submitting more is allowed, they wait."""
         ...
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens since birth whose keys and values did not have to be computed."""
-        ...
-
-    def move(self, to: Residency) -> int:
-        """Takes or gives back accelerator memory; returns the bytes held afterwards on each accelerator, measured.
-
-        Leaving FULL with answers in flight is refused (EngineBusy): abort or finish them first.
-        """
-        ...
-
-    def load(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        version: int,
-        factors: Mapping[str, Factors] = MappingProxyType({}),
-    ) -> None:
-        """All weights by their names in the model's checkpoint; tied weights under each of their names.
-
-        A weight that has `factors` is loaded with these added, one after the other: `weights` stay as they are.
-        Allowed with answers in flight: what they have is kept, what follows is sampled by the new weights. Raises
-        ValueError unless names and shapes are the model's; NotResident when OFF.
-        """
+        """Prompt tokens, since the engine was built, whose keys and values did not have to be computed."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Begins all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
+        """Begin all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
         ...
 
     def step(self) -> Sequence[Completion]:
-        """Advances everything in flight by one forward pass; what finished in it, at once.
+        """Advance all answers in flight by one forward pass; return those that finished in it.
 
-        Where the context ends, an answer ends by "length", even below its `max_new_tokens`.
+        An answer ends by "length" at the end of the context, even below its `max_new_tokens`.
         """
         ...
 
     def abort(self) -> Sequence[Request]:
-        """Drops everything in flight; the requests, to be submitted again."""
+        """Drop all answers in flight; return their requests, to be submitted again."""
         ...
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """log p(tokens[i] | tokens[:i]) for i >= 1 under the loaded weights, without temperature: to verify a sync."""
-        ...
-
-    def close(self) -> None:
-        """Frees everything; also after a failure."""
+        """log p(tokens[i] | tokens[:i]) for i >= 1 under the loaded weights, without temperature: verifies a sync."""
         ...

@@ -24,11 +24,18 @@ import torch
 from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, Sampling, answer_seed
-from rlplace.workers.engines.expected_weights import ExpectedWeights
-from rlplace.workers.engines.sleep import Sleep, Sleeper, SleepReport
-from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
-from rlplace.workers.engines.vllm_support import DTYPES, VllmSettings, check_installation
+from rlplace.workers.engines.contract import (
+    TORCH_NAMES,
+    CacheBytes,
+    EngineBudget,
+    EngineSettings,
+    EngineShare,
+    Sampling,
+    answer_seed,
+)
+from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory, Sleep, Sleeper
+from rlplace.workers.engines.vllm_support import check_installation
+from rlplace.workers.engines.weights import ExpectedWeights, mismatches
 from rlplace.workers.refusals import engine_busy, no_weights, prompt_too_long, share_of_nothing
 from rlplace.workers.worker import not_resident
 
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
     from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
 
-# Read by vLLM when it is imported or builds an engine. One process: its steps are ours, and it may not look for others.
+# Read by vLLM when it is imported or builds an engine. One process: this engine steps it; it may not look for others.
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 _UNLESS_SET = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are meant here
@@ -48,21 +55,13 @@ _UNLESS_SET = {
 _CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than that among the samples of a group
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
-    """One answer in flight."""
-
-    request: Request
-    sample: int
-
-
 class VllmEngine:
     """Owns vLLM's engine, its process group and what is in flight; one per process.
 
     With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
     """
 
-    def __init__(self, settings: VllmSettings, sampling: Sampling, *, device: Device, owner: str, rank: int) -> None:
+    def __init__(self, settings: EngineSettings, sampling: Sampling, *, device: Device, owner: str, rank: int) -> None:
         check_installation("emulated" if device.torch_name == "cpu" else "gpu")
         self._settings = settings
         self._sampling = sampling
@@ -79,10 +78,10 @@ class VllmEngine:
         self._sleeper = Sleeper(memory, device, settings.sleep_level)
         self._sleeper.fall_asleep()
         self._version: int | None = None
-        self._asked: dict[str, _Asked] = {}
-        self._begun = 0  # answers so far: each gets its own name
-        self._ready: list[Completion] = []  # finished while nobody asked for them
-        self.cached_tokens = 0  # prompt tokens that the prefix cache spared, in all
+        self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
+        self._begun = 0  # requests so far: each gets its own name
+        self._ready: list[Completion] = []  # finished, to be returned by the next step
+        self.cached_tokens = 0
 
     @property
     def residency(self) -> Residency:
@@ -108,22 +107,19 @@ class VllmEngine:
     def move(self, to: Residency) -> int:
         if to < self.residency and self.in_flight:
             raise engine_busy(self._owner, self.in_flight, to)
-        report: SleepReport = self._sleeper.move(to)
+        report = self._sleeper.move(to)
         if self._sleeper.state is Sleep.LEVEL_2:
             self._version = None
         logging.getLogger(__name__).info("%s: %s", self._owner, report)
         return report.held_bytes
 
     def load(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        version: int,
-        factors: Mapping[str, Factors] = MappingProxyType({}),
+        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
         if self.residency < Residency.WEIGHTS:
             raise not_resident(self._owner, "pull_weights", has=self.residency, needs=Residency.WEIGHTS)
-        named = self._expected.complete(dict(weights))
-        problems = list(self._expected.problems(named))
+        named = self._expected.complete(weights)
+        problems = mismatches(named, self._expected.shapes, "model")
         if problems:
             raise ValueError(
                 f"{self._owner}: weights of version {version} do not fit the model: " + "; ".join(problems)
@@ -147,7 +143,7 @@ class VllmEngine:
         for sample in range(request.first_sample, request.first_sample + request.samples):
             name = self._name()
             self._vllm.add_request(name, tokens_input(tokens), self._parameters(request, sample))
-            self._asked[name] = _Asked(request, sample)
+            self._asked[name] = (request, sample)
 
     def _parameters(self, request: Request, sample: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -176,7 +172,7 @@ class VllmEngine:
         return finished
 
     def _advance(self) -> list[Any]:
-        """One step. Keeps the answers that finished in it; returns what else did."""
+        """Run one step; keep the answers that finished in it, return other finished outputs."""
         others = []
         for output in self._vllm.step():
             asked = self._asked.pop(output.request_id, None)
@@ -184,19 +180,19 @@ class VllmEngine:
                 others.append(output)
                 continue
             self.cached_tokens += output.num_cached_tokens or 0
-            self._ready.append(self._completion(asked, output.outputs[0]))
+            self._ready.append(self._completion(*asked, output.outputs[0]))
         return others
 
-    def _completion(self, asked: _Asked, answer: Any) -> Completion:
+    def _completion(self, request: Request, sample: int, answer: Any) -> Completion:
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}")
         versions = np.empty(len(answer.token_ids), np.int32)
         for span in answer.weight_versions:
             versions[span.start : span.end] = int(span.version)
         return Completion(
-            group=asked.request.group,
-            sample=asked.sample,
-            turn=asked.request.turn,
+            group=request.group,
+            sample=sample,
+            turn=request.turn,
             tokens=np.asarray(answer.token_ids, np.int32),
             logprobs=np.asarray(answer.logprobs.logprobs, np.float32),
             versions=versions,
@@ -205,14 +201,14 @@ class VllmEngine:
         )
 
     def abort(self) -> Sequence[Request]:
-        """One request per answer, since those of a group that have finished are not asked for again."""
+        """Return one request per answer, since the finished answers of a group are not generated again."""
         self._vllm.abort_request(list(self._asked))
-        dropped = [dataclasses.replace(a.request, first_sample=a.sample, samples=1) for a in self._asked.values()]
+        dropped = [dataclasses.replace(r, first_sample=sample, samples=1) for r, sample in self._asked.values()]
         self._asked.clear()
         return dropped
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Answers in flight go on meanwhile; those that finish come with the next step."""
+        """Answers in flight advance meanwhile; finished ones are returned by the next step."""
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -233,7 +229,7 @@ class VllmEngine:
         raise AssertionError(f"{self._owner}: vLLM forgot a request")
 
     def close(self) -> None:
-        """Ends its workers and, with them, torch's process group of this process."""
+        """Shut vLLM's workers down and, with them, torch's process group of this process."""
         self._asked.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
@@ -255,8 +251,8 @@ class VllmEngine:
             raise prompt_too_long(self._owner, length, self._settings.context)
 
 
-def _build(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> Any:
-    """vLLM's engine, awake, with weights that mean nothing."""
+def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> Any:
+    """Build vLLM's engine, awake, with random weights."""
     os.environ.update(_FORCED)
     for name, value in _UNLESS_SET.items():
         os.environ.setdefault(name, value)
@@ -270,7 +266,7 @@ def _build(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> A
                 skip_tokenizer_init=True,  # token ids in, token ids out
                 generation_config="vllm",  # what the folder recommends for sampling is not asked for
                 load_format="dummy",
-                dtype=DTYPES[settings.dtype],
+                dtype=TORCH_NAMES[settings.dtype],
                 kv_cache_dtype="fp8" if settings.cache_fp8 else "auto",
                 max_model_len=settings.context,
                 max_num_batched_tokens=max(settings.step_tokens, settings.step_sequences),
@@ -290,7 +286,7 @@ def _build(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> A
         )
 
 
-def _memory_arguments(settings: VllmSettings, expected: ExpectedWeights, on_cpu: bool) -> dict[str, Any]:
+def _memory_arguments(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> dict[str, Any]:
     match settings.memory:
         case CacheBytes(size_bytes=size):
             return {"kv_cache_memory_bytes": size}
@@ -299,7 +295,8 @@ def _memory_arguments(settings: VllmSettings, expected: ExpectedWeights, on_cpu:
         case EngineShare(gpu_memory_utilization=share):
             return {"gpu_memory_utilization": share}
         case EngineBudget(size_bytes=size) if on_cpu:
-            weights = expected.elements * getattr(torch, DTYPES[settings.dtype]).itemsize // settings.tensor_parallel
+            itemsize = getattr(torch, TORCH_NAMES[settings.dtype]).itemsize
+            weights = expected.elements * itemsize // settings.tensor_parallel
             return {"kv_cache_memory_bytes": size - weights}
         case EngineBudget(size_bytes=size):
             return {"gpu_memory_utilization": size / torch.cuda.get_device_properties(0).total_memory}
@@ -307,7 +304,7 @@ def _memory_arguments(settings: VllmSettings, expected: ExpectedWeights, on_cpu:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Python's warnings about vLLM's own code down, and torch's threads settable, which vLLM makes a no-op."""
+    """Silence warnings about vLLM's own code; keep torch.set_num_threads, which vLLM replaces by a no-op."""
     settable = torch.set_num_threads
     try:
         with warnings.catch_warnings():

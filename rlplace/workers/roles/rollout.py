@@ -1,64 +1,104 @@
-"""The rollout worker: pulls weights, then answers every observation of an iteration with sampled actions."""
+"""Rollout workers: pull weights into a generation engine, then generate until the iteration ends.
+
+This module has what all rollout workers share, and the one that answers simulators. `text_rollout` has the one for
+language models.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.envs.spaces import DiscreteActions
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
+from rlplace.workers.engines.contract import Decision, Engine, VectorEngine
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS, Job
-from rlplace.workers.roles.noise import RowNoise, normal, uniform
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
+from rlplace.workers.worker import MoveReport, Worker, cancelled
 
 if TYPE_CHECKING:
-    from rlplace.comm.weights.version import WeightReceiver
-    from rlplace.workers.engines.vector_contract import Decision, Engine
+    from rlplace.workers.engines.weights import EngineWeights
 
 
-class RolloutWorker(Worker):
-    """Owns an engine. Observations are answered in the order they arrive; no env rank waits for another.
+E = TypeVar("E", bound=Engine)
+Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float32]]
+
+_KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
+
+
+class RolloutWorker(Worker, Generic[E]):
+    """Owns an engine and its end of the weight sync. A subclass builds both in `setup` and adds `generate`."""
+
+    _engine: E | None = None
+    _weights: EngineWeights | None = None
+
+    @property
+    def engine(self) -> E:
+        assert self._engine is not None, "setup comes first"
+        return self._engine
+
+    @property
+    def weights(self) -> EngineWeights:
+        assert self._weights is not None, "setup comes first"
+        return self._weights
+
+    def move(self, to: Residency) -> MoveReport:
+        began = time.perf_counter()
+        held = self.engine.move(to)
+        seconds = time.perf_counter() - began
+        return MoveReport(residency=to, accelerator_bytes=held, host_bytes=self.engine.host_bytes, seconds=seconds)
+
+    def pull_weights(self, version: int) -> Metrics:
+        """Pull the weights that the actor pushes as `version`; block until they are here, verified and loaded.
+
+        Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
+        """
+        return self.weights.pull(version)
+
+    def close(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
+        if self._engine is not None:
+            self._engine.close()
+
+
+class VectorRolloutWorker(RolloutWorker[VectorEngine]):
+    """Answers every observation of an iteration with sampled actions, in order of arrival.
 
     One by one, a batch is always what one env rank sent, so answers do not depend on timing. With
-    `rollout.merge_requests` those that have arrived are answered together: fewer passes through the policy, and answers
-    that may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
+    `rollout.merge_requests` all that have arrived are answered together: fewer passes through the policy, but answers
+    may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
     config: Job
 
-    def __init__(self, config: Job, context: WorkerContext) -> None:
-        super().__init__(config, context)
-        self._engine: Engine | None = None
-        self._receiver: WeightReceiver | None = None
-
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.comm.weights.receiver import receiver_of
         from rlplace.models.distributions import noise_shape
         from rlplace.models.mlp import build_policy
         from rlplace.workers.engines.torch import TorchEngine
+        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        config, actions = self.config.config, self.config.spaces.actions
-        policy = build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed)
+        config, context, actions = self.config.config, self.context, self.config.spaces.actions
         self._engine = TorchEngine(
-            policy,
-            device=self.context.device,
-            owner=self.context.owner,
+            build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed),
+            device=context.device,
+            owner=context.owner,
             workspace_bytes=config.torch_rollout.workspace_memory,
         )
-        self._receiver = receiver_of(
-            self.context.channels[WEIGHTS],
-            self.context.rank,
-            deliveries=self.config.deliveries if self.context.folder else (),  # else all are threads, without GPUs
-            folder=self.context.folder,
-            device=torch.device(self.context.device.torch_name),
+        self._weights = EngineWeights(
+            self._engine,
+            context.channels[WEIGHTS],
+            context,
+            self.config.deliveries,
+            kept=KeptWeights(context.owner, keeps=config.actor.sync.mode == "trainable"),
         )
         self._noise = RowNoise(
             seed=config.runner.seed,
@@ -67,38 +107,8 @@ class RolloutWorker(Worker):
             draw=uniform if isinstance(actions, DiscreteActions) else normal,
         )
 
-    @property
-    def engine(self) -> Engine:
-        assert self._engine is not None, "setup comes first"
-        return self._engine
-
-    def move(self, to: Residency) -> MoveReport:
-        began = time.perf_counter()
-        held = self.engine.move(to)
-        return MoveReport(residency=to, accelerator_bytes=held, host_bytes=0, seconds=time.perf_counter() - began)
-
-    def pull_weights(self, version: int) -> Metrics:
-        """Takes the weights the actor pushes as `version`; blocks until they are here, verified and loaded.
-
-        Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
-        """
-        began = time.perf_counter()
-        assert self._receiver is not None, "setup comes first"
-        with self._receiver.pull(version) as received:
-            pulled = time.perf_counter()
-            load = self.engine.update if received.partial else self.engine.load
-            load(received.tensors, version)
-        loaded = time.perf_counter()
-        return {
-            "rollout/pull_s": Metric(loaded - began, "max"),
-            "rollout/load_s": Metric(loaded - pulled, "max"),
-            "rollout/pull_gb_per_s": Metric(received.report.size_bytes / (loaded - began) / 1e9, "min"),
-            "rollout/pull_bytes": Metric(received.report.size_bytes, "sum"),
-            **{f"rollout/pulled_{way}_bytes": Metric(size, "sum") for way, size in received.report.ways.items()},
-        }
-
     def generate(self, iteration: int) -> Metrics:
-        """Answers all observations this rank is due in one iteration; returns when the last answer is put."""
+        """Answer all observations that are due to this rank in one iteration; return when the last answer is put."""
         job, context = self.config, self.context
         shares = job.routes.observations.receives(context.rank)
         due = sum(share.stop - share.start for share in shares)  # rows
@@ -109,11 +119,11 @@ class RolloutWorker(Worker):
             if context.cancelled.is_set():
                 raise cancelled(context.owner, "generate")
             began = time.perf_counter()
-            asked = self._take(due)
+            observations = self._take(due)
             arrived = time.perf_counter()
-            decision = self._decide(iteration, asked)
+            decision = self._decide(iteration, observations)
             decided = time.perf_counter()
-            self._answer(asked, decision)
+            self._answer(observations, decision)
             wait_s += arrived - began
             policy_s += decided - arrived
             put_s += time.perf_counter() - decided
@@ -127,21 +137,23 @@ class RolloutWorker(Worker):
         }
 
     def _take(self, due: int) -> list[Observation]:
-        """Waits for one observation; with `merge_requests` those behind it come along, up to `due` rows."""
+        """Wait for one observation; with `merge_requests` take all that have arrived, up to `due` rows."""
         source, key = self.context.channels[OBSERVATIONS], str(self.context.rank)
         if self.config.config.torch_rollout.merge_requests:
             return source.get_batch(due, key=key)
         return [source.get(key=key)]
 
-    def _decide(self, iteration: int, asked: Sequence[Observation]) -> Decision:
-        noise = [self._noise.rows(iteration, o.step, o.first_row, o.first_row + len(o.observations)) for o in asked]
-        if len(asked) == 1:
-            return self.engine.decide(asked[0].observations, noise[0])
-        return self.engine.decide(np.concatenate([o.observations for o in asked]), np.concatenate(noise))
+    def _decide(self, iteration: int, observations: Sequence[Observation]) -> Decision:
+        noise = [
+            self._noise.rows(iteration, o.step, o.first_row, o.first_row + len(o.observations)) for o in observations
+        ]
+        if len(observations) == 1:
+            return self.engine.decide(observations[0].observations, noise[0])
+        return self.engine.decide(np.concatenate([o.observations for o in observations]), np.concatenate(noise))
 
-    def _answer(self, asked: Sequence[Observation], decision: Decision) -> None:
-        channel, start = self.context.channels[ACTIONS], 0
-        for observation in asked:
+    def _answer(self, observations: Sequence[Observation], decision: Decision) -> None:
+        start = 0
+        for observation in observations:
             stop = start + len(observation.observations)
             chunk = ActionChunk(
                 stage_group=observation.stage_group,
@@ -152,15 +164,49 @@ class RolloutWorker(Worker):
                 values=decision.values[start:stop],
                 version=decision.version,
             )
-            channel.put(chunk, key=f"{observation.env_rank}/{observation.stage_group}", weight=observation.weight)
+            key = f"{observation.env_rank}/{observation.stage_group}"
+            self.context.channels[ACTIONS].put(chunk, key=key, weight=observation.weight)
             start = stop
 
     def digest(self) -> str:
-        """SHA-256 of the loaded weights, to compare ranks to the bit."""
+        """Return the SHA-256 of the loaded weights, to compare ranks bit for bit."""
         return self.engine.digest()
 
-    def close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-        if self._engine is not None:
-            self._engine.close()
+
+# ── noise ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return generator.random(shape, dtype=np.float32)
+
+
+def normal(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+class RowNoise:
+    """Noise for all environments of a job, drawn a step at a time and cut by global row.
+
+    The same row, step and iteration get the same noise whichever rank decides. Philox (Salmon et al. 2011, "Parallel
+    random numbers: as easy as 1, 2, 3") counts in 256 bits: iteration and step begin a run of 2^64 blocks of their
+    own, so nothing is drawn twice and a step can be drawn without those before it. Drawing all rows costs microseconds
+    and needs no agreement between ranks.
+    """
+
+    def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], draw: Draw) -> None:
+        self._seed = seed
+        self._shape = (rows, *shape)
+        self._draw = draw
+        self._kept: dict[tuple[int, int], NDArray[np.float32]] = {}
+
+    def rows(self, iteration: int, step: int, first: int, stop: int) -> NDArray[np.float32]:
+        """Noise of global rows first..stop-1, [stop - first, *shape]; a read-only view."""
+        drawn = self._kept.get((iteration, step))
+        if drawn is None:
+            counter = (iteration << 128) | (step << 64)
+            drawn = self._draw(np.random.Generator(np.random.Philox(key=self._seed, counter=counter)), self._shape)
+            drawn.flags.writeable = False
+            while len(self._kept) >= _KEPT_STEPS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[iteration, step] = drawn
+        return drawn[first:stop]

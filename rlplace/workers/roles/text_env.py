@@ -1,47 +1,49 @@
-"""The env worker of language models: asks prompts, plays conversations, has them rewarded; the actor gets whole groups.
+"""The env worker of language models: asks prompts, plays conversations, has them rewarded, sends whole groups.
 
 ::
 
     prompts ──▶ requests ──▶ rollout ──▶ completions ──▶ reply? ── yes ──▶ requests (the next turn)
                                                             └ no ──▶ grader ──▶ samples: a group when it is whole
-    end: every env rank says Done to rank 0, which then puts one EndOfIteration for each rollout rank
+    end: every env rank puts Done for rank 0, which then puts one EndOfIteration for each rollout rank
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
+from rlplace.envs.registry import make_task
+from rlplace.envs.text import TextEpisode, Transcript
 from rlplace.envs.text.graders import Grader, grader_of
-from rlplace.envs.text.registry import make_task
-from rlplace.envs.text.rewards import Reward, find_rewards
+from rlplace.envs.text.rewards import Case, Reward, find_rewards
+from rlplace.errors import ChannelFull
 from rlplace.metrics import Metric, Metrics
-from rlplace.models.tokenizer import Tokenizer
-from rlplace.placement.schedule import Residency
-from rlplace.tokens import Sample
-from rlplace.workers.llm_job import SAMPLES, LlmJob, samples_for
+from rlplace.models.conversation import Conversation
+from rlplace.models.tokenizer import Tokenizer, Tokens
+from rlplace.tokens import Completion, Episode, Request, Sample
+from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, LlmJob, samples_for
+from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.prompts import Prompts, conversation_of, prompts_of
-from rlplace.workers.roles.scored_text import reads_text
-from rlplace.workers.roles.text_episodes import Dialogues, Limits
-from rlplace.workers.roles.text_pass import Clock, Group, Pass
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, not_resident
+from rlplace.workers.roles.scorer_text import reads_text
+from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
 
-_TASK = "task"
+Group = tuple[Sample, ...]  # in the order of their numbers
 
 
-class TextEnvWorker(Worker):
+class TextEnvWorker(EnvWorker):
     """Owns its conversations, none of which outlives an iteration, and the processes of its grader.
 
-    Env rank e has a block of neighbouring groups; which prompt a group asks follows from its number in the whole run.
+    Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run.
     """
 
     config: LlmJob
+    holds: ClassVar[str] = "task"
 
-    def __init__(self, config: LlmJob, context: WorkerContext) -> None:
-        super().__init__(config, context)
-        self._residency = Residency.OFF
-        self._grader: Grader | None = None
-        self._held_out: Prompts | None = None
+    _grader: Grader | None = None
+    _held_out: Prompts | None = None
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
@@ -50,7 +52,10 @@ class TextEnvWorker(Worker):
         self._prompts = prompts_of(config, model, "train")
         if config.runner.eval_every:
             self._held_out = prompts_of(config, model, "held_out")
-        self._say_dropped()
+        for split, prompts in (("train", self._prompts), ("held_out", self._held_out)):
+            if prompts is not None and prompts.dropped:
+                longest = config.algorithm.max_prompt_length
+                self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
         task = make_task(config.text_env, seed=config.runner.seed, split="train")
         self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.judges}
         self._rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
@@ -61,27 +66,10 @@ class TextEnvWorker(Worker):
             processes=config.text_env.reward_processes,
         )
 
-    def _say_dropped(self) -> None:
-        for split, prompts in (("train", self._prompts), ("held_out", self._held_out)):
-            if prompts is not None and prompts.dropped:
-                longest = self.config.config.algorithm.max_prompt_length
-                self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
-
-    def move(self, to: Residency) -> MoveReport:
-        """A task is either here or not: WEIGHTS counts as OFF. On the CPU it holds nothing."""
-        began, device = time.perf_counter(), self.context.device
-        if to == Residency.FULL:
-            device.acquire(self.config.config.text_env.accelerator_memory, _TASK)
-        else:
-            device.release(_TASK)
-        self._residency = to
-        seconds = time.perf_counter() - began
-        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0, seconds=seconds)
-
     def run(self, iteration: int) -> Metrics:
-        """Plays this rank's groups of one iteration; returns when the last group is put.
+        """Play this rank's groups of one iteration; return when the last group is put.
 
-        Raises RewardError for a reward that is no number; ConfigError for a prompt that is too long.
+        Raises RewardError for a reward that is not a finite number; ConfigError for a prompt that is too long.
         """
         self._require_full("run")
         job, first = self.config, iteration * self.config.prompts
@@ -96,20 +84,20 @@ class TextEnvWorker(Worker):
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
 
-        clock = self._play(iteration, groups, self._prompts, job.config.algorithm.samples_per_prompt, deliver)
-        return _metrics("env", samples, self._rewards, clock)
+        seconds = self._play(iteration, groups, self._prompts, job.config.algorithm.samples_per_prompt, deliver)
+        return _metrics("env", samples, self._rewards, seconds)
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Answers this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
+        """Answer this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
 
         Needs `generate(iteration)` of the rollout ranks at the same time, as `run` does.
         """
         self._require_full("evaluate")
-        assert self._held_out is not None, "runner.eval_every says whether there is something held out"
+        assert self._held_out is not None, "there are held-out prompts where runner.eval_every is set"
         samples: list[Sample] = []
         groups = {group: group for group in self.config.held_out(self.context.rank)}
-        clock = self._play(iteration, groups, self._held_out, 1, samples.extend, greedy=True)
-        return _metrics("eval", samples, self._rewards, clock)
+        seconds = self._play(iteration, groups, self._held_out, 1, samples.extend, greedy=True)
+        return _metrics("eval", samples, self._rewards, seconds)
 
     def _play(
         self,
@@ -120,8 +108,8 @@ class TextEnvWorker(Worker):
         deliver: Callable[[Group], None],
         *,
         greedy: bool = False,
-    ) -> Clock:
-        """One pass of this rank, and its part in ending it for all."""
+    ) -> PassSeconds:
+        """Play one pass over this rank's groups, and take this rank's part in ending the iteration."""
         assert self._grader is not None, "setup comes first"
         job, algorithm = self.config, self.config.config.algorithm
         limits = Limits(
@@ -133,19 +121,15 @@ class TextEnvWorker(Worker):
         play = Pass(self.context, dialogues, self._grader, weights, iteration=iteration, greedy=greedy)
         play.through(groups, prompts, samples, deliver)
         play.end(env_ranks=job.env_ranks, rollout_ranks=job.rollout_ranks)
-        return play.clock
-
-    def _require_full(self, method: str) -> None:
-        if self._residency != Residency.FULL:
-            raise not_resident(self.context.owner, method, has=self._residency, needs=Residency.FULL)
+        return play.seconds
 
     def close(self) -> None:
         if self._grader is not None:
             self._grader.close()
-        self.context.device.release(_TASK)
+        super().close()
 
 
-def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], clock: Clock) -> Metrics:
+def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], seconds: PassSeconds) -> Metrics:
     """Means are over episodes, so ranks with more of them count more."""
     episodes = len(samples)
 
@@ -160,9 +144,238 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
         "turns": mean(sum(sample.turns for sample in samples)),
         "truncated": mean(sum(sample.truncated for sample in samples)),
         "episodes": Metric(episodes, "sum"),
-        "sim_s": Metric(clock.sim_s + clock.reward_s, "max"),  # all work of the environment: the loop reads it
-        "reward_s": Metric(clock.reward_s, "max"),
-        "wait_s": Metric(clock.wait_s, "max"),
-        "put_s": Metric(clock.put_s, "max"),
+        "sim_s": Metric(seconds.sim + seconds.reward, "max"),  # all work of the environment: the loop reads it
+        "reward_s": Metric(seconds.reward, "max"),
+        "wait_s": Metric(seconds.wait, "max"),
+        "put_s": Metric(seconds.put, "max"),
     }
     return {f"{component}/{name}": metric for name, metric in numbers.items()}
+
+
+# ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(slots=True)
+class PassSeconds:
+    """Seconds that one pass spent in each part."""
+
+    sim: float = 0.0  # prompts, replies and their tokens
+    reward: float = 0.0  # rewards that are calculated here, and waiting for the others
+    wait: float = 0.0  # for answers
+    put: float = 0.0
+
+
+class Pass:
+    """One pass of an env rank over its groups. Used once. Owns the dialogues; leaves the grader idle.
+
+    Asks while there is room, takes answers as they come, delivers whole groups.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        dialogues: Dialogues,
+        grader: Grader,
+        weights: Mapping[str, float],  # of the rewards, by name
+        *,
+        iteration: int,
+        greedy: bool = False,
+    ) -> None:
+        self._context, self._dialogues, self._grader, self._weights = context, dialogues, grader, weights
+        self._iteration, self._greedy = iteration, greedy
+        self._to_ask: deque[Request] = deque()
+        self._due = 0  # answers that were asked for and have not arrived
+        self._grading: dict[tuple[int, int], OpenEpisode] = {}
+        self._done_ranks = 0  # other env ranks whose Done has arrived
+        self.seconds = PassSeconds()
+
+    def through(
+        self, groups: Mapping[int, int], prompts: Prompts, samples: int, deliver: Callable[[Group], None]
+    ) -> None:
+        """Play `samples` episodes of each group; `groups` maps a group to the number of its prompt.
+
+        Call `deliver` with each group as soon as it is whole. Never wait for room while answers are due: they arrive
+        by a channel with limits of its own.
+        """
+        left = deque(groups.items())
+        whole: dict[int, list[Sample]] = {group: [] for group in groups}
+        while left or self._to_ask or self._due or self._grading:
+            if self._context.cancelled.is_set():
+                raise cancelled(self._context.owner, "run")
+            if left and not self._to_ask:
+                began = time.perf_counter()
+                group, number = left.popleft()
+                prompt, dialogues = prompts.episodes(number, samples)
+                self._to_ask.append(self._dialogues.begin(group, prompt, dialogues, greedy=self._greedy))
+                self.seconds.sim += time.perf_counter() - began
+            if self._to_ask and self._ask(self._to_ask[0]):
+                self._to_ask.popleft()
+                continue
+            if self._due:
+                self._take()
+            for sample in self._graded(wait=not self._due and not self._to_ask):
+                whole[sample.group].append(sample)
+                if len(whole[sample.group]) == samples:
+                    began = time.perf_counter()
+                    deliver(tuple(sorted(whole.pop(sample.group), key=lambda each: each.sample)))
+                    self.seconds.put += time.perf_counter() - began
+
+    def end(self, *, env_ranks: int, rollout_ranks: int) -> None:
+        """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
+        began, context = time.perf_counter(), self._context
+        if context.rank:
+            done = Done(iteration=self._iteration, env_rank=context.rank)
+            context.channels[COMPLETIONS].put(done, key="0", weight=done.weight)
+        else:
+            while self._done_ranks < env_ranks - 1:
+                self._take()
+            for _ in range(rollout_ranks):
+                end = EndOfIteration(iteration=self._iteration)
+                context.channels[REQUESTS].put(end, weight=end.weight)
+        self.seconds.put += time.perf_counter() - began
+
+    def _ask(self, request: Request) -> bool:
+        """Put the request; return False when there is no room. With no answer due, wait for room."""
+        began, channel = time.perf_counter(), self._context.channels[REQUESTS]
+        try:
+            if self._due:
+                channel.put_nowait(request, weight=request.weight)
+            else:
+                channel.put(request, weight=request.weight)
+        except ChannelFull:
+            return False
+        finally:
+            self.seconds.put += time.perf_counter() - began
+        self._due += request.samples
+        return True
+
+    def _take(self) -> None:
+        """Wait for one answer, and continue its episode."""
+        began = time.perf_counter()
+        item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(self._context.rank))
+        arrived = time.perf_counter()
+        self.seconds.wait += arrived - began
+        if isinstance(item, Done):
+            if item.iteration != self._iteration:
+                got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"
+                raise out_of_step(self._context.owner, "an env rank is elsewhere", got=got, expected=expected)
+            self._done_ranks += 1
+            return
+        try:
+            following = self._dialogues.take(item, greedy=self._greedy)
+        except KeyError as error:
+            waiting = ", ".join(f"{group}/{sample}" for group, sample in sorted(self._dialogues.open)[:8]) or "none"
+            raise out_of_step(
+                self._context.owner,
+                "got an answer that no open episode waits for",
+                got=f"group {item.group}, sample {item.sample}, turn {item.turn}",
+                expected=f"an answer to the last turn of one of the open samples: {waiting}",
+            ) from error
+        self._due -= 1
+        played = time.perf_counter()
+        self.seconds.sim += played - arrived
+        if isinstance(following, Request):
+            self._to_ask.append(following)
+            return
+        self._grading[item.group, item.sample] = following
+        self._grader.submit(Case(group=item.group, sample=item.sample, transcript=following.transcript()))
+        self.seconds.reward += time.perf_counter() - played
+
+    def _graded(self, *, wait: bool) -> list[Sample]:
+        began = time.perf_counter()
+        finished = []
+        for case, rewards in self._grader.done(wait=wait):
+            episode = self._grading.pop((case.group, case.sample))
+            sample = episode.tokens.finish(rewards, self._weights)
+            finished.append(dataclasses.replace(sample, transcript=case.transcript))
+        self.seconds.reward += time.perf_counter() - began
+        return finished
+
+
+# ── open episodes: text for the task and tokens for the learner, grown side by side ──────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits at which an episode ends even if its environment would go on."""
+
+    turns: int
+    new_tokens: int  # of one answer
+    tokens: int  # of the whole episode
+
+
+@dataclasses.dataclass(slots=True)
+class OpenEpisode:
+    """One conversation in progress."""
+
+    tokens: Episode
+    dialogue: TextEpisode
+    answers: list[str] = dataclasses.field(default_factory=list)
+    replies: list[str] = dataclasses.field(default_factory=list)
+
+    def transcript(self) -> Transcript:
+        """Return the finished episode as reward functions read it."""
+        completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
+        return Transcript(
+            prompt=self.dialogue.prompt,
+            answers=tuple(self.answers),
+            replies=tuple(self.replies),
+            facts=self.dialogue.facts(),
+            tokens=sum(len(completion.tokens) for completion in completions),
+            truncated=completions[-1].finish == "length",
+        )
+
+
+class Dialogues:
+    """Turns answers into the next requests. Owns the open episodes of one env rank, by group and sample."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, conversation: Conversation, limits: Limits, *, env_rank: int, iteration: int
+    ) -> None:
+        self._tokenizer, self._conversation, self._limits = tokenizer, conversation, limits
+        self._env_rank, self._iteration = env_rank, iteration
+        self.open: dict[tuple[int, int], OpenEpisode] = {}
+
+    def begin(self, group: int, prompt: Tokens, dialogues: Sequence[TextEpisode], *, greedy: bool) -> Request:
+        """Begin all samples of a group with one request: the engine reads their prompt only once."""
+        for sample, dialogue in enumerate(dialogues):
+            tokens = Episode(group=group, sample=sample, prompt=prompt)
+            self.open[group, sample] = OpenEpisode(tokens, dialogue)
+        return self._request(group, 0, len(dialogues), 0, prompt, greedy)
+
+    def take(self, completion: Completion, *, greedy: bool) -> Request | OpenEpisode:
+        """Return the next turn's request, or the episode when it is over; it is then no longer open.
+
+        Raises KeyError for an answer that no open episode waits for.
+        """
+        place = (completion.group, completion.sample)
+        episode = self.open[place]
+        if completion.turn != len(episode.answers):
+            raise KeyError(place)
+        answer = self._tokenizer.decode(completion.tokens)
+        episode.tokens.pieces.append(completion)
+        episode.answers.append(answer)
+        reply = episode.dialogue.reply(answer)
+        # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
+        if reply is not None and completion.finish == "stop" and len(episode.answers) < self._limits.turns:
+            more = self._conversation.reply(completion.tokens, reply)
+            so_far = episode.tokens.tokens()
+            if len(so_far) + len(more) < self._limits.tokens:
+                episode.tokens.pieces.append(more)
+                episode.replies.append(reply)
+                tokens = episode.tokens.tokens()
+                return self._request(*place, 1, completion.turn + 1, tokens, greedy)
+        return self.open.pop(place)
+
+    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens, greedy: bool) -> Request:
+        return Request(
+            env_rank=self._env_rank,
+            iteration=self._iteration,
+            group=group,
+            first_sample=first,
+            samples=samples,
+            turn=turn,
+            tokens=tokens,
+            max_new_tokens=min(self._limits.new_tokens, self._limits.tokens - len(tokens)),
+            greedy=greedy,
+        )

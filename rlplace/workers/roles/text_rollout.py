@@ -1,13 +1,13 @@
-"""The rollout worker of language models: pulls weights, then continues what it is asked to until the iteration ends.
+"""The rollout worker of language models: pulls weights, then continues token sequences until the iteration ends.
 
 ::
 
-    requests ──▶ take while there is room ──▶ engine.step() ──▶ completions, each as soon as it has ended
+    requests ──▶ take while there is room ──▶ engine.step() ──▶ completions, each as soon as it has finished
                           ▲                        │
-                          └── newer weights? load ─┘   nobody waits for a batch
+                          └── newer weights? load ─┘   no answer waits for a batch
 
-Where the actor learns while answers are under way, what is left of an answer is sampled by newer weights than what it
-began with (a partial rollout: Kimi k1.5, arXiv:2501.12599; AReaL, arXiv:2505.24298). Its tokens say which.
+Where the actor learns while answers are in flight, the rest of an answer is sampled by newer weights than its beginning
+(a partial rollout: Kimi k1.5, arXiv:2501.12599; AReaL, arXiv:2505.24298). Each token carries its version.
 """
 
 from __future__ import annotations
@@ -21,34 +21,43 @@ import numpy as np
 
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
-from rlplace.placement.schedule import Residency
-from rlplace.tokens import Completion, Request
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, EndOfIteration, LlmJob
+from rlplace.models.tokenizer import Tokenizer
+from rlplace.tokens import Request
+from rlplace.workers.engines.contract import (
+    CacheBytes,
+    EngineBudget,
+    EngineSettings,
+    EngineShare,
+    MemoryLimit,
+    Sampling,
+    TextEngine,
+)
+from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
 from rlplace.workers.refusals import logprob_not_finite
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, out_of_step
+from rlplace.workers.roles.rollout import RolloutWorker
+from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
 
 if TYPE_CHECKING:
-    from rlplace.workers.engines.contract import TextEngine
-    from rlplace.workers.engines.weights import EngineWeights
+    from rlplace.config import Config
 
 
 @dataclasses.dataclass(slots=True)
-class _Tally:
-    """What one iteration was made of, so far."""
+class _Counts:
+    """Measurements of one iteration so far."""
 
     answers: int = 0
     tokens: int = 0  # generated
     prompt_tokens: int = 0  # once per answer
     steps: int = 0
     in_flight: int = 0  # summed over steps
-    wait_s: float = 0.0  # with nothing to do
+    wait_s: float = 0.0  # with nothing in flight
     policy_s: float = 0.0
     put_s: float = 0.0
-    updates: int = 0  # of the weights, with answers under way
+    updates: int = 0  # of the weights, with answers in flight
     update_s: float = 0.0
 
     def metrics(self, *, seconds: float, cached_tokens: int) -> Metrics:
-        return {
+        metrics = {
             "rollout/answers": Metric(self.answers, "sum"),
             "rollout/tokens": Metric(self.tokens, "sum"),
             "rollout/tokens_per_s": Metric(self.tokens / seconds, "sum"),
@@ -57,19 +66,17 @@ class _Tally:
             "rollout/policy_s": Metric(self.policy_s, "max"),
             "rollout/wait_s": Metric(self.wait_s, "max"),
             "rollout/put_s": Metric(self.put_s, "max"),
-            **self._refreshed(),
         }
+        if self.updates:
+            metrics["rollout/updates"] = Metric(self.updates, "max")
+            metrics["rollout/update_s"] = Metric(self.update_s, "max")
+        return metrics
 
-    def _refreshed(self) -> Metrics:
-        if not self.updates:
-            return {}
-        return {"rollout/updates": Metric(self.updates, "max"), "rollout/update_s": Metric(self.update_s, "max")}
 
+class TextRolloutWorker(RolloutWorker[TextEngine]):
+    """Ranks share one queue of requests: any rank with room takes the next.
 
-class TextRolloutWorker(Worker):
-    """Owns an engine. Ranks share one queue of requests: whoever has room takes the next.
-
-    No rank has more in flight than its even share of an iteration's answers, so that one with a large cache does not
+    No rank has more in flight than its even share of an iteration's answers, so that a rank with a large cache does not
     take everything while others idle.
     """
 
@@ -77,82 +84,61 @@ class TextRolloutWorker(Worker):
 
     def __init__(self, config: LlmJob, context: WorkerContext) -> None:
         super().__init__(config, context)
-        self._engine: TextEngine | None = None
-        self._weights: EngineWeights | None = None
         self._share = -(-config.prompts * config.config.algorithm.samples_per_prompt // config.rollout_ranks)
-        self._askers: dict[tuple[int, int, int], int] = {}  # group, sample, turn -> env rank
-        self._ahead = -1  # last version that was taken while generating, before it was asked for
+        self._env_ranks: dict[tuple[int, int, int], int] = {}  # group, sample, turn -> env rank that asked
+        self._ahead = -1  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.workers.engines.build import build_engine
-        from rlplace.workers.engines.weights import EngineWeights
+        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
+        from rlplace.workers.sync_probe import SyncProbe, probe_tokens, tolerance
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        self._engine = build_engine(self.config, self.context)
-        self._weights = EngineWeights(self.config, self.context, self._engine)
-
-    @property
-    def engine(self) -> TextEngine:
-        assert self._engine is not None, "setup comes first"
-        return self._engine
-
-    def move(self, to: Residency) -> MoveReport:
-        began = time.perf_counter()
-        held = self.engine.move(to)
-        return MoveReport(
-            residency=to,
-            accelerator_bytes=held,
-            host_bytes=self.engine.host_bytes,
-            seconds=time.perf_counter() - began,
+        job, context, actor = self.config, self.context, self.config.config.actor
+        self._engine = build_engine(job, context)
+        factors_apart = actor.sync.mode == "lora" and actor.lora_rank is not None
+        self._weights = EngineWeights(
+            self._engine,
+            context.channels[WEIGHTS],
+            context,
+            job.deliveries,
+            kept=KeptWeights(
+                context.owner,
+                keeps=actor.sync.mode in ("trainable", "lora"),
+                scale=actor.lora_alpha / actor.lora_rank if factors_apart and actor.lora_rank else None,
+            ),
+            probe=SyncProbe(self._engine, probe_tokens(job), tolerance(job.config), context.owner),
         )
 
     def pull_weights(self, version: int) -> Metrics:
-        """Takes the weights the actor pushes as `version`; blocks until they are here, verified and loaded.
+        """Pull as the base class, after all earlier versions that were pushed and not pulled.
 
-        Those that were pushed before and not taken come first; nothing happens where `version` was taken while
-        generating. Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
+        Does nothing when `version` was pulled while generating.
         """
         metrics: Metrics = {}
         if version > self._ahead:
             held = self.engine.version
             for due in range(version if held is None else min(held + 1, version), version + 1):
-                metrics = self._weights_of.pull(due)
+                metrics = self.weights.pull(due)
         return metrics
 
-    @property
-    def _weights_of(self) -> EngineWeights:
-        assert self._weights is not None, "setup comes first"
-        return self._weights
-
-    def _refresh(self, tally: _Tally) -> None:
-        """Takes every version that the actor has begun to push; answers under way go on with it."""
-        began = time.perf_counter()
-        while self._weights_of.announced():
-            held = self.engine.version
-            assert held is not None, "nothing is generated without weights"
-            self._weights_of.pull(held + 1)
-            self._ahead = held + 1
-            tally.updates += 1
-        tally.update_s += time.perf_counter() - began
-
     def generate(self, iteration: int) -> Metrics:
-        """Answers until this rank is told that nothing more will be asked in this iteration."""
-        verified = self._weights_of.compare()
+        """Answer requests until this rank gets EndOfIteration, then finish what is in flight."""
+        verified = self.weights.verify()
         began, cached = time.perf_counter(), self.engine.cached_tokens
-        tally = _Tally()
-        while self._take(iteration, tally):
-            self._step(tally)
-        while self.engine.in_flight:  # nothing, where the end is said when all have their answers
-            self._step(tally)
+        counts = _Counts()
+        while self._take(iteration, counts):
+            self._step(counts)
+        while self.engine.in_flight:  # none where the end is put after the last answer was taken
+            self._step(counts)
         seconds = time.perf_counter() - began
-        return {**tally.metrics(seconds=seconds, cached_tokens=self.engine.cached_tokens - cached), **verified}
+        return {**counts.metrics(seconds=seconds, cached_tokens=self.engine.cached_tokens - cached), **verified}
 
-    def _take(self, iteration: int, tally: _Tally) -> bool:
-        """Begins what has arrived, as far as there is room; waits when there is nothing else to do.
+    def _take(self, iteration: int, counts: _Counts) -> bool:
+        """Begin requests that have arrived while there is room; wait for one when nothing is in flight.
 
-        False when nothing more will be asked in this iteration.
+        Return False at the end of the iteration.
         """
         if self.context.cancelled.is_set():
             raise cancelled(self.context.owner, "generate")
@@ -166,7 +152,7 @@ class TextRolloutWorker(Worker):
             else:
                 began = time.perf_counter()
                 item = requests.get()
-                tally.wait_s += time.perf_counter() - began
+                counts.wait_s += time.perf_counter() - began
             if item.iteration != iteration:
                 raise out_of_step(
                     self.context.owner,
@@ -176,41 +162,82 @@ class TextRolloutWorker(Worker):
                 )
             if isinstance(item, EndOfIteration):
                 return False
-            self._begin(item, tally)
+            self._begin(item, counts)
         return True
 
-    def _begin(self, request: Request, tally: _Tally) -> None:
+    def _begin(self, request: Request, counts: _Counts) -> None:
         self.engine.submit(request)
         for sample in range(request.first_sample, request.first_sample + request.samples):
-            self._askers[request.group, sample, request.turn] = request.env_rank
-        tally.prompt_tokens += request.samples * len(request.tokens)
+            self._env_ranks[request.group, sample, request.turn] = request.env_rank
+        counts.prompt_tokens += request.samples * len(request.tokens)
 
-    def _step(self, tally: _Tally) -> None:
-        self._refresh(tally)
-        tally.steps += 1
-        tally.in_flight += self.engine.in_flight
+    def _step(self, counts: _Counts) -> None:
         began = time.perf_counter()
+        while self.weights.announced():  # the actor has begun to push it; answers in flight continue with it
+            held = self.engine.version
+            assert held is not None, "nothing is generated without weights"
+            self.weights.pull(held + 1)
+            self._ahead = held + 1
+            counts.updates += 1
+        updated = time.perf_counter()
+        counts.update_s += updated - began
+        counts.steps += 1
+        counts.in_flight += self.engine.in_flight
         finished = self.engine.step()
         stepped = time.perf_counter()
         for completion in finished:
-            self._answer(completion)
-            tally.tokens += len(completion.tokens)
-        tally.answers += len(finished)
-        tally.policy_s += stepped - began
-        tally.put_s += time.perf_counter() - stepped
-
-    def _answer(self, completion: Completion) -> None:
-        if not np.isfinite(completion.logprobs).all():
-            raise logprob_not_finite(self.context.owner, completion)
-        asker = self._askers.pop((completion.group, completion.sample, completion.turn))
-        self.context.channels[COMPLETIONS].put(completion, key=str(asker))
+            if not np.isfinite(completion.logprobs).all():
+                raise logprob_not_finite(self.context.owner, completion)
+            env_rank = self._env_ranks.pop((completion.group, completion.sample, completion.turn))
+            self.context.channels[COMPLETIONS].put(completion, key=str(env_rank))
+            counts.tokens += len(completion.tokens)
+        counts.answers += len(finished)
+        counts.policy_s += stepped - updated
+        counts.put_s += time.perf_counter() - stepped
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """What the engine's weights say of `tokens`, from the second on: to compare with the actor's."""
+        """Log-probabilities of `tokens` by the engine's weights, from the second on: to compare with the actor's."""
         return self.engine.logprobs(tokens)
 
-    def close(self) -> None:
-        if self._weights is not None:
-            self._weights.close()
-        if self._engine is not None:
-            self._engine.close()
+
+def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
+    """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
+    rollout, algorithm = job.config.text_rollout, job.config.algorithm
+    sampling = Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=Tokenizer.load(job.model).stop_token_ids,
+        seed=rollout.seed,
+    )
+    settings = EngineSettings(
+        model=job.model,
+        dtype=rollout.dtype,
+        context=algorithm.longest,
+        memory=_memory(job.config, on_cpu=context.device.torch_name == "cpu"),
+        step_sequences=rollout.step_sequences,
+        step_tokens=rollout.step_tokens,
+        tensor_parallel=len(context.slot.accelerators),
+        enforce_eager=rollout.enforce_eager,
+        cache_fp8=rollout.cache == "fp8",
+        sleep_level=rollout.sleep_level,
+    )
+    if rollout.engine == "transformers":
+        from rlplace.workers.engines.transformers import TransformersEngine
+
+        return TransformersEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
+    from rlplace.workers.engines.vllm import VllmEngine
+
+    return VllmEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
+
+
+def _memory(config: Config, *, on_cpu: bool) -> MemoryLimit:
+    """Turn a share of an emulated accelerator into bytes: an engine on the CPU would take it of the whole machine."""
+    rollout = config.text_rollout
+    if rollout.kv_cache_memory is not None:
+        return CacheBytes(size_bytes=rollout.kv_cache_memory)
+    share = rollout.gpu_memory_utilization
+    assert isinstance(share, float), "auto is a number once there is a plan"
+    if on_cpu:
+        return EngineBudget(size_bytes=int(share * config.cluster.accelerator.memory))
+    return EngineShare(gpu_memory_utilization=share)

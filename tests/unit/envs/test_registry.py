@@ -94,8 +94,8 @@ def test_the_problem_says_where_the_id_was_written() -> None:
     [
         ("gymnasum", "unknown simulator library, did you mean 'gymnasium'?", "kind: gymnasium"),
         ("qqqq", "unknown simulator library", "kind: gymnasium"),
-        ("no_such_module:Adapter", "no adapter can be found there", None),
-        ("tests.gyms:NoSuchAdapter", "no adapter can be found there", None),
+        ("no_such_module:Adapter", "no simulator library can be found there", None),
+        ("tests.gyms:NoSuchAdapter", "no simulator library can be found there", None),
     ],
 )
 def test_an_unknown_adapter(name: str, what: str, fix: str | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.reward_client import Endpoint, RewardClient, endpoint_of
-from rlplace.workers.roles.url_reward import RewardEndpointWorker
+from rlplace.workers.roles.reward import RewardEndpointWorker
 from tests.judge_ranks import JudgeScenario, Said, judged, with_text
 from tests.lm_ranks import made_up_samples
 from tests.tiny_tokenizer import tiny_tokenizer

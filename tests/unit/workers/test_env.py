@@ -13,7 +13,7 @@ from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES
-from rlplace.workers.roles.env import EnvWorker
+from rlplace.workers.roles.env import VectorEnvWorker
 from tests.rollout_stage import Layout, Ledger, channels_of, context_of, env_block, plan_of
 
 
@@ -23,7 +23,7 @@ class OneEnvRank:
     def __init__(self, layout: Layout, *, rank: int = 0, steps: int = 3, env: dict[str, object] | None = None) -> None:
         self.plan, self.job = plan_of(layout, env or env_block("Script-v0"), steps)
         self.channels: dict[str, LocalChannel] = channels_of(self.plan, capacity_items=1000)
-        self.worker = EnvWorker(self.job, context_of(self.plan, "env", rank, self.channels))
+        self.worker = VectorEnvWorker(self.job, context_of(self.plan, "env", rank, self.channels))
         self.rank, self.steps, self.groups = rank, steps, layout.stage_groups
         self.worker.setup()
         self.worker.move(Residency.FULL)

@@ -10,7 +10,7 @@ import pytest
 from rlplace.errors import ConfigError, NotResident, RewardError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.roles.function_reward import RewardFunctionWorker
+from rlplace.workers.roles.reward import RewardFunctionWorker
 from tests.judge_ranks import JudgeScenario, Said, judged, sole_judge, with_text
 from tests.lm_ranks import made_up_samples
 

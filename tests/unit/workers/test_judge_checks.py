@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rlplace.config import CriticConfig
 from rlplace.models.reward_head import reward_head_problem
-from rlplace.workers.roles.scorer_checks import check_judges
+from rlplace.workers.roles.scorer_text import check_scorers
 from tests.judge_ranks import JudgeScenario
 from tests.tiny_lm import tiny_model, tiny_reward_model
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -30,7 +30,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
 
 def problems(policy: Path, component: str, block: Mapping[str, object], **env: object) -> list[tuple[str, str]]:
     job = JudgeScenario(model=policy, component=component, block=block, env=env).job
-    return [(p.code, p.key) for p in check_judges(job.config, job.components)]
+    return [(p.code, p.key) for p in check_scorers(job.config, job.components)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_critic_reads_them_too(policy: Path, scorer: Path, tmp_path: Path) -> 
 
     def said_of(folder: Path) -> list[tuple[str, str]]:
         config = replace(job.config, critic=CriticConfig(model={"path": str(folder)}))
-        return [(p.code, p.key) for p in check_judges(config, ["actor", "critic"])]
+        return [(p.code, p.key) for p in check_scorers(config, ["actor", "critic"])]
 
     assert said_of(scorer) == []
     assert said_of(tiny_tokenizer(tmp_path)) == [("other-tokenizer", "critic.model.path")]

@@ -9,11 +9,11 @@ import pytest
 
 from rlplace.comm.local import LocalChannel
 from rlplace.envs.text import Message, Transcript
-from rlplace.envs.text.list_rewards import answer_text, prompt_text
+from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import SAMPLES, samples_for
-from rlplace.workers.roles.scored_text import conversation, plain, queries, reads_text, same_tokens
+from rlplace.workers.roles.scorer_text import conversation, plain, queries, reads_text, same_tokens
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.judge_ranks import JudgeScenario
 from tests.lm_ranks import made_up_samples

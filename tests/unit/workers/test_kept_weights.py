@@ -9,7 +9,7 @@ import torch
 
 from rlplace.comm.weights.version import ReceivedWeights, WeightSyncReport
 from rlplace.errors import WeightSyncError
-from rlplace.workers.engines.kept_weights import KeptWeights
+from rlplace.workers.engines.weights import KeptWeights
 
 A, B = "q_proj.lora_A.weight", "q_proj.lora_B.weight"
 OWNER = "rollout rank 0"
@@ -36,11 +36,11 @@ class Sent:
 
 def load(kept: KeptWeights, sent: Sent) -> dict[str, float]:
     """The sums of what an engine is given."""
-    with kept.given(sent.received) as given:
+    with kept.completed(sent.received) as (weights, factors):
         on = torch.device("cpu")
         return {
-            name: float(given.factors[name].added_to(weight, on).sum() if name in given.factors else weight.sum())
-            for name, weight in given.weights.items()
+            name: float(factors[name].added_to(weight, on).sum() if name in factors else weight.sum())
+            for name, weight in weights.items()
         }
 
 
@@ -83,7 +83,7 @@ def test_a_new_whole_version_replaces_the_kept_one() -> None:
 
 def test_what_was_not_loaded_is_given_back_and_not_kept() -> None:
     kept, first = KeptWeights(OWNER, keeps=True), Sent(0, a=torch.ones(1))
-    with pytest.raises(ValueError, match="does not fit"), kept.given(first.received):
+    with pytest.raises(ValueError, match="does not fit"), kept.completed(first.received):
         raise ValueError("does not fit")
     assert first.back == [False]
     later = Sent(1, partial=True, a=torch.ones(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplace.workers.roles.noise import Draw, RowNoise, normal, uniform
+from rlplace.workers.roles.rollout import Draw, RowNoise, normal, uniform
 
 
 def noise(seed: int = 0, rows: int = 6, draw: Draw = normal) -> RowNoise:

@@ -17,7 +17,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.reward_client import Endpoint, RewardClient
 from rlplace.workers.reward_server import RewardServer, main
-from rlplace.workers.roles.url_reward import RewardEndpointWorker
+from rlplace.workers.roles.reward import RewardEndpointWorker
 from tests.judge_ranks import JudgeScenario, judged, values, with_text
 from tests.lm_ranks import made_up_samples
 from tests.tiny_lm import tiny_model, tiny_reward_model

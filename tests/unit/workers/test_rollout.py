@@ -19,7 +19,7 @@ from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
-from rlplace.workers.roles.rollout import RolloutWorker
+from rlplace.workers.roles.rollout import VectorRolloutWorker
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 
 
@@ -39,7 +39,7 @@ class OneRolloutRank:
         rollout = dataclasses.replace(job.config.rollout, merge_requests=merge)
         self.job = dataclasses.replace(job, config=dataclasses.replace(job.config, rollout=rollout))
         self.channels = channels_of(self.plan, capacity_items=1000)
-        self.worker = RolloutWorker(self.job, context_of(self.plan, "rollout", rank, self.channels))
+        self.worker = VectorRolloutWorker(self.job, context_of(self.plan, "rollout", rank, self.channels))
         self.rank = rank
         self.worker.setup()
         self.worker.move(Residency.FULL)

@@ -7,7 +7,17 @@ import itertools
 import pytest
 
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.sleep import KV_CACHE, LEGAL, WEIGHTS, Level, Order, Sleep, Sleeper, SleepReport, orders
+from rlplace.workers.engines.vllm_memory import (
+    KV_CACHE,
+    LEGAL,
+    WEIGHTS,
+    Level,
+    Order,
+    Sleep,
+    Sleeper,
+    SleepReport,
+    orders,
+)
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -22,7 +32,7 @@ class Memory:
         self.state = Sleep.AWAKE
         self.log: list[tuple[Order, dict[str, int]]] = []
 
-    def obey(self, order: Order) -> None:
+    def carry_out(self, order: Order) -> None:
         self.log.append((order, dict(self.device.held)))
         self.state = LEGAL[self.state, order]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlplace.workers.engines.contract import Sampling, answer_seed
-from rlplace.workers.engines.sampling import choose, draw
+from rlplace.workers.engines.token_choice import choose, draw
 from tests.tiny_lm import request_of
 
 HALF_THIRD_SIXTH = torch.tensor([math.log(p) for p in (1 / 6, 1 / 2, 1 / 3)])

@@ -9,8 +9,15 @@ import pytest
 
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineShare, MemoryLimit, Sampling
-from rlplace.workers.engines.transformers import TransformersEngine, TransformersSettings
+from rlplace.workers.engines.contract import (
+    CacheBytes,
+    EngineBudget,
+    EngineSettings,
+    EngineShare,
+    MemoryLimit,
+    Sampling,
+)
+from rlplace.workers.engines.transformers import TransformersEngine
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
 
@@ -24,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(folder: Path, memory: MemoryLimit, *, most: int = 4) -> TransformersEngine:
-    settings = TransformersSettings(model=folder, dtype="fp32", context=CONTEXT, memory=memory, step_sequences=most)
+    settings = EngineSettings(model=folder, dtype="fp32", context=CONTEXT, memory=memory, step_sequences=most)
     return TransformersEngine(settings, Sampling(), device=Ledger(), owner="rollout rank 0", rank=0)
 
 
@@ -76,7 +83,7 @@ def test_an_aborted_request_comes_back_in_the_runs_that_are_left(folder: Path) -
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     engine = engine_of(folder, CacheBytes(size_bytes=9 * ROW_BYTES))
     engine.move(Residency.FULL)
-    engine.load(model.state_dict().items(), 1)
+    engine.load(model.state_dict(), 1)
     ending, going = request_of(0, longest=1, first_sample=3), request_of(0, longest=9, first_sample=4, samples=2)
     engine.submit(ending)
     engine.submit(going)

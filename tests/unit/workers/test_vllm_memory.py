@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlplace.workers.engines.sleep import Order
-from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
+from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory, Order
 
 
 class Gpu:
@@ -46,7 +45,7 @@ class Gpu:
 )
 def test_on_a_gpu_orders_are_vllms_own(order: Order, calls: list[tuple[object, ...]]) -> None:
     gpu = Gpu()
-    CudaMemory(gpu).obey(order)
+    CudaMemory(gpu).carry_out(order)
     assert gpu.calls == calls
 
 
@@ -77,9 +76,9 @@ def test_the_cache_is_emptied_in_place_and_comes_back_as_zeros() -> None:
     cpu = Cpu()
     memory = CpuMemory(cpu)
     assert memory.cache_bytes() == 4096
-    memory.obey(Order.DROP_CACHE)
+    memory.carry_out(Order.DROP_CACHE)
     assert memory.cache_bytes() == 0
-    memory.obey(Order.WAKE_CACHE)
+    memory.carry_out(Order.WAKE_CACHE)
     assert memory.cache_bytes() == 4096
     assert [int(cache.count_nonzero()) for cache in cpu.caches] == [0, 0]
     cpu.caches[1].fill_(1)
@@ -89,10 +88,10 @@ def test_the_cache_is_emptied_in_place_and_comes_back_as_zeros() -> None:
 def test_at_level_2_weights_and_what_was_packed_of_them_are_dropped() -> None:
     cpu = Cpu()
     memory = CpuMemory(cpu)
-    memory.obey(Order.SLEEP_2)
+    memory.carry_out(Order.SLEEP_2)
     assert cpu.model.cpu_linear is None
     assert cpu.model.weight.untyped_storage().nbytes() == 0
-    memory.obey(Order.WAKE_WEIGHTS)
+    memory.carry_out(Order.WAKE_WEIGHTS)
     assert cpu.model.cpu_linear is not None
     assert cpu.model.weight.untyped_storage().nbytes() == 48
 
@@ -101,7 +100,7 @@ def test_at_level_1_weights_stay_on_the_host() -> None:
     cpu = Cpu()
     memory = CpuMemory(cpu)
     before = cpu.model.weight.clone()
-    memory.obey(Order.SLEEP_1)
-    memory.obey(Order.WAKE_WEIGHTS)
+    memory.carry_out(Order.SLEEP_1)
+    memory.carry_out(Order.WAKE_WEIGHTS)
     assert torch.equal(cpu.model.weight, before)
     assert cpu.model.cpu_linear is not None

@@ -119,13 +119,13 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
     grader = in_process(reward("hangs_on_x"), timeout_s=0.5)
     with closing(grader):
         grader.submit(case("x", sample=9))
-        (seat,) = grader._seats
+        (process,) = grader._processes
         with pytest.raises(RewardError) as caught:
             grader.done(wait=True)
         assert caught.value.code == "reward-timeout"
         assert caught.value.problem.key == f"reward function {ODD}:hangs_on_x"
         assert caught.value.problem.what == "did not end within 0.5 s, for sample 9 of group 4"
-        assert seat.process.returncode == -9
+        assert process.popen.returncode == -9
 
 
 def test_a_reward_function_that_eats_memory_is_stopped() -> None:
@@ -143,6 +143,6 @@ def test_closing_ends_the_processes() -> None:
     grader = in_process(reward("length"))
     grader.submit(case())
     assert all_of(grader, 1)
-    (seat,) = grader._seats
+    (process,) = grader._processes
     grader.close()
-    assert seat.process.returncode is not None
+    assert process.popen.returncode is not None

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from rlplace.config import RewardFunctionConfig, TextEnvConfig
-from rlplace.envs.text import OneTurn, Transcript, check, find_task, make_task
-from rlplace.envs.text.registry import TASKS
+from rlplace.envs.registry import TASKS, check_task, find_task, make_task
+from rlplace.envs.text import OneTurn, Transcript
 from rlplace.envs.text.rewards import REWARDS, Reward, find_reward, find_rewards
 from rlplace.errors import ConfigError, Problem
 
@@ -43,11 +43,11 @@ def block(
 
 
 def problems(config: TextEnvConfig, *, evaluated: bool = False) -> list[tuple[str, str]]:
-    return [(p.code, p.key) for p in check(config, seed=0, evaluated=evaluated)]
+    return [(p.code, p.key) for p in check_task(config, seed=0, evaluated=evaluated)]
 
 
 def only(config: TextEnvConfig) -> Problem:
-    (problem,) = check(config, seed=0, evaluated=False)
+    (problem,) = check_task(config, seed=0, evaluated=False)
     return problem
 
 

@@ -12,13 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.envs.text import Message, TextTask, Transcript
-from rlplace.envs.text.arithmetic import Arithmetic
-from rlplace.envs.text.guess_number import Guessing, GuessNumber
-from rlplace.envs.text.order import PromptOrder
-from rlplace.envs.text.prompts import PromptSet
+from rlplace.envs.text.data_set import PromptSet
+from rlplace.envs.text.games import ToyText
 from rlplace.envs.text.reasoning import ReasoningGym, reasoning_score
-from rlplace.envs.text.toy_text import ToyText
+from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber
 from rlplace.errors import ConfigError, Problem
+from rlplace.workers.roles.prompts import PromptOrder
 
 
 def problem_of(make: Callable[[], object]) -> Problem:

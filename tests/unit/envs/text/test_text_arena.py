@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rlplace.envs.text.registry import find_task
-from rlplace.envs.text.text_arena import Playing, TextArena
+from rlplace.envs.registry import find_task
+from rlplace.envs.text.games import TextArena, TextArenaGame
 from rlplace.errors import ConfigError, Problem
 from tests import arena
 
@@ -38,7 +38,7 @@ def guess(low: int = 1, high: int = 20) -> str:
     return f"[{(low + high) // 2}]"
 
 
-def played(game: Playing) -> list[str]:
+def played(game: TextArenaGame) -> list[str]:
     """What the game says to one who halves the numbers that are left."""
     low, high, said = 1, 20, [game.prompt]
     while (answer := game.reply(guess(low, high))) is not None:

@@ -1,0 +1,203 @@
+"""Prompts of a data set: JSON lines, Parquet, or a data set saved to disk, each row with its place for errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlplace.envs.registry import missing_library
+from rlplace.envs.text.contract import Message, OneTurn, Prompt, Split
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+
+_ROLES = ("system", "user", "assistant")
+_KEY = "env.kwargs.path"
+
+
+class PromptSet:
+    """Rows of a data set; one row is one episode.
+
+    Column `prompt` is asked (a text, or messages with role and content), `answer` is what verifiers compare with.
+
+    All other columns are facts too, by their names. `rows` takes a part, first to before last, such as the part that is
+    held out. Relative paths count from where the run was started.
+    """
+
+    rewards: ClassVar[Sequence[str]] = ("math_answer",)
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        path: str,
+        prompt: str = "prompt",
+        answer: str | None = "answer",
+        rows: tuple[int, int] | None = None,
+        dataset_split: str | None = None,
+    ) -> None:
+        self._prompt, self._answer = prompt, answer
+        all_rows = read_rows(path, dataset_split)
+        self._rows = all_rows if rows is None else all_rows[rows[0] : rows[1]]
+        for row in self._rows:
+            self._check(row)
+
+    @property
+    def size(self) -> int | None:
+        return len(self._rows)
+
+    def episode(self, number: int) -> OneTurn:
+        values = self._rows[number].values
+        facts = {name: value for name, value in values.items() if name != self._prompt}
+        if self._answer is not None:
+            facts["answer"] = values[self._answer]
+        return OneTurn(prompt=_as_prompt(values[self._prompt]), known=facts)
+
+    def _check(self, row: Row) -> None:
+        """Raises ConfigError with the row's place: a bad row is found before anything starts."""
+        for column in (self._prompt, *([] if self._answer is None else [self._answer])):
+            if row.values.get(column) is None:
+                raise ConfigError([_no_column(row, column)])
+        if _as_prompt(row.values[self._prompt]) is None:
+            raise ConfigError([_bad_prompt(row, self._prompt)])
+
+
+def _as_prompt(value: Any) -> Any:
+    """Return the value as a Prompt; None where it is none."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Sequence) or not value:
+        return None
+    messages: list[Message] = []
+    for message in value:
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+            return None
+        messages.append(Message(message["role"], str(message.get("content", ""))))
+    prompt: Prompt = messages
+    return prompt
+
+
+def _no_column(row: Row, column: str) -> Problem:
+    near = did_you_mean(column, row.values)
+    return Problem(
+        code="bad-row",
+        key=_KEY,
+        what=f"a row has no {column!r}" + (f", did you mean {near!r}?" if near else ""),
+        got="columns: " + ", ".join(row.values),
+        source=row.place,
+        why="every row needs the columns that are asked and compared",
+        fix="kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)",
+    )
+
+
+def _bad_prompt(row: Row, column: str) -> Problem:
+    return Problem(
+        code="bad-row",
+        key=_KEY,
+        what=f"{column!r} is no prompt",
+        got=repr(row.values[column])[:200],
+        source=row.place,
+        why="a prompt is a text, or a list of messages with a role (" + ", ".join(_ROLES) + ") and a content",
+        fix=f"kwargs: {{prompt: <a column other than {column}>}}",
+    )
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    values: Mapping[str, Any]
+    place: Source  # the line of a file; in binary files the number of the row
+
+
+def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
+    """By what the path is: *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
+
+    Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
+    """
+    file = Path(path)
+    if not file.exists():
+        folder = next(parent for parent in file.absolute().parents if parent.is_dir())
+        why = f"paths count from {Path.cwd()}; what exists of it is {folder}"
+        raise ConfigError([_no_data_set("there is nothing at this path", path, why)])
+    if file.is_dir():
+        return _saved(file, dataset_split)
+    if file.suffix in (".jsonl", ".json"):
+        return _json_lines(file)
+    if file.suffix == ".parquet":
+        return _parquet(file)
+    why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
+    raise ConfigError([_no_data_set("a file of this kind is no data set", path, why)])
+
+
+def _json_lines(file: Path) -> list[Row]:
+    rows: list[Row] = []
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = Source(file=str(file), line=number)
+            try:
+                values = json.loads(line)
+            except ValueError as error:  # of JSON or of UTF-8
+                raise ConfigError([_malformed(line, place, f"JSON says: {error}")]) from error
+            if not isinstance(values, dict):
+                raise ConfigError([_malformed(line, place, 'a line is one object: {"prompt": ..., "answer": ...}')])
+            rows.append(Row(values, place))
+    return rows
+
+
+def _parquet(file: Path) -> list[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise missing_library(f"there is no module {error.name}", got=str(file), extra="text") from error
+    try:
+        table = parquet.read_table(file)
+    except pyarrow.ArrowInvalid as error:
+        why = f"pyarrow says: {error}"
+        raise ConfigError([_no_data_set("the file is not Parquet", str(file), why)]) from error
+    return _numbered(table.to_pylist(), str(file))
+
+
+def _saved(folder: Path, split: str | None) -> list[Row]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise missing_library(f"there is no module {error.name}", got=str(folder), extra="text") from error
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except FileNotFoundError as error:
+        why = "a folder is read as what `datasets` writes with save_to_disk"
+        raise ConfigError([_no_data_set("the folder is no data set", str(folder), why)]) from error
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            why = "it has the splits " + ", ".join(found)
+            fix = f"kwargs: {{dataset_split: {next(iter(found), 'train')}}}"
+            what = "the data set has several splits" if split is None else f"the data set has no split {split!r}"
+            raise ConfigError([_no_data_set(what, str(folder), why, fix)])
+        found = found[split]
+    return _numbered(found.to_list(), str(folder))
+
+
+def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
+    return [Row(value, Source(file=f"{path}, row", line=number)) for number, value in enumerate(values, start=1)]
+
+
+def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> Problem:
+    return Problem(code="no-dataset", key=_KEY, what=what, got=path, why=why, fix=fix)
+
+
+def _malformed(line: bytes, place: Source, why: str) -> Problem:
+    got = line.decode("utf-8", "replace").strip()[:200]
+    fix = "correct or remove the line"
+    return Problem(code="bad-row", key=_KEY, what="a line is no row", got=got, source=place, why=why, fix=fix)
+
+
+def _nearest(file: Path) -> str:
+    folder = next(parent for parent in file.absolute().parents if parent.is_dir())
+    return f"paths count from {Path.cwd()}; what exists of it is {folder}"

@@ -60,17 +60,6 @@ def get_all(start: float, channel: Any, warm_up: int, count: int) -> float:
     return count / (time.monotonic() - began)
 
 
-def lease_all(start: float, channel: Any, warm_up: int, count: int) -> float:
-    """As `get_all`, looking at the items where they lie."""
-    wait_until(start)
-    for i in range(warm_up + count):
-        if i == warm_up:
-            began = time.monotonic()
-        with channel.get_lease() as lease:
-            lease.item[-1]
-    return count / (time.monotonic() - began)
-
-
 def put_paced(start: float, channel: Any, count: int) -> None:
     for i in range(count):
         wait_until(start + i * PACE_S)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 
 Job = tuple[Any, ...]  # a function of comm_jobs and its arguments after `start`
 _HEAD_START_S = 0.3  # for every process to get its job and its ends of the channels

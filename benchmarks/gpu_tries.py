@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_check import NOT_HERE
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.device import DeviceGroup, open_shared, share
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice

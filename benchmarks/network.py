@@ -136,28 +136,28 @@ def put_remote(site: Site, endpoint: str, keys: Any, spec: Any, size_bytes: int,
 
 
 def serve(site: Site, path: Any, keys: Any, pipe: Any) -> None:
-    from rlplace.comm.network import Gate
-    from rlplace.comm.shared.channel import SharedChannel
+    from rlplace.comm.network import ChannelServer
+    from rlplace.comm.shared_memory.channel import SharedChannel
 
-    gate, channel = Gate(host=site.address, keys=keys), SharedChannel.attach(path)
-    gate.add(channel.spec.name, channel)
-    pipe.send(gate.start())
+    server, channel = ChannelServer(host=site.address, keys=keys), SharedChannel.attach(path)
+    server.add(channel.spec.name, channel)
+    pipe.send(server.start())
     pipe.recv()
-    gate.close()
+    server.close()
 
 
 @contextlib.contextmanager
-def gated(site: Site, keys: Any) -> Iterator[tuple[Any, str]]:
-    """A channel of this node, and the endpoint of the gate that opens it to others."""
+def served(site: Site, keys: Any) -> Iterator[tuple[Any, str]]:
+    """A channel of this node, and the endpoint of the server that opens it to others."""
     from rlplace.comm.channel import ChannelSpec
-    from rlplace.comm.shared.channel import SharedChannel
-    from rlplace.comm.shared.folder import JobFolder
+    from rlplace.comm.shared_memory.channel import SharedChannel
+    from rlplace.comm.shared_memory.folder import JobFolder
 
     with JobFolder.create() as folder:
         channel = SharedChannel.create(folder.path, ChannelSpec(name="bench", capacity_items=4))
-        with process(serve, site, channel.path, keys) as gate:
-            yield channel, gate.recv()
-            gate.send("end")
+        with process(serve, site, channel.path, keys) as server:
+            yield channel, server.recv()
+            server.send("end")
         channel.destroy()
 
 
@@ -167,7 +167,7 @@ def ours(site: Site, keys: Any) -> Callable[[int], list[float]]:
     def measure(size_bytes: int) -> list[float]:
         count = WARM_UP + repetitions(size_bytes)
         with (
-            gated(site, keys) as (channel, endpoint),
+            served(site, keys) as (channel, endpoint),
             process(put_remote, site, endpoint, keys, channel.spec, size_bytes, count) as pipe,
         ):
             return [timed(pipe, channel.get) for _ in range(count)]

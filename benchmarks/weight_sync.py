@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.placement.flow import Delivery
 
 COLUMNS = 2048

@@ -46,8 +46,9 @@ PEERS = {  # and from these rooms of its own floor
 # Every sub-package of a room that is listed here has a floor.
 FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "comm": (
-        ("codec", "lease"),
-        ("network", "shared"),
+        ("attachment", "codec", "ends", "names", "queue", "table"),
+        ("shared_memory",),
+        ("network",),
         ("weights",),
     ),
     "placement": (("machines",), ("language",), ("memory", "show")),

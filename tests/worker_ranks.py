@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous, WorkerContext

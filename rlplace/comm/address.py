@@ -2,9 +2,9 @@
 
 ::
 
-    home           an end in its process    on its node       on another node
-    ProcessHome    LocalChannel             -                 -                     all who use it share one process
-    NodeHome       SharedChannel            SharedChannel     RemoteChannel, through the gate of the home's node
+    location          an end in its process   on its node      on another node
+    ProcessLocation   LocalChannel            -                -                all its users share one process
+    NodeLocation      SharedChannel           SharedChannel    RemoteChannel, through its node's channel server
 
 An address is a value: it is sent to a worker, and the worker's place decides which end it becomes.
 """
@@ -23,11 +23,11 @@ from rlplace.comm.spread import Branch, SpreadChannel
 
 if TYPE_CHECKING:
     from rlplace.comm.network import Connection, Keys
-    from rlplace.comm.shared.channel import SharedChannel
+    from rlplace.comm.shared_memory.channel import SharedChannel
 
 
 class ProcessChannels:
-    """What the ends of one process share: the channels inside it, its hold on shared memory, its lines to gates."""
+    """What the ends of one process share: its local channels, its shared memory, its connections to other nodes."""
 
     def __init__(self) -> None:
         self._local: dict[str, LocalChannel] = {}  # by name
@@ -36,27 +36,27 @@ class ProcessChannels:
         self._lock = threading.Lock()
 
     def local(self, spec: ChannelSpec) -> LocalChannel:
-        """The channel of this name, made by whoever asks first."""
+        """The channel of this name, made by the first that asks."""
         with self._lock:
             if spec.name not in self._local:
                 self._local[spec.name] = LocalChannel(spec)
             return self._local[spec.name]
 
     def shared(self, path: Path) -> SharedChannel:
-        from rlplace.comm.shared.channel import SharedChannel
+        from rlplace.comm.shared_memory.channel import SharedChannel
 
         with self._lock:
             if path not in self._shared:
                 self._shared[path] = SharedChannel.attach(path)
             return self._shared[path]
 
-    def connection(self, gate: GateAddress) -> Connection:
-        from rlplace.comm.network import Connection  # here: where one node suffices nobody needs ZeroMQ
+    def connection(self, server: ServerAddress) -> Connection:
+        from rlplace.comm.network import Connection  # here: where one node suffices ZeroMQ is not needed
 
         with self._lock:
-            if gate.endpoint not in self._connections:
-                self._connections[gate.endpoint] = Connection(gate.endpoint, gate.keys)
-            return self._connections[gate.endpoint]
+            if server.endpoint not in self._connections:
+                self._connections[server.endpoint] = Connection(server.endpoint, server.keys)
+            return self._connections[server.endpoint]
 
     def close(self) -> None:
         """Lets go of memory and lines; the ends are not to be used again. Idempotent."""
@@ -78,7 +78,7 @@ class Place:
     ends: ProcessChannels = dataclasses.field(default_factory=ProcessChannels, repr=False)
 
 
-class Home(Protocol):
+class Location(Protocol):
     """Where one branch of a channel lives."""
 
     @property
@@ -90,8 +90,8 @@ class Home(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessHome:
-    """All who put to these keys or take from them are workers of one process."""
+class ProcessLocation:
+    """All users of these keys are workers of one process."""
 
     spec: ChannelSpec
     node: int
@@ -103,7 +103,7 @@ class ProcessHome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GateAddress:
+class ServerAddress:
     """How other nodes reach a node's channels."""
 
     endpoint: str
@@ -111,21 +111,21 @@ class GateAddress:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHome:
+class NodeLocation:
     """The channel is in a file of its node's shared memory."""
 
     spec: ChannelSpec
     node: int
     path: Path
-    gate: GateAddress | None = None  # None: everybody who uses it is on its node
+    server: ServerAddress | None = None  # None: all its users are on its node
 
     def connect(self, place: Place) -> Channel:
         if place.node == self.node:
             return place.ends.shared(self.path)
         from rlplace.comm.network import RemoteChannel
 
-        assert self.gate is not None, f"{self} was asked for at {place}"
-        return RemoteChannel.over(place.ends.connection(self.gate), self.gate.keys, self.spec, self.spec.name)
+        assert self.server is not None, f"{self} was asked for at {place}"
+        return RemoteChannel.over(place.ends.connection(self.server), self.server.keys, self.spec, self.spec.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,13 @@ class ChannelAddress:
     """A channel as it is told to a worker."""
 
     spec: ChannelSpec
-    homes: tuple[Home, ...]
+    locations: tuple[Location, ...]
 
     def connect(self, place: Place) -> Channel:
-        """This place's end. Several homes are connected one by one, when first used."""
-        if len(self.homes) == 1:
-            return self.homes[0].connect(place)
-        branches = [Branch(home.spec.keys, functools.partial(home.connect, place)) for home in self.homes]
+        """This place's end. Several locations are connected one by one, when first used."""
+        if len(self.locations) == 1:
+            return self.locations[0].connect(place)
+        branches = [
+            Branch(location.spec.keys, functools.partial(location.connect, place)) for location in self.locations
+        ]
         return SpreadChannel(self.spec, branches)

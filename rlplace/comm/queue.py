@@ -1,320 +1,545 @@
-"""The state of one channel as a machine without threads or clocks: an event goes in, the tickets it settled come out.
+"""The queue machine: the semantics of a channel as steps on a table, for threads, processes and the network alike.
 
 ::
 
-    put ──▶ waiting putters (one line, first come first served, over all keys)
-              │ admission: the weight that the policy version admits; credit: capacity_items, capacity_bytes
-              ▼
-            line of the key ──▶ waiting getters of the key (by `serving`) ──▶ taken
+    put ──▶ credit? ──▶ entry in the line of its key ── wakes ──▶ getter in the key's line of waiters
+              │ no                                                     │ woken, tries again under the lock
+              ▼                                                        ▼
+            putters wait in one line; woken, they try again ◀── wakes ── entry freed, credit is back
 
-The contract is decided here once: a channel drives this class or is compared with it. After each event the getter whose
-turn it is at a key does not wait for what is there, nor the first putter for credit that is there.
+A step never blocks. What cannot be done now joins a line of waiters with the number of its waker, and the same step is
+tried again when it is woken. An item stays in its line until a getter takes it, so nothing is lost with a process that
+dies while it waits. Who is first in a line goes first, unless it was woken and has not tried again for `STALLED_S`: a
+stopped process holds up no other.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
-from rlplace.comm import refusals
-from rlplace.comm.channel import ChannelSpec, ChannelStats
-from rlplace.comm.tally import Tally
-from rlplace.comm.tickets import Get, GetBatch, NeverExact, Put, Reserve, Ticket
-from rlplace.errors import ChannelError
+from rlplace.comm import channel_errors
+from rlplace.comm.channel import ChannelStats, Wait
+from rlplace.comm.names import Memory, Names
+from rlplace.comm.table import (
+    AWAITED,
+    BROKEN,
+    CLOSED,
+    CONSUMER_WAIT,
+    COUNT,
+    E_KEY,
+    E_NEXT,
+    E_OWNER,
+    E_STATE,
+    E_VERSION,
+    E_WEIGHT,
+    ENTRIES_USED,
+    FIRST,
+    FREE,
+    FREE_ENTRY,
+    FREE_WAITER,
+    GETS,
+    HIGH_ITEMS,
+    IN_LINE,
+    ITEMS,
+    K_GETTERS,
+    K_ITEMS,
+    K_RESERVED,
+    LAST,
+    MAX_REASON_BYTES,
+    NEWEST_VERSION,
+    NO_VERSION,
+    P_CONSUMED,
+    P_DEAD,
+    P_PROCESS,
+    P_PRODUCED,
+    PRODUCER_WAIT,
+    PUTS,
+    PUTTERS,
+    REASON,
+    RESERVED,
+    STALENESS_MAX,
+    W_KEY,
+    W_LINE,
+    W_NEXT,
+    W_OWNER,
+    W_PREVIOUS,
+    W_SINCE,
+    W_WAKER,
+    W_WOKEN,
+    WAITER_WORDS,
+    WAITERS_USED,
+)
+
+STALLED_S = 0.1  # a waiter that was woken this long ago and has not tried again loses its precedence
 
 
-class ChannelQueue:
-    """Owns the items and the waiters of one channel. Not thread-safe: one driver calls it, under its own lock or loop.
+class Payloads(Protocol):
+    """Where the items of entries lie. Called under the channel's lock."""
 
-    `now` is the driver's clock in seconds. A method that returns tickets returns all that it settled, its own included.
+    def place(self, entry: int, payload: Any) -> None: ...
+
+    def take(self, entry: int) -> Any:
+        """The payload of an entry that leaves its line; the caller's own from now on."""
+        ...
+
+    def drop(self, entry: int) -> None:
+        """The channel breaks with the item inside."""
+        ...
+
+
+class Put:
+    """One put: until it is done, `waiter` is its record while it waits."""
+
+    __slots__ = ("entry", "key", "key_name", "owner", "owner_name", "payload", "version", "waiter", "weight")
+
+    def __init__(self, owner_name: str, key_name: str, weight: float, version: int, payload: Any) -> None:
+        self.owner_name = owner_name
+        self.key_name = key_name
+        self.weight = weight
+        self.version = version
+        self.payload = payload  # None: the item follows by `fill`, once credit was granted
+        self.owner = self.key = self.waiter = 0
+        self.entry = 0  # while credit is held for an item that is still to come
+
+
+class Taken(NamedTuple):
+    """An item that left its line."""
+
+    payload: Any
+    weight: float
+    version: int
+
+
+class Get:
+    """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once it is done."""
+
+    __slots__ = ("key", "key_name", "limit", "owner", "owner_name", "taken", "waiter")
+
+    def __init__(self, owner_name: str, key_name: str, limit: float | None) -> None:
+        self.owner_name = owner_name
+        self.key_name = key_name
+        self.limit = limit  # None: one item
+        self.owner = self.key = self.waiter = 0
+        self.taken: list[Taken] = []
+
+
+class QueueMachine:
+    """Every method is one step under the channel's lock. `now` is the driver's clock in seconds.
+
+    A step leaves in `wakes` the numbers of the wakers that are to be woken after the lock was released.
     """
 
-    def __init__(self, spec: ChannelSpec) -> None:
-        self.spec = spec
-        self._lines: dict[str, deque[Put]] = {}  # a key without items has no line
-        self._putters: deque[Put] = deque()
-        self._getters: dict[str, deque[Get]] = {}
-        self._reserved: set[Reserve] = set()
-        self._tally = Tally(spec)
-        self._closed: str | None = None  # why
-        self._broken: str | None = None
-        self._now = 0.0
+    def __init__(self, memory: Memory, process: int, payloads: Payloads) -> None:
+        self.spec = memory.spec
+        self.memory = memory
+        self.payloads = payloads
+        self.words, self.reals = memory.words, memory.reals
+        self.wakes: list[int] = []
+        self._declared = None if self.spec.keys is None else frozenset(self.spec.keys)
+        self._capacity = self.spec.capacity_items
+        self._entries, self._entry_words = memory.layout.entries, memory.layout.entry_words
+        self.names = Names(memory, process)
 
-    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def put(self, ticket: Put, now: float) -> list[Ticket]:
-        """Grants credit now, or lets the ticket wait behind those that came before."""
-        self._now = ticket.since = now
-        self._tally.producers[ticket.owner] = None
-        self._tally.dead.pop(ticket.owner, None)
-        refusal = self._refuse_put(ticket)
-        if refusal is not None:
-            return [self._fail(ticket, refusal)]
-        self._putters.append(ticket)
-        return self._settle()
+    def put(self, put: Put, waker: int, now: float) -> bool:
+        """Whether credit was granted. If not, it waits from now on, unless `waker` is 0."""
+        words, waiter = self.words, put.waiter
+        if words[BROKEN]:
+            raise self._broken(put)
+        if not put.key:
+            self._enter(put, P_PRODUCED)
+        if words[CLOSED]:
+            self.withdraw(put, now)
+            raise channel_errors.closed(self.spec, put.owner_name, put.key_name)
+        if waiter:
+            self.reals[waiter + W_WOKEN] = 0.0
+        credit = self._capacity - words[ITEMS]
+        if credit > 0 and (not words[PUTTERS + COUNT] or credit > self._ahead(PUTTERS, waiter, credit, now)):
+            entry = self._hold(put.owner, put.key, put.weight, put.version)
+            if entry:
+                if waiter:
+                    self._depart(put, now)
+                    self._wake(PUTTERS, credit - 1, now)
+                if put.payload is None:
+                    put.entry = entry
+                    words[RESERVED] += 1
+                    words[put.key + K_RESERVED] += 1
+                else:
+                    self._append(entry, put.key, put.payload, now)
+                return True
+        if waker and not waiter:
+            self._join(put, PUTTERS, waker, now)
+        return False
 
-    def fill(self, ticket: Reserve, item: object, now: float) -> list[Ticket]:
-        """Puts the item of a granted reservation in its line. A reservation that was withdrawn or broken is ignored."""
-        self._now = now
-        if ticket not in self._reserved:
-            return []
-        self._reserved.remove(ticket)
-        ticket.item = item
-        self._enter(ticket)
-        return self._settle(ticket.key)
+    def fill(self, put: Put, payload: Any, now: float) -> None:
+        """The item of a put that holds credit enters its line."""
+        if self.words[BROKEN]:
+            put.entry = 0
+            raise self._broken(put)
+        entry, put.entry = put.entry, 0
+        self._end_reservation(put.key)
+        self._append(entry, put.key, payload, now)
 
-    def get(self, ticket: Get, now: float) -> list[Ticket]:
-        """Takes now, or lets the ticket wait among those that want the same key."""
-        self._receive(ticket, now)
-        if ticket.settled:
-            return [ticket]
-        self._getters.setdefault(ticket.key, deque()).append(ticket)
-        return self._settle(ticket.key)
+    def cancel(self, put: Put, now: float) -> None:
+        """The item of a put that holds credit will not come. Idempotent."""
+        entry, put.entry = put.entry, 0
+        if entry and not self.words[BROKEN]:
+            self._cancel(entry, now)
 
-    def attempt(self, ticket: Put | Get, now: float) -> list[Ticket]:
-        """As `put` or `get` for a ticket that does not wait, but fails, and that never overtakes a waiter."""
-        settled: list[Ticket]
-        if isinstance(ticket, Put):
-            settled = self.put(ticket, now)
-            if not ticket.settled:
-                self._putters.pop()
-                refusal = refusals.full if self._tally.wants(ticket) == "credit" else refusals.not_admitted
-                settled.append(self._fail(ticket, refusal(self.spec, ticket.owner, ticket.key, self.stats(now))))
-            return settled
-        if ticket.key in self._getters:
-            self._receive(ticket, now)
-            settled = [ticket] if ticket.settled else []
+    def _cancel(self, entry: int, now: float) -> None:
+        key = self.words[entry + E_KEY]
+        self._end_reservation(key)
+        self._free(entry)
+        self._wake(PUTTERS, self._capacity - self.words[ITEMS], now)
+        if self.ended(key):
+            self._wake_all(key + K_GETTERS)
+
+    def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
+        """A new entry that awaits its item; 0 where more came back than there is room to spare."""
+        words = self.words
+        entry = words[FREE_ENTRY]
+        if entry:
+            words[FREE_ENTRY] = words[entry + E_NEXT]
         else:
-            settled = self.get(ticket, now)
-            if not ticket.settled:
-                del self._getters[ticket.key]
-        if not ticket.settled:
-            settled.append(self._fail(ticket, refusals.empty(self.spec, ticket.owner, ticket.key, self.stats(now))))
-        return settled
+            used = words[ENTRIES_USED]
+            if used == self.memory.layout.entry_count:
+                return 0
+            words[ENTRIES_USED] = used + 1
+            entry = self._entries + used * self._entry_words
+        items = words[ITEMS] = words[ITEMS] + 1
+        if items > words[HIGH_ITEMS]:
+            words[HIGH_ITEMS] = items
+        words[entry + E_STATE] = AWAITED
+        words[entry + E_KEY] = key
+        words[entry + E_OWNER] = owner
+        words[entry + E_VERSION] = version
+        self.reals[entry + E_WEIGHT] = weight
+        return int(entry)
 
-    def advance(self, version: int, now: float) -> list[Ticket]:
-        """The policy is at `version`; a smaller one than before changes nothing."""
-        self._now = now
-        self._tally.version = max(version, self._tally.version)
-        return self._settle()
+    def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
+        words = self.words
+        line = key + K_ITEMS
+        words[entry + E_NEXT] = 0
+        words[words[line + LAST] + E_NEXT if words[line + COUNT] else line + FIRST] = entry
+        words[line + LAST] = entry
+        words[line + COUNT] += 1
+        words[entry + E_STATE] = IN_LINE
+        self.payloads.place(entry, payload)
+        words[PUTS] += 1
+        version = words[entry + E_VERSION]
+        if version > words[NEWEST_VERSION]:
+            words[NEWEST_VERSION] = version
+        if words[key + K_GETTERS + COUNT]:
+            self._wake(key + K_GETTERS, words[line + COUNT], now)
 
-    # ── giving up ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _end_reservation(self, key: int) -> None:
+        self.words[RESERVED] -= 1
+        self.words[key + K_RESERVED] -= 1
 
-    def expire(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """The ticket's deadline passed: ChannelTimeout unless it is settled already."""
-        self._now = now
-        if ticket.settled:
-            return []
-        self._remove(ticket)
-        waited_s, stats = now - ticket.since, self.stats(now)
-        if not isinstance(ticket, Put):
-            self._tally.consumer_wait_s += waited_s
-            error = refusals.get_timeout(self.spec, ticket.owner, ticket.key, waited_s, stats)
+    def _free(self, entry: int) -> None:
+        words = self.words
+        words[ITEMS] -= 1
+        words[entry + E_STATE] = FREE
+        words[entry + E_NEXT] = words[FREE_ENTRY]
+        words[FREE_ENTRY] = entry
+
+    # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, get: Get, waker: int, now: float) -> bool:
+        """Whether items were taken. If not, it waits from now on, unless `waker` is 0."""
+        words, waiter = self.words, get.waiter
+        if words[BROKEN]:
+            raise self._broken(get)
+        if not get.key:
+            self._enter(get, P_CONSUMED)
+        if waiter:
+            self.reals[waiter + W_WOKEN] = 0.0
+        key = get.key
+        depth, getters = words[key + K_ITEMS + COUNT], key + K_GETTERS
+        if depth:
+            ahead = self._ahead(getters, waiter, depth, now) if words[getters + COUNT] else 0
+            if depth > ahead:
+                count = 1 if get.limit is None else self._count(key, get.limit, depth - ahead)
+                if waiter:
+                    self._depart(get, now)
+                self._take(get, key, count)
+                if words[getters + COUNT]:
+                    self._wake(getters, depth - count, now)
+                if words[PUTTERS + COUNT]:
+                    self._wake(PUTTERS, self._capacity - words[ITEMS], now)
+                return True
+        elif words[CLOSED] and self.ended(key):
+            self.withdraw(get, now)
+            raise channel_errors.end_of_stream(self.spec, get.owner_name, get.key_name)
+        if waker and not waiter:
+            self._join(get, getters, waker, now)
+        return False
+
+    def restore(self, get: Get, payloads: Iterable[Any], now: float) -> None:
+        """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
+        words = self.words
+        if words[BROKEN]:
+            raise self._broken(get)
+        line = get.key + K_ITEMS
+        for payload, taken in reversed(list(zip(payloads, get.taken, strict=True))):
+            entry = self._hold(get.owner, get.key, taken.weight, taken.version)
+            if not entry:
+                self.break_(f"what {get.owner_name} took and could not receive found no place to go back to")
+                raise self._broken(get)
+            words[entry + E_NEXT] = words[line + FIRST]
+            if not words[line + COUNT]:
+                words[line + LAST] = entry
+            words[line + FIRST] = entry
+            words[line + COUNT] += 1
+            words[entry + E_STATE] = IN_LINE
+            self.payloads.place(entry, payload)
+            words[GETS] -= 1
+        get.taken = []
+        self._wake(get.key + K_GETTERS, words[line + COUNT], now)
+
+    def ended(self, key: int) -> bool:
+        """Whether nothing will follow at this key: the channel is closed, and no put holds credit."""
+        return bool(self.words[CLOSED] and not self.words[key + K_RESERVED])
+
+    def _count(self, key: int, limit: float, most: int) -> int:
+        """How many items of the line's head, `most` at most, weigh no more than `limit`; at least one."""
+        total, count, entry = 0.0, 0, self.words[key + K_ITEMS + FIRST]
+        while count < most:
+            total += self.reals[entry + E_WEIGHT]
+            if count and total > limit and not math.isclose(total, limit, rel_tol=1e-9):
+                break
+            count += 1
+            entry = self.words[entry + E_NEXT]
+        return count
+
+    def _take(self, get: Get, key: int, count: int) -> None:
+        words, reals = self.words, self.reals
+        line, newest = key + K_ITEMS, words[NEWEST_VERSION]
+        for _ in range(count):
+            entry = words[line + FIRST]
+            payload, version = self.payloads.take(entry), words[entry + E_VERSION]
+            get.taken.append(Taken(payload, reals[entry + E_WEIGHT], version))
+            words[line + FIRST] = words[entry + E_NEXT]
+            words[line + COUNT] -= 1
+            self._free(entry)
+            if version != NO_VERSION and newest - version > words[STALENESS_MAX]:
+                words[STALENESS_MAX] = newest - version
+        words[GETS] += count
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, request: Put | Get, side: int) -> None:
+        """Look up the participant and the key of a new request. `side`: P_PRODUCED or P_CONSUMED."""
+        words, key_name = self.words, request.key_name
+        owner = self.names.participant(request.owner_name)
+        if not words[owner + side]:
+            words[owner + side] = 1
+        if words[owner + P_DEAD]:
+            words[owner + P_DEAD] = 0
+        if self._declared is not None and key_name not in self._declared:
+            raise channel_errors.unknown_key(self.spec, request.owner_name, key_name)
+        request.owner, request.key = owner, self.names.key(key_name, request.owner_name)
+
+    def withdraw(self, request: Put | Get, now: float) -> None:
+        """The request waits no longer. Idempotent."""
+        if request.waiter and not self.words[BROKEN]:
+            line = self.words[request.waiter + W_LINE]
+            self._depart(request, now)
+            self._wake_after(line, now)
+        request.waiter = 0
+
+    def _depart(self, request: Put | Get, now: float) -> None:
+        waiter, request.waiter = request.waiter, 0
+        self._remove(waiter, now)
+
+    def _join(self, request: Put | Get, line: int, waker: int, now: float) -> None:
+        words, reals = self.words, self.reals
+        waiter = words[FREE_WAITER]
+        if waiter:
+            words[FREE_WAITER] = words[waiter + W_NEXT]
         else:
-            self._tally.producer_wait_s += waited_s
-            refusal = refusals.put_timeout if self._tally.wants(ticket) == "credit" else refusals.admission_timeout
-            error = refusal(self.spec, ticket.owner, ticket.key, waited_s, stats)
-        return [self._fail(ticket, error), *self._settle(ticket.key)]
+            used = words[WAITERS_USED]
+            if used == self.spec.participants:
+                raise channel_errors.crowded(self.spec, request.owner_name, "waiters")
+            words[WAITERS_USED] = used + 1
+            waiter = self.memory.layout.waiters + used * WAITER_WORDS
+        before = words[line + LAST]
+        words[waiter + W_LINE] = line
+        words[waiter + W_OWNER] = request.owner
+        words[waiter + W_KEY] = request.key
+        words[waiter + W_WAKER] = waker
+        reals[waiter + W_SINCE] = now
+        reals[waiter + W_WOKEN] = 0.0
+        words[waiter + W_NEXT], words[waiter + W_PREVIOUS] = 0, before
+        words[before + W_NEXT if before else line + FIRST] = waiter
+        words[line + LAST] = waiter
+        words[line + COUNT] += 1
+        request.waiter = int(waiter)
 
-    def withdraw(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Nobody listens for the outcome any more.
+    def _remove(self, waiter: int, now: float) -> None:
+        words = self.words
+        line, before, after = words[waiter + W_LINE], words[waiter + W_PREVIOUS], words[waiter + W_NEXT]
+        self.reals[PRODUCER_WAIT if line == PUTTERS else CONSUMER_WAIT] += now - self.reals[waiter + W_SINCE]
+        words[before + W_NEXT if before else line + FIRST] = after
+        words[after + W_PREVIOUS if after else line + LAST] = before
+        words[line + COUNT] -= 1
+        words[waiter + W_LINE] = 0
+        words[waiter + W_NEXT] = words[FREE_WAITER]
+        words[FREE_WAITER] = waiter
 
-        A waiter leaves, a reservation frees its credit, taken items return to the front; an item that was put stays.
-        """
-        self._now = now
-        if not ticket.settled:
-            self._remove(ticket)
-            ticket.settled = True
-        elif isinstance(ticket, Reserve) and ticket in self._reserved:
-            self._reserved.remove(ticket)
-            self._tally.free(ticket)
-            self._tally.admitted -= ticket.weight
-        elif isinstance(ticket, Get):
-            taken, ticket.taken = ticket.taken, []
-            return self.restore(taken, now)
-        return self._settle(ticket.key)
+    def _ahead(self, line: int, waiter: int, most: int, now: float) -> int:
+        """How many of a line go before `waiter` (0: all of them), counted up to `most`."""
+        words, reals, count = self.words, self.reals, 0
+        other = words[line + FIRST]
+        while other and other != waiter and count < most:
+            woken = reals[other + W_WOKEN]
+            if not woken or now - woken < STALLED_S:
+                count += 1
+            other = words[other + W_NEXT]
+        return count
 
-    def restore(self, entries: Iterable[Put], now: float) -> list[Ticket]:
-        """Gives taken items back to the front of their line, in their order, even above the capacity."""
-        self._now = now
-        if self._broken is not None:
-            return []
-        returned = list(entries)
-        for entry in reversed(returned):
-            self._lines.setdefault(entry.key, deque()).appendleft(entry)
-            self._tally.restore(entry)
-        return self._settle(*{entry.key for entry in returned})
+    def _wake(self, line: int, supply: int, now: float) -> None:
+        """Wake as many of a line as there is something for; those that are awake already count, the stalled do not."""
+        words, reals = self.words, self.reals
+        waiter = words[line + FIRST]
+        while waiter and supply > 0:
+            woken = reals[waiter + W_WOKEN]
+            if not woken:
+                reals[waiter + W_WOKEN] = now
+                self.wakes.append(words[waiter + W_WAKER])
+            if not woken or now - woken < STALLED_S:
+                supply -= 1
+            waiter = words[waiter + W_NEXT]
+
+    def _wake_after(self, line: int, now: float) -> None:
+        """A waiter left this line: what it was woken for is for the next."""
+        words = self.words
+        supply = self._capacity - words[ITEMS] if line == PUTTERS else words[line - K_GETTERS + K_ITEMS + COUNT]
+        self._wake(line, supply, now)
+
+    def _wake_all(self, line: int) -> None:
+        self.wakes += [self.words[waiter + W_WAKER] for waiter in self._waiters(line)]
+
+    def _waiters(self, line: int) -> Iterator[int]:
+        waiter = self.words[line + FIRST]
+        while waiter:
+            yield waiter
+            waiter = self.words[waiter + W_NEXT]
+
+    def _waiting(self) -> list[int]:
+        """All records in use, even where the lines are damaged."""
+        first, words = self.memory.layout.waiters, self.words
+        records = range(first, first + words[WAITERS_USED] * WAITER_WORDS, WAITER_WORDS)
+        return [waiter for waiter in records if words[waiter + W_LINE]]
+
+    # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
+
+    def expired(self, request: Put | Get, now: float) -> Exception:
+        """The deadline passed: the request leaves its line, and this is why it was not served."""
+        waited_s = now - self.reals[request.waiter + W_SINCE] if request.waiter else 0.0
+        self.withdraw(request, now)
+        late = channel_errors.put_timeout if isinstance(request, Put) else channel_errors.get_timeout
+        return late(self.spec, request.owner_name, request.key_name, waited_s, self.stats(now))
+
+    def refused(self, request: Put | Get, now: float) -> Exception:
+        """It does not wait: ChannelFull or ChannelEmpty."""
+        refusal = channel_errors.full if isinstance(request, Put) else channel_errors.empty
+        return refusal(self.spec, request.owner_name, request.key_name, self.stats(now))
+
+    def _broken(self, request: Put | Get) -> Exception:
+        request.waiter = 0  # the lines of a broken channel may be damaged
+        return channel_errors.broken(self.spec, request.owner_name, self.broken_why())
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def leave(self, producer: str, now: float) -> list[Ticket]:
-        self._now, left = now, self._tally.left
-        left[producer] = None
-        if self.spec.producers is None or len(left) < self.spec.producers or self._closed is not None:
-            return []
-        self._closed = f"all {self.spec.producers} producers have left"
-        return self._settle(*self._getters)
+    def close(self) -> None:
+        words = self.words
+        if not words[CLOSED] and not words[BROKEN]:
+            words[CLOSED] = 1
+            self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
 
-    def died(self, owner: str, now: float) -> list[Ticket]:
-        """The process of `owner` has ended; its tickets have been withdrawn. Breaks the channel if it was counted."""
-        self._tally.dead[owner] = None
-        counted = self.spec.producers is not None and owner in self._tally.producers
-        if not counted or owner in self._tally.left or self._closed is not None:
-            return []
-        return self.break_(f"{owner} died before it had left", now)
+    def break_(self, why: str) -> None:
+        """Trusts no line: a process may have died while changing one."""
+        words, data = self.words, self.memory.data
+        if words[BROKEN]:
+            return
+        text = why.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        at = (REASON + 1) * 8
+        words[REASON] = len(text)
+        data[at : at + len(text)] = text
+        for entry in self._all_entries():
+            if words[entry + E_STATE] == IN_LINE:
+                self.payloads.drop(entry)
+        words[ITEMS] = 0
+        words[BROKEN] = 1
+        self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
 
-    def close(self, now: float) -> list[Ticket]:
-        """Waiting puts fail; what has credit can still be taken."""
-        self._now = now
-        if self._closed is not None or self._broken is not None:
-            return []
-        self._closed = "it was closed"
-        settled: list[Ticket] = [
-            self._fail(p, refusals.closed(self.spec, p.owner, p.key, self._closed)) for p in self._putters
-        ]
-        self._putters.clear()
-        return settled + self._settle(*self._getters)
+    def broken_why(self) -> str:
+        at = (REASON + 1) * 8
+        return str(self.memory.data[at : at + self.words[REASON]], "utf-8", "replace")
 
-    def break_(self, why: str, now: float) -> list[Ticket]:
-        self._now = now
-        if self._broken is not None:
-            return []
-        self._broken = why
-        waiting: list[Ticket] = [*self._putters, *(g for line in self._getters.values() for g in line)]
-        for container in (self._putters, self._getters, self._lines, self._reserved):
-            container.clear()
-        self._tally.items = self._tally.size_bytes = 0
-        return [self._fail(t, refusals.broken(self.spec, t.owner, why)) for t in waiting]
+    def end_of_processes(self, dead: Iterable[int], now: float) -> None:
+        """These processes have ended: their waits and reservations vanish."""
+        gone = set(dead)
+        participants = {p for p in self.names.participants() if self.words[p + P_PROCESS] in gone}
+        self._end(participants, now)
+
+    def end_of_owner(self, owner: str, now: float) -> None:
+        """`owner`, for whom this process has acted, has ended."""
+        self._end({self.names.participant(owner)}, now)
+
+    def _end(self, participants: set[int], now: float) -> None:
+        words = self.words
+        for participant in participants:
+            words[participant + P_DEAD] = 1
+        if words[BROKEN]:
+            return
+        for waiter in self._waiting():
+            if words[waiter + W_OWNER] in participants:
+                line = words[waiter + W_LINE]
+                self._remove(waiter, now)
+                self._wake_after(line, now)
+        for entry in self._awaited():
+            if words[entry + E_OWNER] in participants:
+                self._cancel(entry, now)
+
+    def _all_entries(self) -> range:
+        return range(self._entries, self._entries + self.words[ENTRIES_USED] * self._entry_words, self._entry_words)
+
+    def _awaited(self) -> list[int]:
+        words = self.words
+        return [e for e in self._all_entries() if words[e + E_STATE] == AWAITED] if words[RESERVED] else []
+
+    # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
-        getters = [getter for line in self._getters.values() for getter in line]
-        return self._tally.stats(now, self._putters, getters, self._lines, self._reserved)
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _receive(self, ticket: Get, now: float) -> None:
-        self._now = ticket.since = now
-        self._tally.loads.setdefault(ticket.owner, 0.0)
-        self._tally.dead.pop(ticket.owner, None)
-        refusal = self._refuse_get(ticket)
-        if refusal is not None:
-            self._fail(ticket, refusal)
-
-    def _refuse_put(self, ticket: Put) -> ChannelError | None:
-        if self._broken is not None:
-            return refusals.broken(self.spec, ticket.owner, self._broken)
-        if self.spec.keys is not None and ticket.key not in self.spec.keys:
-            return refusals.unknown_key(self.spec, ticket.owner, ticket.key)
-        if not (math.isfinite(ticket.weight) and ticket.weight >= 0):
-            return refusals.bad_weight(self.spec, ticket.owner, ticket.key, ticket.weight)
-        if self.spec.capacity_bytes is not None and ticket.size_bytes > self.spec.capacity_bytes:
-            return refusals.item_too_large(self.spec, ticket.owner, ticket.key, ticket.size_bytes)
-        if self._closed is not None:
-            return refusals.closed(self.spec, ticket.owner, ticket.key, self._closed)
-        if ticket.owner in self._tally.left:
-            return refusals.closed(self.spec, ticket.owner, ticket.key, f"{ticket.owner} has left")
-        return None
-
-    def _refuse_get(self, ticket: Get) -> ChannelError | None:
-        if self._broken is not None:
-            return refusals.broken(self.spec, ticket.owner, self._broken)
-        if self.spec.keys is not None and ticket.key not in self.spec.keys:
-            return refusals.unknown_key(self.spec, ticket.owner, ticket.key)
-        if isinstance(ticket, GetBatch) and not (math.isfinite(ticket.weight) and ticket.weight > 0):
-            return refusals.bad_weight(self.spec, ticket.owner, ticket.key, ticket.weight)
-        return None
-
-    def _settle(self, *keys: str) -> list[Ticket]:
-        """Serves the getters of `keys`, admits putters on the credit this frees, and so on until nothing moves."""
-        settled: list[Ticket] = []
-        changed = [*keys, *self._admit(settled)]
-        while changed:
-            before = len(settled)
-            for key in changed:
-                self._serve(key, settled)
-            changed = self._admit(settled)
-            if self.spec.serving == "least_loaded" and len(settled) > before:
-                changed = list(self._getters)  # who has taken at one key may have lost its turn at another
-        return settled
-
-    def _admit(self, settled: list[Ticket]) -> list[str]:
-        """Grants credit to the putters at the head; the keys whose getters may now be served."""
-        keys: dict[str, None] = {}
-        while self._putters and self._tally.lacks(self._putters[0]) is None:
-            putter = self._putters.popleft()
-            self._tally.hold(putter)
-            self._tally.admitted += putter.weight
-            self._tally.producer_wait_s += self._now - putter.since
-            putter.settled = True
-            settled.append(putter)
-            if isinstance(putter, Reserve):
-                self._reserved.add(putter)
-            else:
-                self._enter(putter)
-                keys[putter.key] = None
-        return list(keys)
-
-    def _enter(self, entry: Put) -> None:
-        self._lines.setdefault(entry.key, deque()).append(entry)
-        self._tally.puts += 1
-
-    def _serve(self, key: str, settled: list[Ticket]) -> None:
-        getters = self._getters.get(key)
-        while getters:
-            getter, line = self._next(getters), self._lines.get(key)
-            if line:
-                try:
-                    count = getter.count(line, self._ended(key))
-                except NeverExact as never:
-                    assert isinstance(getter, GetBatch)
-                    error: ChannelError = refusals.inexact(self.spec, getter.owner, key, getter.weight, never.sums)
-                else:
-                    if count == 0:
-                        return
-                    getters.remove(getter)
-                    self._take(getter, line, count)
-                    settled.append(getter)
-                    continue
-            elif self._ended(key):
-                error = refusals.end_of_stream(self.spec, getter.owner, key, self._closed or "")
-            else:
-                return
-            getters.remove(getter)
-            self._tally.consumer_wait_s += self._now - getter.since
-            settled.append(self._fail(getter, error))
-        self._getters.pop(key, None)
-
-    def _next(self, getters: deque[Get]) -> Get:
-        """Whose turn it is of those that wait at a key."""
-        if self.spec.serving == "first_come":
-            return getters[0]
-        return min(getters, key=lambda getter: self._tally.loads[getter.owner])  # of equals the first
-
-    def _take(self, getter: Get, line: deque[Put], count: int) -> None:
-        getter.taken = [line.popleft() for _ in range(count)]
-        if not line:
-            del self._lines[getter.key]
-        self._tally.take(getter, self._now)
-        getter.settled = True
-
-    def _ended(self, key: str) -> bool:
-        """Nothing will follow in this key: closed, and nobody holds or waits for credit for it."""
-        if self._closed is None:
-            return False
-        return not any(p.key == key for p in self._putters) and not any(r.key == key for r in self._reserved)
-
-    def _remove(self, ticket: Ticket) -> None:
-        if isinstance(ticket, Put):
-            self._putters.remove(ticket)
-        elif isinstance(ticket, Get):
-            line = self._getters[ticket.key]
-            line.remove(ticket)
-            if not line:
-                del self._getters[ticket.key]
-
-    @staticmethod
-    def _fail(ticket: Ticket, error: ChannelError) -> Ticket:
-        ticket.settled = True
-        ticket.error = error
-        return ticket
+        words, reals = self.words, self.reals
+        names, keys = self.names.participants(), self.names.keys()
+        lines = [] if words[BROKEN] else [PUTTERS, *(key + K_GETTERS for key in keys)]
+        waits = []
+        for line in lines:
+            for waiter in self._waiters(line):
+                seconds = max(0.0, now - reals[waiter + W_SINCE])  # the clock was read before the lock was acquired
+                owner, key = names[words[waiter + W_OWNER]], keys[words[waiter + W_KEY]]
+                waits.append(Wait(owner=owner, key=key, wants="credit" if line == PUTTERS else "item", seconds=seconds))
+        depths = {} if words[BROKEN] else {k: words[k + K_ITEMS + COUNT] + words[k + K_RESERVED] for k in keys}
+        versions = [words[e + E_VERSION] for e in self._all_entries() if words[e + E_STATE] != FREE]
+        living = {name for p, name in names.items() if not words[p + P_DEAD]}
+        return ChannelStats(
+            depth_items=words[ITEMS],
+            high_water_items=words[HIGH_ITEMS],
+            puts=words[PUTS],
+            gets=words[GETS],
+            producer_wait_s=reals[PRODUCER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "credit"),
+            consumer_wait_s=reals[CONSUMER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "item"),
+            waits=tuple(waits),
+            depth_by_key={keys[key]: depth for key, depth in depths.items() if depth},
+            producers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + P_PRODUCED])),
+            consumers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + P_CONSUMED])),
+            dead=tuple(dict.fromkeys(name for name in names.values() if name not in living)),
+            oldest_version=None if words[BROKEN] else min((v for v in versions if v != NO_VERSION), default=None),
+            staleness_max=words[STALENESS_MAX],
+        )

@@ -2,19 +2,18 @@
 
 ::
 
-    SpreadChannel ── put, get ──▶ the branch its key belongs to          leave, close, break_, advance ──▶ all branches
-                                                                       stats ◀── their sum
+    SpreadChannel ── put, get ──▶ the branch its key belongs to          close, break_ ──▶ all branches
+                                                                         stats ◀── their sum
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlplace.comm import refusals
-from rlplace.comm.channel import BatchPolicy, Channel, ChannelSpec, ChannelStats, Lease
+from rlplace.comm import channel_errors
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.errors import ChannelError
 
 
@@ -36,10 +35,7 @@ class Branch:
 
 
 class SpreadChannel:
-    """Implements Channel over branches. Order and waiting lines are per key, so they are what one queue would give.
-
-    Capacities and admission bound each branch alone, by its own spec.
-    """
+    """Implements Channel over branches. Order and waiting lines are per key, so they are what one queue would give."""
 
     def __init__(self, spec: ChannelSpec, branches: Sequence[Branch], owner: str = "an unnamed worker") -> None:
         """No two of the `branches` have a key in common."""
@@ -58,11 +54,12 @@ class SpreadChannel:
         return SpreadChannel(self._spec, self._branches, owner)
 
     def _end(self, key: str) -> Channel:
+        channel_errors.check_key(self._spec, self._owner, key)
         end = self._ends.get(key)
         if end is None:
             branch = self._branch_of.get(key, self._rest)
             if branch is None:
-                raise refusals.unknown_key(self._spec, self._owner, key)
+                raise channel_errors.unknown_key(self._spec, self._owner, key)
             end = self._ends[key] = branch.channel().named(self._owner)
         return end
 
@@ -82,49 +79,19 @@ class SpreadChannel:
     def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
         self._end(key).put_nowait(item, key=key, weight=weight, version=version)
 
-    async def put_async(
-        self,
-        item: Any,
-        *,
-        key: str = "",
-        weight: float = 1.0,
-        version: int | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        await self._end(key).put_async(item, key=key, weight=weight, version=version, timeout_s=timeout_s)
-
     def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
         return self._end(key).get(key=key, timeout_s=timeout_s)
 
     def get_nowait(self, *, key: str = "") -> Any:
         return self._end(key).get_nowait(key=key)
 
-    async def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Any:
-        return await self._end(key).get_async(key=key, timeout_s=timeout_s)
+    def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
+        return self._end(key).get_batch(weight, key=key, timeout_s=timeout_s)
 
-    def get_lease(self, *, key: str = "", timeout_s: float | None = None) -> Lease:
-        return self._end(key).get_lease(key=key, timeout_s=timeout_s)
+    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
+        return self._end(key).get_batch_nowait(weight, key=key)
 
-    def get_batch(
-        self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most", timeout_s: float | None = None
-    ) -> list[Any]:
-        return self._end(key).get_batch(weight, key=key, policy=policy, timeout_s=timeout_s)
-
-    def get_batch_nowait(self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most") -> list[Any]:
-        return self._end(key).get_batch_nowait(weight, key=key, policy=policy)
-
-    async def get_batch_async(
-        self, weight: float, *, key: str = "", policy: BatchPolicy = "at_most", timeout_s: float | None = None
-    ) -> list[Any]:
-        return await self._end(key).get_batch_async(weight, key=key, policy=policy, timeout_s=timeout_s)
-
-    # ── all branches ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def advance(self, version: int) -> None:
-        self._on_all(lambda branch: branch.advance(version))
-
-    def leave(self, producer: str) -> None:
-        self._on_all(lambda branch: branch.leave(producer))
+    # ── all branches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         self._on_all(lambda branch: branch.close())
@@ -133,7 +100,7 @@ class SpreadChannel:
         self._on_all(lambda branch: branch.break_(why))
 
     def _on_all(self, act: Callable[[Channel], None]) -> None:
-        """A branch that fails, because its node is gone, does not keep the others from being told."""
+        """A branch that fails, because its node is gone, does not keep the call from the others."""
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
@@ -151,14 +118,12 @@ class SpreadChannel:
 def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
     """Statistics of branches that have no key in common, as one."""
     oldest = [branch.oldest_version for branch in branches if branch.oldest_version is not None]
-    counts: dict[str, Any] = {
-        field: sum(getattr(branch, field) for branch in branches)
-        for field in ("depth_items", "depth_bytes", "high_water_items", "high_water_bytes", "puts", "gets")
-    }
     waits = [wait for branch in branches for wait in branch.waits]
-    return dataclasses.replace(
-        branches[0],
-        **counts,
+    return ChannelStats(
+        depth_items=sum(branch.depth_items for branch in branches),
+        high_water_items=sum(branch.high_water_items for branch in branches),
+        puts=sum(branch.puts for branch in branches),
+        gets=sum(branch.gets for branch in branches),
         producer_wait_s=sum(branch.producer_wait_s for branch in branches),
         consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
         waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
@@ -166,7 +131,6 @@ def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
         producers=_once(name for branch in branches for name in branch.producers),
         consumers=_once(name for branch in branches for name in branch.consumers),
         dead=_once(name for branch in branches for name in branch.dead),
-        version=max(branch.version for branch in branches),
         oldest_version=min(oldest, default=None),
         staleness_max=max(branch.staleness_max for branch in branches),
     )

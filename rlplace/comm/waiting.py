@@ -6,8 +6,8 @@
     env rank 0 ── an item of actions ──▶ rollout rank 0, which waits for nobody                       slow
     env rank 0 ── an item of actions ──▶ rollout rank 0, whose process has ended                      dead
 
-Who waits for an item waits for any of the channel's producers, who waits for credit or admission for any of its
-consumers: what was seen so far, over all keys. A worker is stuck when all whom it waits for are stuck or dead.
+A get waits for any of the channel's producers, a put for any of its consumers: those that were seen so far, over all
+keys. A worker is stuck when all that it waits for are stuck or dead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats, Wait
-from rlplace.comm.refusals import holding, listed
+from rlplace.comm.channel_errors import holding, listed
 from rlplace.errors import ChannelError
 
-_WANTED = {"item": "for an item", "credit": "for credit", "admission": "for admission"}
+_WANTED = {"item": "for an item", "credit": "for credit"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +134,6 @@ def _waits(v: ChannelView) -> Iterator[str]:
             f"{listed(owners)}: {max(wait.seconds for wait in waits):.1f} s {_WANTED[wants]}{at}, "
             f"from {_named(wakers, v.stats)}"
         )
-        if wants == "admission":
-            yield f"    the policy version is {v.stats.version}; nobody advanced it"
 
 
 def _named(wakers: Sequence[str], stats: ChannelStats) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.shared.channel import SharedChannel
+from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.rendezvous import StoreAddress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from rlplace.comm.channel import Admission, Channel, ChannelSpec, ChannelStats
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.errors import (
@@ -63,8 +62,8 @@ def spread_channel(spec: ChannelSpec) -> SpreadChannel:
 
 @contextlib.contextmanager
 def shared_channels() -> Iterator[Callable[[ChannelSpec], Channel]]:
-    from rlplace.comm.shared.channel import SharedChannel
-    from rlplace.comm.shared.folder import JobFolder
+    from rlplace.comm.shared_memory.channel import SharedChannel
+    from rlplace.comm.shared_memory.folder import JobFolder
 
     with JobFolder.create() as folder:
         yield functools.partial(SharedChannel.create, folder.path)
@@ -72,23 +71,23 @@ def shared_channels() -> Iterator[Callable[[ChannelSpec], Channel]]:
 
 @contextlib.contextmanager
 def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[ChannelSpec], Channel]]:
-    """Ends that reach channels made by `behind` through one gate and one connection."""
-    from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel
+    """Ends that reach channels made by `behind` through one channel server and one connection."""
+    from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel
 
     keys, names = JobKeys.create(), itertools.count()
-    gate = Gate(host="127.0.0.1", keys=keys)
-    connection = Connection(gate.start(), keys)
+    server = ChannelServer(host="127.0.0.1", keys=keys)
+    connection = Connection(server.start(), keys)
 
     def create(spec: ChannelSpec) -> RemoteChannel:
         name, channel = f"channel {next(names)}", behind(spec)
-        gate.add(name, channel)
+        server.add(name, channel)
         end = RemoteChannel.over(connection, keys, spec, name)
         end.destroy = channel.destroy  # type: ignore[attr-defined]
         return end
 
     yield create
     connection.close()
-    gate.close()
+    server.close()
 
 
 @pytest.fixture
@@ -146,18 +145,18 @@ def test_it_is_a_channel(make: Make) -> None:
 
 
 def test_many_producers_and_consumers_get_each_item_once_in_order(make: Make, start: Callable[..., Future]) -> None:
-    channel, each = make(producers=3, keys=("a", "b")), 20
+    channel, each = make(keys=("a", "b")), 20
 
     def produce(rank: int) -> None:
         end = channel.named(f"env rank {rank}")
         for i in range(each):
             end.put((rank, i), key="ab"[i % 2])
-        end.leave(f"env rank {rank}")
 
     consumers = [start(drain, channel, key) for key in "aabb"]
     producers = [start(produce, rank) for rank in range(3)]
     for producer in producers:
         producer.result()
+    channel.close()
     taken = [consumer.result() for consumer in consumers]
     assert sorted(itertools.chain(*taken)) == [(rank, i) for rank in range(3) for i in range(each)]
     for items in taken:  # what one consumer saw of one producer is in the order it was put
@@ -208,15 +207,16 @@ def test_without_waiting(make: Make) -> None:
     assert channel.get_nowait() == "a"
 
 
-def test_nowait_does_not_overtake_who_waits(make: Make, start: Callable[..., Future]) -> None:
-    channel = make()
-    batch = start(functools.partial(channel.get_batch, 2, policy="at_least"))
-    waiting(channel, gets=1)
-    channel.put("a")
-    with pytest.raises(ChannelEmpty):
-        channel.get_nowait()
-    channel.put("b")
-    assert batch.result(PATIENCE_S) == ["a", "b"]
+def test_who_waits_first_is_served_first(make: Make, start: Callable[..., Future]) -> None:
+    channel = make(capacity_items=1)
+    channel.put(0)
+    blocked = []
+    for i in (1, 2, 3):
+        blocked.append(start(channel.put, i))
+        waiting(channel, puts=i)
+    assert [channel.get() for _ in range(4)] == [0, 1, 2, 3]
+    for put in blocked:
+        put.result(PATIENCE_S)
 
 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,49 +254,11 @@ def test_a_timeout_shows_who_else_waits(make: Make, start: Callable[..., Future]
     channel.put("a", key="0")
     start(channel.named("env rank 7").put, "b")
     waiting(channel, puts=1)
-    with pytest.raises(ChannelTimeout, match="waiting to put: env rank 7; waiting to get: nobody"):
+    with pytest.raises(ChannelTimeout, match="waiting to put: env rank 7; waiting to get: none"):
         channel.get(key="1", timeout_s=BRIEF_S)
 
 
-# ── versions and admission ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_put_beyond_the_limit_waits_until_the_policy_advances(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(admission=Admission(weight_per_version=2, max_staleness=0))
-    channel.put("a", weight=2, version=0)
-    blocked = [start(channel.named(f"env rank {rank}").put, rank, key=str(rank)) for rank in range(2)]
-    stats = waiting(channel, puts=2)
-    assert {wait.wants for wait in stats.waits} == {"admission"}
-    assert channel.get() == "a", "taking gives credit, not admission"
-    assert waiting(channel, puts=2).version == 0
-    channel.advance(1)
-    for put in blocked:
-        put.result(PATIENCE_S)
-    channel.advance(0)
-    assert channel.stats().version == 1
-    assert [channel.get(key=str(rank)) for rank in range(2)] == [0, 1]
-
-
-def test_who_is_too_early_is_told_so(make: Make) -> None:
-    channel = make(admission=Admission(weight_per_version=1, max_staleness=2)).named("env rank 3")
-    with pytest.raises(ChannelFull, match="no admission for env rank 3"):
-        channel.put_nowait("a", weight=4)
-    calls: list[Callable[[], Any]] = [
-        lambda: channel.put("a", weight=4, timeout_s=BRIEF_S),
-        lambda: asyncio.run(channel.put_async("a", weight=4, timeout_s=BRIEF_S)),
-        lambda: channel.put(np.zeros(100_000), weight=4, timeout_s=BRIEF_S),
-    ]
-    for call in calls:
-        with pytest.raises(ChannelTimeout) as caught:
-            call()
-        text = str(caught.value)
-        assert "env rank 3 waited" in text
-        assert "s for admission" in text
-        assert "policy version 0 admits a summed weight of 3 (max_staleness 2)" in text
-        assert "nobody advanced the channel to version 1" in text
-    channel.advance(1)
-    channel.put_nowait("a", weight=4)
-    assert channel.get() == "a"
+# ── versions ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_ages_of_items_are_counted(make: Make) -> None:
@@ -305,62 +267,54 @@ def test_ages_of_items_are_counted(make: Make) -> None:
         channel.put("x", version=version)
     channel.put_nowait("y", version=6)
     assert channel.stats().oldest_version == 3
-    channel.advance(5)
     for _ in range(2):
         channel.get()
     stats = channel.stats()
-    assert (stats.version, stats.oldest_version, stats.staleness_max) == (5, 6, 2)
-
-
-def test_the_least_loaded_consumer_is_served_first(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(serving="least_loaded")
-    channel.put("long", weight=10)
-    assert channel.named("actor rank 0").get() == "long"
-    busy = start(channel.named("actor rank 0").get)
-    waiting(channel, gets=1)
-    idle = start(channel.named("actor rank 1").get)
-    waiting(channel, gets=2)
-    channel.put("first")
-    assert idle.result(PATIENCE_S) == "first"
-    channel.put("second")
-    assert busy.result(PATIENCE_S) == "second"
+    assert (stats.oldest_version, stats.staleness_max) == (6, 3)
 
 
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bytes_are_credit_too(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(capacity_bytes=100)
-    channel.put(np.zeros(60, np.uint8))
-    with pytest.raises(ChannelFull, match="60 of 100 bytes"):
-        channel.put_nowait(np.zeros(41, np.uint8))
-    blocked = start(channel.put, np.ones(50, np.uint8))
-    assert waiting(channel, puts=1).depth_bytes == 60
-    assert len(channel.get()) == 60
-    blocked.result(PATIENCE_S)
-    stats = channel.stats()
-    assert (stats.depth_items, stats.depth_bytes, stats.high_water_bytes) == (1, 50, 60)
-
-
 def test_large_items_take_credit_before_they_move(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(capacity_bytes=1 << 20)
+    channel = make(capacity_items=1)
     large = np.arange(200_000, dtype=np.float32)
     channel.put(large)
     blocked = start(channel.put, large + 1)
-    assert waiting(channel, puts=1).depth_bytes == large.nbytes
+    assert waiting(channel, puts=1).depth_items == 1
     np.testing.assert_array_equal(channel.get(), large)
     blocked.result(PATIENCE_S)
     np.testing.assert_array_equal(channel.get(), large + 1)
-    assert channel.stats().depth_bytes == 0
+    assert channel.stats().depth_items == 0
 
 
-def test_an_item_that_can_never_fit_is_refused(make: Make) -> None:
-    channel = make(capacity_bytes=100)
-    for size_bytes in (101, 1 << 20):
-        with pytest.raises(ValueError, match=f"{size_bytes} bytes") as caught:
-            channel.named("env rank 0").put(np.zeros(size_bytes, np.uint8))
-        assert isinstance(caught.value, ChannelMisuse)
-        assert caught.value.code == "item-too-large"
+WRONG_CALLS: list[Callable[[Any], Any]] = [
+    lambda channel: channel.put("x", key=3),
+    lambda channel: channel.put("x", weight=None),
+    lambda channel: channel.put("x", weight="2"),
+    lambda channel: channel.put("x", weight=-1.0),
+    lambda channel: channel.put("x", weight=float("nan")),
+    lambda channel: channel.put("x", version="3"),
+    lambda channel: channel.put("x", version=1.5),
+    lambda channel: channel.put("x", version=1 << 70),
+    lambda channel: channel.put("x", timeout_s="1"),
+    lambda channel: channel.get(key=3),
+    lambda channel: channel.get(timeout_s=[]),
+    lambda channel: channel.get_batch("x"),
+    lambda channel: channel.get_batch(None, key=7),
+    lambda channel: channel.get_batch_nowait(0),
+]
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS)
+def test_a_wrong_argument_is_refused_to_its_caller_alone(make: Make, call: Callable[[Any], Any]) -> None:
+    channel = make()
+    with pytest.raises(ChannelMisuse) as caught:
+        call(channel.named("env rank 3"))
+    assert caught.value.code == "bad-argument"
+    channel.put("of another")
+    assert channel.get() == "of another"
+    assert channel.stats().puts == 1
 
 
 def test_an_undeclared_key_is_refused(make: Make) -> None:
@@ -380,40 +334,21 @@ def test_an_undeclared_key_is_refused(make: Make) -> None:
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_batch_policies(make: Make) -> None:
+def test_a_batch_is_what_is_there_up_to_a_weight(make: Make) -> None:
     channel = make(capacity_items=16)
     for i in range(8):
         channel.put(i, weight=2)
     assert channel.get_batch(5) == [0, 1]
     assert channel.get_batch(1) == [2]
-    assert channel.get_batch(3, policy="at_least") == [3, 4]
-    assert channel.get_batch(4, policy="exact") == [5, 6]
-    with pytest.raises(ValueError, match="sum to 2") as caught:
-        channel.get_batch(1, policy="exact")
-    assert isinstance(caught.value, ChannelMisuse)
-    assert caught.value.code == "inexact-batch"
-    assert channel.get_batch(10) == [7]
-
-
-def test_batches_are_atomic_between_consumers(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(capacity_items=16)
-    batches = [start(functools.partial(channel.get_batch, 4, policy="exact")) for _ in range(3)]
-    waiting(channel, gets=3)
-    for i in range(12):
-        channel.put(i)
-    taken = sorted(batch.result(PATIENCE_S) for batch in batches)
-    assert taken == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_a_closed_channel_gives_what_is_left(make: Make, start: Callable[..., Future]) -> None:
-    channel = make()
-    batch = start(functools.partial(channel.get_batch, 3, policy="at_least"))
-    waiting(channel, gets=1)
-    channel.put("a")
-    channel.close()
-    assert batch.result(PATIENCE_S) == ["a"]
-    with pytest.raises(EndOfStream):
-        channel.get_batch(3, policy="at_least")
+    assert channel.get_batch_nowait(6) == [3, 4, 5]
+    assert channel.get_batch(10) == [6, 7]
+    with pytest.raises(ChannelEmpty):
+        channel.get_batch_nowait(2)
+    with pytest.raises(ChannelTimeout):
+        channel.get_batch(2, timeout_s=BRIEF_S)
+    for _ in range(10):
+        channel.put("tenth", weight=0.1)
+    assert len(channel.get_batch(1.0)) == 10  # up to rounding
 
 
 def test_a_batch_of_large_and_small_items(make: Make) -> None:
@@ -421,49 +356,9 @@ def test_a_batch_of_large_and_small_items(make: Make) -> None:
     large = np.arange(100_000)
     channel.put(large, weight=1)
     channel.put("small", weight=1)
-    first, second = channel.get_batch(2, policy="exact")
+    first, second = channel.get_batch(2)
     np.testing.assert_array_equal(first, large)
     assert second == "small"
-
-
-def test_batches_without_waiting(make: Make) -> None:
-    channel = make()
-    with pytest.raises(ChannelEmpty):
-        channel.get_batch_nowait(2)
-    channel.put("a")
-    with pytest.raises(ChannelEmpty):
-        channel.get_batch_nowait(2, policy="at_least")
-    assert channel.get_batch_nowait(2) == ["a"]
-    channel.put("b", weight=2)
-    assert channel.get_batch_nowait(2, policy="exact") == ["b"]
-
-
-def test_batches_in_a_loop(make: Make) -> None:
-    channel = make()
-
-    async def run() -> list[Any]:
-        batch = asyncio.create_task(channel.get_batch_async(3, policy="at_least"))
-        await channel.put_async("a")
-        await channel.put_async("b", weight=2)
-        return await batch
-
-    assert asyncio.run(run()) == ["a", "b"]
-    with pytest.raises(ChannelTimeout, match="waited"):
-        asyncio.run(channel.get_batch_async(1, timeout_s=BRIEF_S))
-
-
-@pytest.mark.parametrize("rows", [8, 200_000])
-def test_leased_items_are_whole_and_give_their_memory_back(make: Make, rows: int) -> None:
-    channel = make()
-    for i in range(8):
-        channel.put({"step": i, "rows": np.full(rows, i)})
-        with channel.get_lease() as lease:
-            assert lease.item["step"] == i
-            assert lease.item["rows"].sum() == i * rows
-        lease.release()
-    with pytest.raises(ChannelTimeout):
-        channel.get_lease(timeout_s=BRIEF_S)
-    assert channel.stats().depth_items == 0
 
 
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -496,23 +391,13 @@ def test_closing_fails_the_puts_that_wait(make: Make, start: Callable[..., Futur
     assert drain(channel) == ["in"]
 
 
-def test_the_last_leaving_producer_ends_the_stream(make: Make) -> None:
-    channel = make(producers=2)
-    channel.put("a")
-    channel.leave("env rank 0")
-    channel.leave("env rank 0")
-    channel.named("env rank 1").put("b")
-    channel.leave("env rank 1")
-    assert drain(channel) == ["a", "b"]
-
-
 def test_breaking_wakes_everyone_with_the_first_reason(make: Make, start: Callable[..., Future]) -> None:
     channel = make(capacity_items=1)
     channel.put("lost", key="a")
     blocked = [
         start(channel.put, "x"),
         start(channel.get),
-        start(functools.partial(channel.get_batch, 2, policy="at_least")),
+        start(functools.partial(channel.get_batch, 2)),
     ]
     waiting(channel, puts=1, gets=2)
     channel.break_("env rank 3 died")
@@ -526,85 +411,27 @@ def test_breaking_wakes_everyone_with_the_first_reason(make: Make, start: Callab
     assert channel.stats().depth_items == 0
 
 
-# ── statistics and asyncio ───────────────────────────────────────────────────────────────────────────────────────────
+# ── statistics ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_statistics_tell_the_truth(make: Make, start: Callable[..., Future]) -> None:
     channel = make(capacity_items=3)
-    for key, size_bytes in (("a", 10), ("a", 20), ("b", 30)):
-        channel.put(np.zeros(size_bytes, np.uint8), key=key)
+    for key in "aab":
+        channel.put(key, key=key)
     start(channel.named("env rank 1").put, b"xy")
     start(channel.named("rollout rank 2").get, key="c")
     stats = waiting(channel, puts=1, gets=1)
-    assert (stats.puts, stats.gets, stats.depth_items, stats.depth_bytes) == (3, 0, 3, 60)
+    assert (stats.puts, stats.gets, stats.depth_items) == (3, 0, 3)
     assert (stats.waiting_producers, stats.waiting_consumers) == (("env rank 1",), ("rollout rank 2",))
     assert stats.depth_by_key == {"a": 2, "b": 1}
     assert stats.producer_wait_s > 0 < stats.consumer_wait_s
     assert channel.stats().producer_wait_s > stats.producer_wait_s
     channel.get(key="a")
     stats = waiting(channel, gets=1)
-    assert (stats.puts, stats.gets, stats.depth_items, stats.depth_bytes) == (4, 1, 3, 52)
-    assert (stats.high_water_items, stats.high_water_bytes) == (3, 60)
+    assert (stats.puts, stats.gets, stats.depth_items, stats.high_water_items) == (4, 1, 3, 3)
     assert stats.producers == ("an unnamed worker", "env rank 1")
-    assert stats.consumers == ("rollout rank 2", "an unnamed worker")
+    assert sorted(stats.consumers) == ["an unnamed worker", "rollout rank 2"]
     assert stats.dead == ()
-
-
-def test_async_forms_work_together_in_one_loop(make: Make) -> None:
-    channel = make(capacity_items=2)
-    large = np.arange(50_000)
-
-    async def produce() -> None:
-        for i in range(10):
-            await channel.put_async(i)
-        await channel.put_async(large)
-
-    async def consume() -> list[Any]:
-        return [await channel.get_async() for _ in range(11)]
-
-    async def run() -> list[Any]:
-        _, items = await asyncio.gather(produce(), consume())
-        return items
-
-    items = asyncio.run(run())
-    assert items[:10] == list(range(10))
-    np.testing.assert_array_equal(items[10], large)
-
-
-def test_async_deadlines_and_endings(make: Make) -> None:
-    channel = make(capacity_items=1)
-
-    async def run() -> None:
-        with pytest.raises(ChannelTimeout, match="rollout rank 0 waited"):
-            await channel.named("rollout rank 0").get_async(timeout_s=BRIEF_S)
-        await channel.put_async("a")
-        with pytest.raises(ChannelTimeout, match="env rank 0 waited"):
-            await channel.named("env rank 0").put_async("b", timeout_s=BRIEF_S)
-        channel.close()
-        assert await channel.get_async() == "a"
-        with pytest.raises(EndOfStream):
-            await channel.get_async()
-
-    asyncio.run(run())
-
-
-def test_a_cancelled_wait_takes_nothing(make: Make) -> None:
-    channel = make()
-
-    async def cancelled(put_before_cancel: bool) -> None:
-        task = asyncio.create_task(channel.get_async())
-        while not (await asyncio.to_thread(channel.stats)).waiting_consumers:
-            pass
-        if put_before_cancel:
-            channel.put("a")  # blocks this loop: the task cannot have seen its item when it is cancelled
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancelled(put_before_cancel=False))
-    asyncio.run(cancelled(put_before_cancel=True))
-    assert channel.get() == "a"
-    assert waiting(channel).depth_items == 0
 
 
 # ── items ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -619,6 +446,30 @@ def test_observations_arrive_as_they_were(make: Make, rows: int) -> None:
     assert (got.env_rank, got.stage_group, got.step, got.first_row, got.weight) == (2, 1, 5, 16, rows)
     np.testing.assert_array_equal(got.observations, strided)
     got.observations[:] = 0  # it is the consumer's now
+
+
+@dataclasses.dataclass
+class Poison:
+    """Can be packed and not unpacked."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_an_item_that_cannot_be_unpickled_does_not_lose_its_batch(make: Make) -> None:
+    channel = make()
+    if isinstance(channel, (LocalChannel, SpreadChannel)):
+        return  # items pass by reference
+    for item in ("a", Poison(), "b"):
+        channel.put(item)
+    assert channel.get_batch(3) == ["a", "b"]
+    with pytest.raises(ValueError, match="no number"):
+        channel.get()
+    channel.put("c")
+    assert channel.get() == "c"
+    channel.put(Poison())
+    with pytest.raises(ValueError, match="no number"):
+        channel.get_batch(3)
 
 
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -682,15 +533,6 @@ def test_the_dead_are_named(make: Make, spawn: Callable[[], Any]) -> None:
     until(channel, lambda s: s.dead == ("env rank 5",))
     with pytest.raises(ChannelTimeout, match=r"env rank 5 \(dead\)"):
         channel.get(timeout_s=BRIEF_S)
-
-
-@between_processes
-def test_a_counted_producer_that_dies_before_it_left_breaks_the_channel(make: Make, spawn: Callable[[], Any]) -> None:
-    channel, producer = make(producers=1), spawn()
-    producer.call(channel.named("env rank 5"), "put", 1, key="other").result(PATIENCE_S)
-    producer.kill()
-    with pytest.raises(ChannelBroken, match="env rank 5 died"):
-        channel.get()
 
 
 @between_processes

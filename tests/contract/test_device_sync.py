@@ -16,8 +16,8 @@ import torch
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import PATIENCE_S, Ends, Mixture, Weights, ends_of, gpu_consumer, held_by, serve

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import PATIENCE_S, Mixture, Weights, held_by, serve

@@ -11,8 +11,8 @@ import torch
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.buffer import DoubleBuffer
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import WeightSender

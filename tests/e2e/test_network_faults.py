@@ -1,4 +1,4 @@
-"""Real processes on both sides of a gate, killed at the worst moments."""
+"""Real processes on both sides of a server, killed at the worst moments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats
-from rlplace.comm.local import LocalChannel
-from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel
+from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken
 from tests.network_cable import Cable
 
@@ -30,9 +32,10 @@ LARGE = 32 << 20
 
 
 def serve(keys: JobKeys, told: Pipe) -> None:
-    gate = Gate(host="127.0.0.1", keys=keys)
-    gate.add("test", LocalChannel(SPEC))
-    told.send(gate.start())
+    server = ChannelServer(host="127.0.0.1", keys=keys)
+    folder = JobFolder.create()  # removed by the next job: this process is killed
+    server.add("test", SharedChannel.create(folder.path, SPEC))
+    told.send(server.start())
     threading.Event().wait()
 
 
@@ -82,12 +85,12 @@ def keys() -> JobKeys:
 
 
 @pytest.fixture
-def gate(keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, LocalChannel]]:
-    """In this process; soon gives up who is lost."""
-    monkeypatch.setattr("rlplace.comm.network.gate.LOST_S", 0.2)
-    monkeypatch.setattr("rlplace.comm.network.gate.PROBE_S", 0.05)
-    channel = LocalChannel(SPEC)
-    one = Gate(host="127.0.0.1", keys=keys)
+def server(keys: JobKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, SharedChannel]]:
+    """In this process; soon gives up a lost client."""
+    monkeypatch.setattr("rlplace.comm.network.server.LOST_S", 0.2)
+    monkeypatch.setattr("rlplace.comm.network.server.PROBE_S", 0.05)
+    channel = SharedChannel.create(tmp_path, SPEC)
+    one = ChannelServer(host="127.0.0.1", keys=keys)
     one.add("test", channel)
     yield one.start(), channel
     one.close()
@@ -97,9 +100,9 @@ def gate(keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
 
 
 def test_a_killed_consumer_leaves_the_line_and_takes_nothing(
-    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
 ) -> None:
-    endpoint, channel = gate
+    endpoint, channel = server
     process, told = spawn(use, endpoint, keys, after=("rollout rank 0", "get"))
     assert heard(told) == "connected"
     until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
@@ -112,9 +115,9 @@ def test_a_killed_consumer_leaves_the_line_and_takes_nothing(
 
 
 def test_a_producer_killed_in_the_middle_of_an_item_gives_its_credit_back(
-    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
 ) -> None:
-    endpoint, channel = gate
+    endpoint, channel = server
     cable = Cable(endpoint, stall_after=1 << 20)
     process, told = spawn(use, cable.endpoint, keys, after=("env rank 1", "put", np.ones(LARGE, np.uint8)))
     assert heard(told) == "connected"
@@ -144,16 +147,16 @@ def test_a_dead_or_stopped_gate_breaks_every_end(
             blocked.result(PATIENCE_S)
     if how is signal.SIGKILL:
         assert isinstance(caught.value, ChannelBroken)
-        assert f"the gate {endpoint} is gone" in str(caught.value)
+        assert f"the channel server {endpoint} is gone" in str(caught.value)
     else:
         assert "for the channel itself to answer get" in str(caught.value)
     connection.close()
 
 
 def test_what_a_killed_producer_had_put_stays(
-    gate: tuple[str, LocalChannel], keys: JobKeys, spawn: Callable[..., Any]
+    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
 ) -> None:
-    endpoint, channel = gate
+    endpoint, channel = server
     process, told = spawn(use, endpoint, keys, after=("env rank 0", "put", np.arange(100_000)))
     assert (heard(told), heard(told)) == ("connected", "done")
     process.kill()

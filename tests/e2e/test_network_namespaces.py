@@ -69,15 +69,17 @@ def ping(namespace: str, port: int, pipe: Pipe) -> None:
 
 
 def serve(namespace: str, keys: Any, pipe: Pipe) -> None:
-    from rlplace.comm.local import LocalChannel
-    from rlplace.comm.network import Gate
+    from rlplace.comm.network import ChannelServer
+    from rlplace.comm.shared_memory.channel import SharedChannel
+    from rlplace.comm.shared_memory.folder import JobFolder
 
     enter(namespace)
-    channel, gate = LocalChannel(SPEC), Gate(host=ADDRESSES[0], keys=keys)
-    gate.add("test", channel)
-    pipe.send(gate.start())
-    answer(channel, pipe)
-    gate.close()
+    with JobFolder.create() as folder:
+        channel, server = SharedChannel.create(folder.path, SPEC), ChannelServer(host=ADDRESSES[0], keys=keys)
+        server.add("test", channel)
+        pipe.send(server.start())
+        answer(channel, pipe)
+        server.close()
 
 
 def use(namespace: str, endpoint: str, keys: Any, owner: str, pipe: Pipe) -> None:
@@ -133,14 +135,14 @@ class Peer:
 
 @pytest.fixture(params=["curve", "plain"])
 def peers(request: pytest.FixtureRequest, cable: Cable) -> Iterator[tuple[Peer, Peer, Peer, str]]:
-    """The gate's process, a producer and a consumer in the other namespace, and the gate's endpoint."""
+    """The server's process, a producer and a consumer in the other namespace, and the server's endpoint."""
     from rlplace.comm.network import JobKeys, JobPassword
 
     keys = JobKeys.create() if request.param == "curve" else JobPassword.create()
-    gate = Peer(serve, cable.namespaces[0], keys)
-    started = [gate]
+    server = Peer(serve, cable.namespaces[0], keys)
+    started = [server]
     try:
-        endpoint = gate.hear()
+        endpoint = server.hear()
         for owner in ("env rank 0", "rollout rank 0"):
             started.append(Peer(use, cable.namespaces[1], endpoint, keys, owner))
             started[-1].call("stats")
@@ -194,7 +196,7 @@ def test_items_cross_the_cable_whole(peers: tuple[Peer, Peer, Peer, str], cable:
 
 @pytest.mark.parametrize("peers", ["curve"], indirect=True)
 def test_a_short_interruption_loses_and_doubles_nothing(peers: tuple[Peer, Peer, Peer, str], cable: Cable) -> None:
-    gate, producer, consumer, _ = peers
+    server, producer, consumer, _ = peers
     large = np.arange(4 << 20)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(consumer.call, "get")
@@ -204,24 +206,24 @@ def test_a_short_interruption_loses_and_doubles_nothing(peers: tuple[Peer, Peer,
             cable.join()
         assert putting.result(PATIENCE_S) is None
         np.testing.assert_array_equal(waiting.result(PATIENCE_S), large)
-    stats = gate.call("stats")
+    stats = server.call("stats")
     assert (stats.puts, stats.gets, stats.depth_items, stats.dead) == (1, 1, 0, ())
 
 
 @pytest.mark.parametrize("peers", ["curve"], indirect=True)
 def test_both_sides_of_a_cut_cable_give_up_within_seconds(peers: tuple[Peer, Peer, Peer, str], cable: Cable) -> None:
-    gate, _, consumer, endpoint = peers
+    server, _, consumer, endpoint = peers
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(consumer.timed, "get")
-        while not gate.call("stats").waiting_consumers:
+        while not server.call("stats").waiting_consumers:
             pass
         cable.cut()
         error, seconds = waiting.result(PATIENCE_S)
     assert isinstance(error, ChannelBroken), error
-    assert f"the gate {endpoint} is gone" in str(error)
-    while gate.call("stats").waits:
+    assert f"the channel server {endpoint} is gone" in str(error)
+    while server.call("stats").waits:
         pass
-    assert "rollout rank 0" in gate.call("stats").dead
-    gate.call("put", "for another")
-    assert gate.call("get") == "for another"
+    assert "rollout rank 0" in server.call("stats").dead
+    server.call("put", "for another")
+    assert server.call("get") == "for another"
     print(f"\ncut off: the end gave up after {seconds:.1f} s")

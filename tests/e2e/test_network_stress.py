@@ -1,4 +1,4 @@
-"""Many processes through one gate, killed at random: what arrives, what may be lost, and that nothing stays behind."""
+"""Many processes through one server, killed at random: what arrives, what may be lost, and what stays behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network import Gate, JobKeys, RemoteChannel
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import JobFolder
+from rlplace.comm.network import ChannelServer, JobKeys, RemoteChannel
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 
 pytestmark = pytest.mark.slow
 
@@ -79,14 +79,14 @@ class Crowd:
 
 
 def test_killed_at_random_each_item_arrives_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.comm.network.gate.LOST_S", 0.2)
-    monkeypatch.setattr("rlplace.comm.network.gate.PROBE_S", 0.05)
+    monkeypatch.setattr("rlplace.comm.network.server.LOST_S", 0.2)
+    monkeypatch.setattr("rlplace.comm.network.server.PROBE_S", 0.05)
     chance, keys = random.Random(0), JobKeys.create()
     with JobFolder.create() as folder:
         channel = SharedChannel.create(folder.path, SPEC)
-        gate = Gate(host="127.0.0.1", keys=keys)
-        gate.add("test", channel)
-        endpoint = gate.start()
+        server = ChannelServer(host="127.0.0.1", keys=keys)
+        server.add("test", channel)
+        endpoint = server.start()
         producers = Crowd(produce, "env", endpoint, keys)
         consumers = Crowd(consume, "rollout", endpoint, keys)
         for crowd in (producers, consumers):
@@ -108,7 +108,7 @@ def test_killed_at_random_each_item_arrives_once(monkeypatch: pytest.MonkeyPatch
         while (stats := channel.stats()).waits or len(stats.dead) < len({*stats.producers, *stats.consumers}):
             pass
         left = [channel.get_nowait()[:2] for _ in range(channel.stats().depth_items)]
-        gate.close()
+        server.close()
         stats = channel.stats()
         channel.destroy()
         channel.detach()

@@ -1,15 +1,15 @@
-"""The way between nodes: a gate on each channel's node performs what the ends of other nodes ask of it over ZeroMQ.
+"""The transport between nodes: a channel server on each channel's node performs what the ends of other nodes ask of it.
 
 ::
 
     process on node 1                                   node 0
     RemoteChannel ─┐                                    ┌─▶ Channel "observations"
-    RemoteChannel ─┴─ Connection ══ tcp, CURVE ══▶ Gate ┴─▶ Channel "answers"
+    RemoteChannel ─┴─ Connection ══ tcp, CURVE ══▶ ChannelServer ┴─▶ Channel "answers"
 """
 
+from rlplace.comm.network.auth import JobKeys, JobPassword, Keys
+from rlplace.comm.network.client import RemoteChannel
 from rlplace.comm.network.connection import Connection
-from rlplace.comm.network.gate import Gate
-from rlplace.comm.network.keys import JobKeys, JobPassword, Keys
-from rlplace.comm.network.remote import RemoteChannel
+from rlplace.comm.network.server import ChannelServer
 
-__all__ = ["Connection", "Gate", "JobKeys", "JobPassword", "Keys", "RemoteChannel"]
+__all__ = ["ChannelServer", "Connection", "JobKeys", "JobPassword", "Keys", "RemoteChannel"]

@@ -1,37 +1,35 @@
-"""One process' connection to one gate, shared by all of its ends: requests out, answers matched by serial.
+"""One process' connection to one channel server, shared by all of its ends: requests out, answers matched by serial.
 
 ::
 
-    caller ── send, under the lock ──▶ DEALER ══▶ gate
+    caller ── send, under the lock ──▶ DEALER ══▶ server
     caller ◀── wakes ── reader thread ◀── DEALER
 
-Whoever asks sends by itself; one thread reads. A connection that is lost is made again by ZeroMQ, and what is still
-unanswered is asked again; the gate performs nothing twice. After `LOST_S` without a connection, or when the gate
-has forgotten this process or was closed, the connection is broken for good and everybody who waits hears why.
+A caller sends by itself; one thread reads. A connection that is lost is made again by ZeroMQ, and what is still
+unanswered is asked again; the server performs nothing twice. After `LOST_S` without a connection, or when the
+server has forgotten this process or was closed, the connection is broken for good and every wait ends with the reason.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from rlplace.comm.network import wire
-from rlplace.comm.network.keys import Keys
+from rlplace.comm.network.auth import Keys
 from rlplace.comm.network.sockets import LOST_S, endure, fd_of, has_message, receive
 from rlplace.comm.network.wire import Frame, Reply, Request
 
 CONNECT_S = 10.0  # how long the first connection may take
-GRACE_S = 3.0  # how much later than its deadline an answer may come before the gate counts as silent
+GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -40,25 +38,24 @@ class ConnectionBroken(Exception):
 
 
 class Silent(Exception):
-    """No answer came in time, though the gate can be reached."""
+    """No answer came in time, though the server can be reached."""
 
 
 class Waiter:
-    """A request until its caller has the answer. `wake` is called once, with the connection's lock held."""
+    """A request until its caller has the answer. `arrived` is released once, with the connection's lock held."""
 
-    __slots__ = ("certain", "frames", "outgoing", "reply", "request", "wake")
+    __slots__ = ("arrived", "frames", "outgoing", "reply", "request")
 
     def __init__(self, request: Request, outgoing: Sequence[Frame]) -> None:
         self.request = request
         self.outgoing = outgoing  # kept until the answer: it may have to be sent again
         self.reply: Reply | None = None
         self.frames: Sequence[zmq.Frame] = ()  # of the answer
-        self.wake: Callable[[], None] | None = None
-        self.certain = False  # who is woken will take the answer; a task may be cancelled before it runs again
+        self.arrived: threading.Lock | None = None  # released once; None: no caller waits
 
 
 class Connection:
-    """Owns the socket and its reader thread until `close`. All methods may be called from any thread or loop.
+    """Owns the socket and its reader thread until `close`. All methods may be called from any thread.
 
     `patience_s`: how long the first connection may take. A forked child must make its own.
     """
@@ -67,7 +64,7 @@ class Connection:
         self.endpoint = endpoint
         self._serials = itertools.count(1)
         self._waiters: dict[int, Waiter] = {}  # everything that is unanswered, or answered and not yet done
-        self._done: list[int] = []  # told to the gate with the next message
+        self._done: list[int] = []  # for the server with the next message
         self._tell = False  # whether that cannot wait
         self._welcomed = False
         self._broken: str | None = None
@@ -94,7 +91,7 @@ class Connection:
         """Blocks until the answer is there. Raises ConnectionBroken or Silent."""
         arrived = threading.Lock()
         arrived.acquire()
-        waiter = self._begin(arrived.release, True, method, channel, owner, arguments, outgoing)
+        waiter = self._begin(arrived, method, channel, owner, arguments, outgoing)
         try:
             arrived.acquire(timeout=limit_s)
         except BaseException:  # interrupted
@@ -102,35 +99,13 @@ class Connection:
             raise
         return self._outcome(waiter)
 
-    async def ask_async(
-        self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
-    ) -> Waiter:
-        """As `ask`. Cancelled, it takes nothing; data that is already moving is waited for first."""
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(arrived.set)
-
-        waiter = self._begin(wake, False, method, channel, owner, arguments, outgoing)
-        try:
-            await _within(arrived, limit_s)
-        except asyncio.CancelledError:
-            try:
-                if outgoing:
-                    await _within(arrived, limit_s)
-            finally:
-                self.withdraw(waiter)
-            raise
-        return self._outcome(waiter)
-
     def withdraw(self, waiter: Waiter) -> None:
-        """Nobody waits for the answer any more; what was taken or reserved for it is given back."""
+        """No caller waits for the answer any more; what was taken or reserved for it is given back."""
         with self._lock:
             self._withdraw(waiter.request.serial)
 
     def close(self) -> None:
-        """Says goodbye and ends the thread. Idempotent; who still waits gets ConnectionBroken."""
+        """Say goodbye and ends the thread. Idempotent; a wait that goes on ends with ConnectionBroken."""
         with self._lock:
             self._send(Request(0, "bye", "", "", (), ()))
             self._break("this process closed its connection")
@@ -140,8 +115,7 @@ class Connection:
 
     def _begin(
         self,
-        wake: Callable[[], None],
-        certain: bool,
+        arrived: threading.Lock,
         method: str,
         channel: str,
         owner: str,
@@ -154,13 +128,13 @@ class Connection:
             waiter = Waiter(
                 Request(next(self._serials), method, channel, owner, self._take_done(), arguments), outgoing
             )
-            waiter.wake, waiter.certain = wake, certain
+            waiter.arrived = arrived
             self._waiters[waiter.request.serial] = waiter
             self._send(waiter.request, outgoing)
             return waiter
 
     def _forget(self, waiter: Waiter) -> None:
-        """Its answer has arrived where it was wanted; the gate hears of it, at once if it holds items for it."""
+        """Its answer has arrived where it was wanted; the server hears of it, at once if it holds items for it."""
         del self._waiters[waiter.request.serial]
         self._done.append(waiter.request.serial)
         if waiter.reply is not None and waiter.reply.marks:
@@ -168,16 +142,13 @@ class Connection:
 
     def _withdraw(self, serial: int) -> None:
         gone = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
-        self._waiters[serial] = gone  # until the gate has heard of it
+        self._waiters[serial] = gone  # until the server has heard of it
         self._send(gone.request)
 
     def _outcome(self, waiter: Waiter) -> Waiter:
         """After the wait, however it ended."""
         with self._lock:
             if waiter.reply is not None:
-                if not waiter.certain and self._broken is None:
-                    self._forget(waiter)
-                    self._pump()
                 return waiter
             if self._broken is not None:
                 raise ConnectionBroken(self._broken)
@@ -220,7 +191,7 @@ class Connection:
         os.close(self._stopped)
 
     def _pump(self) -> None:
-        """Takes all messages that are there and says what is done, with the lock held."""
+        """Takes all messages that are there and report what is done, with the lock held."""
         while self._broken is None:
             try:
                 envelope, frames = receive(self._socket)
@@ -238,18 +209,17 @@ class Connection:
         elif reply.serial == wire.HERE:
             self._tell = bool(self._done)
         elif reply.serial == wire.FORGOTTEN:
-            self._break(f"the gate {self.endpoint} could not reach this process for {LOST_S:.0f} s and gave it up")
+            self._break(f"the channel server {self.endpoint} could not reach this process for {LOST_S:.0f} s")
         elif reply.serial == wire.CLOSED:
-            self._break(f"the gate {self.endpoint} was closed")
+            self._break(f"the channel server {self.endpoint} was closed")
         elif (waiter := self._waiters.get(reply.serial)) is not None:
             if waiter.request.method == "withdraw":
                 if reply.value == "withdrawn":
                     del self._waiters[reply.serial]
-            elif waiter.reply is None and waiter.wake is not None:
+            elif waiter.reply is None and waiter.arrived is not None:
                 waiter.reply, waiter.frames, waiter.outgoing = reply, frames, ()
-                waiter.wake()
-                if waiter.certain:
-                    self._forget(waiter)
+                waiter.arrived.release()
+                self._forget(waiter)
 
     def _notice(self) -> None:
         """Follows the connection: made, lost, made again, refused."""
@@ -262,12 +232,14 @@ class Connection:
                 self._lost_at = None
                 self._greet()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._break(f"the gate {self.endpoint} does not know this process' keys: it belongs to another job")
+                self._break(
+                    f"the channel server {self.endpoint} does not know this process' keys: it belongs to another job"
+                )
             elif self._lost_at is None:
                 self._lost_at = time.monotonic()
 
     def _greet(self) -> None:
-        """On every new connection: who this is, what it still wants, and all of that again."""
+        """On every new connection: which process this is, what it still wants, and all of that again."""
         wanted = [w for w in self._waiters.values() if w.reply is None]
         self._send(Request(0, "hello", "", "", (), (self._welcomed, tuple(self._waiters))))
         for waiter in wanted:
@@ -276,8 +248,8 @@ class Connection:
 
     def _why_lost(self) -> str:
         if self._welcomed:
-            return f"the gate {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
-        return f"no gate of this job at {self.endpoint}: nothing answers there, or it has other keys"
+            return f"the channel server {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
+        return f"no channel server of this job at {self.endpoint}: nothing answers there, or it has other keys"
 
     def _break(self, why: str) -> None:
         if self._broken is not None:
@@ -285,12 +257,6 @@ class Connection:
         self._broken = why
         os.write(self._stopped, b"x")  # wakes the reader, which ends
         for waiter in self._waiters.values():
-            if waiter.reply is None and waiter.wake is not None:
-                waiter.wake()
+            if waiter.reply is None and waiter.arrived is not None:
+                waiter.arrived.release()
         self._waiters.clear()
-
-
-async def _within(arrived: asyncio.Event, limit_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await arrived.wait()

@@ -1,4 +1,4 @@
-"""What a gate owes one client: requests under way, credit without data, answers that may not have arrived."""
+"""What a channel server owes one client: requests under way, credit without data, answers that may not have arrived."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from rlplace.comm.network.backing import Backing, Reservation, Taking
 from rlplace.comm.network.wire import Frame
+from rlplace.comm.shared_memory.channel import Reservation, SharedChannel, Taking
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -20,18 +20,18 @@ class Answer:
 
 
 class Session:
-    """The state of one client (a process that connected). Lives in the gate's loop.
+    """The state of one client (a process that connected). Lives in the server's loop.
 
     A request is performed once, however often it arrives: it is under way, or answered, until the client says `done`.
     """
 
     def __init__(self, client: bytes) -> None:
         self.client = client
-        self.lost_since: float | None = None  # when it could not be reached any more, on the loop's clock
+        self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
         self._performing: dict[int, asyncio.Task[None]] = {}
         self._answers: dict[int, Answer] = {}
         self._reservations: dict[int, Reservation] = {}
-        self._users: dict[tuple[str, str], Backing] = {}  # (channel, owner): who of that process used what
+        self._users: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def performs(self, serial: int) -> bool:
         return serial in self._performing
@@ -53,7 +53,7 @@ class Session:
     def take_hold(self, serial: int) -> Reservation | None:
         return self._reservations.pop(serial, None)
 
-    def end_of(self, name: str, owner: str, channel: Backing) -> Backing:
+    def end_of(self, name: str, owner: str, channel: SharedChannel) -> SharedChannel:
         """The end of `channel` that is named for `owner`; made once."""
         end = self._users.get((name, owner))
         if end is None:
@@ -70,7 +70,7 @@ class Session:
         self.done([serial for serial in self._answers if serial not in wanted])
 
     def withdraw(self, serial: int) -> None:
-        """The client does not wait for this any more: nothing stays taken or reserved for it."""
+        """The client waits for this no longer: nothing stays taken or reserved for it."""
         task = self._performing.pop(serial, None)
         if task is not None:
             task.cancel()

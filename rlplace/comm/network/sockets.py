@@ -15,7 +15,7 @@ import zmq
 
 from rlplace.errors import ClusterError, Problem
 
-PROBE_S = 1.0  # a gate looks this often for clients that are gone
+PROBE_S = 1.0  # a channel server looks this often for clients that are gone
 LOST_S = 3.0  # how long either side waits for a lost connection to come back
 SILENT_S = 4.0  # after this long without a sign of the other machine, TCP gives up the connection
 
@@ -49,14 +49,14 @@ def listen(socket: zmq.Socket, host: str) -> str:
 
 
 def fd_of(socket: zmq.Socket) -> int:
-    """Readable when something new is to be seen; only taking everything there is makes it so again."""
+    """File descriptor for an event loop. Edge-triggered: drain the socket before waiting again."""
     fd = socket.fd
     assert isinstance(fd, int)
     return fd
 
 
 def has_message(socket: zmq.Socket) -> bool:
-    """Also takes note of what the signal of `fd_of` was for."""
+    """Whether a message is there. Also resets the signal of `fd_of`."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
@@ -69,8 +69,8 @@ def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
 def _refused(host: str, why: str) -> ClusterError:
     return ClusterError(
         Problem(
-            code="gate-address",
-            key="gate",
+            code="server-address",
+            key="channel server",
             what="cannot listen on this address",
             got=repr(host),
             why=why,

@@ -1,4 +1,4 @@
-"""What travels between a connection and its gate: a small envelope, and large buffers behind it as frames of their own.
+"""Messages between a connection and its channel server: a small envelope, and large buffers behind it as frames.
 
 Both sides decode pickles, which runs code: nothing here may see a message of a peer that was not authenticated.
 """
@@ -16,7 +16,7 @@ from rlplace.comm import codec
 
 INLINE_BYTES = 32 << 10  # above this, credit is granted before data moves, and buffers are sent without a copy
 
-# What a gate says without being asked, instead of a serial.
+# What a server sends without being asked, instead of a serial.
 WELCOME, HERE, FORGOTTEN, CLOSED = -1, -2, -3, -4
 
 Mark = bytes | tuple[int, ...]  # an item: in the envelope, or the lengths of its pieces, which follow in frames
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """From the gate: a value, an error, or the marks of items."""
+    """From the server: a value, an error, or the marks of items."""
 
     serial: int
     value: Any = None
@@ -70,7 +70,7 @@ def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark
 
 
 def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.Packed]:
-    """The items again, writable. Arrays of large ones live in the received frames; nobody else has these."""
+    """The items again, writable. Arrays of large ones live in the received frames; no other holds these."""
     rest = iter(frames)
     return [
         mark if isinstance(mark, bytes) else codec.Encoded.of([_piece(size, rest) for size in mark]) for mark in marks

@@ -1,11 +1,11 @@
-"""The channels of one Ray cluster: on which node each branch lives, and what a worker on another node is told.
+"""The channels of one Ray cluster: on which node each branch lives, and which addresses its workers are given.
 
 ::
 
     driver ── NodeChannels ─────────── job folder of the driver's node, in this process
            └─ RemoteNode ── actor ──── NodeChannels of another node       (only where the plan has another node)
 
-A gate is opened where somebody on another node uses a channel, and nowhere else.
+A node listens only where a worker on another node uses one of its channels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
-from rlplace.comm.address import ChannelAddress, GateAddress, Home, NodeHome, Place, ProcessHome
+from rlplace.comm.address import ChannelAddress, Location, NodeLocation, Place, ProcessLocation, ServerAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.config import CommConfig
@@ -63,21 +63,21 @@ class JobChannels:
         self._nodes: dict[int, Node] = {}
         self._addresses: dict[str, ChannelAddress] = {}
         self._keys: Keys | None = None
-        self._gates: dict[int, GateAddress] = {}
+        self._servers: dict[int, ServerAddress] = {}
 
     def create(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
         """The driver's end of a new channel; without `homes` all of it lives on the driver's node."""
         self._start({home.node for home in homes if not home.process})
-        found = [self._home(spec, home) for home in homes] or [self._node_home(spec, self._place.node)]
-        address = ChannelAddress(spec=spec, homes=tuple(found))
+        found = [self._location(spec, home) for home in homes] or [self._node_location(spec, self._place.node)]
+        address = ChannelAddress(spec=spec, locations=tuple(found))
         self._addresses[spec.name] = address
-        branches = [self._branch(home) for home in self._served(address, {self._place.node}).homes]
+        branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
         return branches[0].channel() if len(branches) == 1 else SpreadChannel(spec, branches)
 
-    def told_to(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, Channel | ChannelAddress]:
-        """What workers on `nodes` are given for these channels: addresses, and what was not made here as it is."""
+    def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, Channel | ChannelAddress]:
+        """For workers on `nodes`: the addresses of these channels; a channel that was not made here as it is."""
         self._start(nodes)
-        return {name: self._told(channel, nodes) for name, channel in channels.items()}
+        return {name: self._address(channel, nodes) for name, channel in channels.items()}
 
     def folder(self, node: int) -> Path:
         return self._node(node).folder()
@@ -90,45 +90,46 @@ class JobChannels:
 
     # ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _home(self, spec: ChannelSpec, planned: ChannelHome) -> Home:
+    def _location(self, spec: ChannelSpec, planned: ChannelHome) -> Location:
         branch = dataclasses.replace(spec, keys=planned.keys, capacity_items=planned.capacity_items)
         if planned.process:
-            return ProcessHome(spec=branch, node=planned.node, process=planned.process)
-        return self._node_home(branch, planned.node)
+            return ProcessLocation(spec=branch, node=planned.node, process=planned.process)
+        return self._node_location(branch, planned.node)
 
-    def _node_home(self, spec: ChannelSpec, node: int) -> NodeHome:
-        return NodeHome(spec=spec, node=node, path=self._node(node).create(spec))
+    def _node_location(self, spec: ChannelSpec, node: int) -> NodeLocation:
+        return NodeLocation(spec=spec, node=node, path=self._node(node).create(spec))
 
-    def _branch(self, home: Home) -> Branch:
+    def _branch(self, location: Location) -> Branch:
         """As the driver sees it."""
-        if isinstance(home, ProcessHome):
-            inside = ProcessEnd(home.spec, home.process, self._processes)
-            return Branch(home.spec.keys, lambda: inside)
-        return Branch(home.spec.keys, lambda: home.connect(self._place))
+        if isinstance(location, ProcessLocation):
+            inside = ProcessEnd(location.spec, location.process, self._processes)
+            return Branch(location.spec.keys, lambda: inside)
+        return Branch(location.spec.keys, lambda: location.connect(self._place))
 
-    def _told(self, channel: Channel, nodes: set[int]) -> Channel | ChannelAddress:
+    def _address(self, channel: Channel, nodes: set[int]) -> Channel | ChannelAddress:
         address = self._addresses.get(channel.spec.name)
         if address is None or address.spec != channel.spec:
             return channel
         return self._served(address, nodes)
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
-        """The address with a gate at each home that somebody on `nodes` reaches from another node."""
-        return dataclasses.replace(address, homes=tuple(self._with_gate(home, nodes) for home in address.homes))
+        """The address with a channel server for each location that `nodes` reach from another node."""
+        found = tuple(self._with_server(location, nodes) for location in address.locations)
+        return dataclasses.replace(address, locations=found)
 
-    def _with_gate(self, home: Home, nodes: set[int]) -> Home:
-        if not isinstance(home, NodeHome) or nodes <= {home.node}:
-            return home
-        return dataclasses.replace(home, gate=self._gate(home.node))
+    def _with_server(self, location: Location, nodes: set[int]) -> Location:
+        if not isinstance(location, NodeLocation) or nodes <= {location.node}:
+            return location
+        return dataclasses.replace(location, server=self._server(location.node))
 
-    def _gate(self, node: int) -> GateAddress:
-        gate = self._gates.get(node)
-        if gate is None:
+    def _server(self, node: int) -> ServerAddress:
+        server = self._servers.get(node)
+        if server is None:
             if self._keys is None:
                 self._keys = make_keys(self._security)
             endpoint = self._node(node).serve(self._interface or self._address_of(node), self._keys)
-            gate = self._gates[node] = GateAddress(endpoint=endpoint, keys=self._keys)
-        return gate
+            server = self._servers[node] = ServerAddress(endpoint=endpoint, keys=self._keys)
+        return server
 
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,6 +155,6 @@ class JobChannels:
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
     """New ones, for one job."""
-    from rlplace.comm.network import JobKeys, JobPassword  # here: where one node suffices nobody needs ZeroMQ
+    from rlplace.comm.network import JobKeys, JobPassword  # here: where one node suffices ZeroMQ is not needed
 
     return JobPassword.create() if security == "password" else JobKeys.create()

@@ -142,7 +142,7 @@ class RayLauncher:
         """`first`: of rank 0, where the group meets."""
         assert self._channels is not None, "start makes the channels' homes"
         nodes = {slot.node for slot in order.slots}
-        told = self._channels.told_to(nodes, order.channels)
+        told = self._channels.addresses_for(nodes, order.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: where thousands of channels' keys live is much to tell each of thousands of workers.
         common = ray.put(cloudpickle.dumps(order.birth(workers[0].slot, self._device(workers[0].slot), told)))

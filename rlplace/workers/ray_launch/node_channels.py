@@ -1,4 +1,4 @@
-"""The channels of one node: the job folder they live in, and the gate by which other nodes reach them."""
+"""The channels of one node: the job folder they live in, and the server by which other nodes reach them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.channel import SharedChannel
-from rlplace.comm.shared.folder import SPILL, JobFolder
-from rlplace.comm.shared.space import check_space
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import SPILL, JobFolder
+from rlplace.comm.shared_memory.space import check_space
 from rlplace.errors import ClusterError, Problem
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.guard import Guard
 
 if TYPE_CHECKING:
-    from rlplace.comm.network import Gate, Keys
+    from rlplace.comm.network import ChannelServer, Keys
 
 _CLOSE_S = 5.0  # for another node to remove its folder
 
@@ -39,7 +39,7 @@ class Node(Protocol):
         ...
 
     def serve(self, host: str, keys: Keys) -> str:
-        """Opens the gate at an address of the node, once. Returns its endpoint."""
+        """Open the channel server at an address of the node, once. Returns its endpoint."""
         ...
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Node(Protocol):
 
 
 class NodeChannels:
-    """A Node in this process. Owns the folder, the channels and the gate.
+    """A Node in this process. Owns the folder, the channels and the channel server.
 
     Without `serve` it listens nowhere. Its folder is removed even if the process is killed.
     """
@@ -58,7 +58,7 @@ class NodeChannels:
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(self._folder.path, self._folder.file(SPILL).readlink())
         self._channels: list[SharedChannel] = []
-        self._gate: Gate | None = None
+        self._server: ChannelServer | None = None
         self._endpoint = ""
 
     def folder(self) -> Path:
@@ -70,27 +70,27 @@ class NodeChannels:
     def create(self, spec: ChannelSpec) -> Path:
         channel = SharedChannel.create(self._folder.path, spec)
         self._channels.append(channel)
-        if self._gate is not None:
-            self._gate.add(spec.name, channel)
+        if self._server is not None:
+            self._server.add(spec.name, channel)
         return channel.path
 
     def serve(self, host: str, keys: Keys) -> str:
-        from rlplace.comm.network import Gate  # here: where one node suffices nobody needs ZeroMQ
+        from rlplace.comm.network import ChannelServer  # here: where one node suffices ZeroMQ is not needed
 
-        if self._gate is None:
-            self._gate = Gate(host=host, keys=keys)
+        if self._server is None:
+            self._server = ChannelServer(host=host, keys=keys)
             for channel in self._channels:
-                self._gate.add(channel.spec.name, channel)
-            self._endpoint = self._gate.start()
+                self._server.add(channel.spec.name, channel)
+            self._endpoint = self._server.start()
         return self._endpoint
 
     def close(self) -> None:
         channels, self._channels = self._channels, []
         for channel in channels:
             channel.break_("the cluster was closed")
-        if self._gate is not None:
-            self._gate.close()
-            self._gate = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for channel in channels:
             channel.destroy()
             channel.detach()

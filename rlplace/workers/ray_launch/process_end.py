@@ -1,4 +1,4 @@
-"""The driver's end of a channel inside a worker process: it can look and end, items never leave the process."""
+"""The driver's end of a channel inside a worker process: for statistics and endings; items stay in the process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from rlplace.comm import refusals
+from rlplace.comm import channel_errors
 from rlplace.comm.channel import ChannelSpec, ChannelStats
 from rlplace.errors import ChannelMisuse, Problem
 from rlplace.workers.ray_launch.actors import CONTROL, RayProcess
@@ -16,7 +16,7 @@ _ANSWER_S = 5.0  # for a process to answer beside its work
 
 
 class ProcessEnd:
-    """Implements Channel as far as one can who is not in the process; putting and getting are ChannelMisuse."""
+    """Implements Channel from outside of the process; putting and getting are ChannelMisuse."""
 
     def __init__(self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]) -> None:
         """`processes`: those that run, by name; this one need not run yet."""
@@ -30,12 +30,6 @@ class ProcessEnd:
 
     def named(self, owner: str) -> ProcessEnd:
         return self
-
-    def advance(self, version: int) -> None:
-        self._ask("advance", version)
-
-    def leave(self, producer: str) -> None:
-        self._ask("leave", producer)
 
     def close(self) -> None:
         self._ask("close")
@@ -55,12 +49,12 @@ class ProcessEnd:
         try:
             return ray.get(on_channel.remote(self._spec, method, arguments), timeout=_ANSWER_S)
         except GetTimeoutError:
-            raise refusals.silent(self._spec, "the driver", method, _ANSWER_S) from None
+            raise channel_errors.silent(self._spec, "the driver", method, _ANSWER_S) from None
         except RayActorError as death:
             raise self._gone("it has ended") from death
 
     def _gone(self, what: str) -> Any:
-        return refusals.broken(self._spec, "the driver", f"it lives inside process {self._name!r}; {what}")
+        return channel_errors.broken(self._spec, "the driver", f"it lives inside process {self._name!r}; {what}")
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ChannelMisuse(
@@ -69,14 +63,9 @@ class ProcessEnd:
                 key=f"channel {self._spec.name}",
                 what="the driver can neither put nor get here",
                 got=f"keys {', '.join(self._spec.keys or ())}",
-                why=f"all who use them share process {self._name!r}, and items pass there by reference",
+                why=f"all their users share process {self._name!r}, and items pass there by reference",
                 fix="process: own        (for the components that share it)",
             )
         )
 
-    put = put_nowait = get = get_nowait = get_lease = get_batch = get_batch_nowait = _refuse
-
-    async def _refuse_async(self, *_: object, **__: object) -> NoReturn:
-        self._refuse()
-
-    put_async = get_async = get_batch_async = _refuse_async
+    put = put_nowait = get = get_nowait = get_batch = get_batch_nowait = _refuse

@@ -7,23 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.address import ChannelAddress, Place, ProcessChannels, ProcessHome
+from rlplace.comm.address import ChannelAddress, Place, ProcessChannels, ProcessLocation
 from rlplace.comm.channel import ChannelSpec
 
 
-def home(process: str, *keys: str) -> ProcessHome:
+def location(process: str, *keys: str) -> ProcessLocation:
     spec = ChannelSpec(name="observations", capacity_items=2, keys=keys)
-    return ProcessHome(spec=spec, node=0, process=process)
+    return ProcessLocation(spec=spec, node=0, process=process)
 
 
-def address(*homes: ProcessHome) -> ChannelAddress:
-    keys = tuple(key for each in homes for key in each.spec.keys or ())
-    spec = ChannelSpec(name="observations", capacity_items=2 * len(homes), keys=keys)
-    return ChannelAddress(spec=spec, homes=homes)
+def address(*locations: ProcessLocation) -> ChannelAddress:
+    keys = tuple(key for each in locations for key in each.spec.keys or ())
+    spec = ChannelSpec(name="observations", capacity_items=2 * len(locations), keys=keys)
+    return ChannelAddress(spec=spec, locations=locations)
 
 
 def test_workers_of_one_process_meet_in_its_memory() -> None:
-    sent = pickle.dumps(address(home("env+rollout 0", "0")))
+    sent = pickle.dumps(address(location("env+rollout 0", "0")))
     place = Place(node=0, process="env+rollout 0")
     with ThreadPoolExecutor(8) as threads:
         ends = list(threads.map(lambda _: pickle.loads(sent).connect(place), range(8)))
@@ -33,7 +33,7 @@ def test_workers_of_one_process_meet_in_its_memory() -> None:
 
 
 def test_each_process_has_its_own_part_and_asks_for_no_other() -> None:
-    both = address(home("env+rollout 0", "0"), home("env+rollout 1", "1"))
+    both = address(location("env+rollout 0", "0"), location("env+rollout 1", "1"))
     ends = [both.connect(Place(node=0, process=f"env+rollout {rank}")) for rank in range(2)]
     for rank, end in enumerate(ends):
         end.put(rank, key=str(rank))

@@ -16,9 +16,7 @@ def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "",
     """Names by their letters."""
     stats = ChannelStats(
         depth_items=depth,
-        depth_bytes=0,
         high_water_items=depth,
-        high_water_bytes=0,
         puts=depth,
         gets=0,
         producer_wait_s=0.0,
@@ -39,7 +37,6 @@ def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "",
         ([seen(wait("a"), producers="b")], "", "", "b"),
         ([seen(wait("a"), producers="b"), seen(wait("b"), producers="a")], "ab", "aba", ""),
         ([seen(wait("a"), producers="b"), seen(wait("b", "credit"), consumers="a")], "ab", "aba", ""),
-        ([seen(wait("a"), producers="b"), seen(wait("b", "admission"), consumers="a")], "ab", "aba", ""),
         # c could still serve a
         ([seen(wait("a"), producers="bc"), seen(wait("b"), producers="a")], "", "", "c"),
         # and cannot once it waits for a as well
@@ -89,13 +86,6 @@ def test_the_dead_and_those_behind_a_deadlock_are_named() -> None:
     text = report({"x": seen(wait("d"), producers="a"), "y": seen(wait("a"), wait("b"), producers="ab")})
     assert text is not None
     assert text.splitlines()[:2] == ["deadlock: a -> b -> a", "behind it: d"]
-
-
-def test_who_waits_for_admission_learns_the_version() -> None:
-    text = report({"x": seen(wait("a", "admission"))})
-    assert text is not None
-    assert "a: 5.0 s for admission, from whoever has not come yet" in text
-    assert "the policy version is 0; nobody advanced it" in text
 
 
 def test_thousands_of_waits_make_a_short_report() -> None:

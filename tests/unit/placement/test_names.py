@@ -32,7 +32,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_a_worker_imports_neither_the_memory_proof_nor_what_draws_plans() -> None:
-    code = "import sys, rlplace.workers.ray_launch.actors, rlplace.workers.roles.env, rlplace.comm.shared.channel;"
+    code = (
+        "import sys, rlplace.workers.ray_launch.actors, rlplace.workers.roles.env, rlplace.comm.shared_memory.channel;"
+    )
     code += "print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "rlplace.placement.language.slots" in found

@@ -9,8 +9,8 @@ import pytest
 
 from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.layout import Layout
-from rlplace.comm.shared.slabs import slab_size
+from rlplace.comm.shared_memory.arena import segment_bytes
+from rlplace.comm.table import Layout
 from rlplace.comm.weights.sender import PushRules
 from rlplace.config import read_config
 from rlplace.placement import ChannelHome, Residency, Topology, make_plan
@@ -47,7 +47,7 @@ def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, part
 
 @pytest.mark.parametrize("size", [1, 65536, 65537, 1 << 20, (1 << 20) + 1, 100_000_001])
 def test_slabs_are_no_larger_than_planned(size: int) -> None:
-    assert slab_size(size) <= slab_bytes(size)
+    assert segment_bytes(size) <= slab_bytes(size)
     assert channel_bytes(home(4, 1), 1 << 20) - channel_bytes(home(4, 1)) == 4 * slab_bytes(1 << 20)
 
 

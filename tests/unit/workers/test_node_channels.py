@@ -15,9 +15,9 @@ from typing import Literal
 
 import pytest
 
-from rlplace.comm.address import ChannelAddress, NodeHome, Place
+from rlplace.comm.address import ChannelAddress, NodeLocation, Place
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared.folder import spill_of
+from rlplace.comm.shared_memory.folder import spill_of
 from rlplace.errors import ChannelBroken, ClusterError
 from rlplace.workers.ray_launch.channels import make_keys
 from rlplace.workers.ray_launch.node_channels import NodeChannels
@@ -44,8 +44,8 @@ def descriptors() -> int:
 
 
 def test_processes_of_the_node_meet_at_the_file(node: NodeChannels) -> None:
-    home = NodeHome(spec=SPEC, node=0, path=node.create(SPEC))
-    address = ChannelAddress(spec=SPEC, homes=(home,))
+    location = NodeLocation(spec=SPEC, node=0, path=node.create(SPEC))
+    address = ChannelAddress(spec=SPEC, locations=(location,))
     here, there = Place(node=0), Place(node=0)
     address.connect(here).put({"x": 1})
     assert address.connect(there).get() == {"x": 1}
@@ -62,7 +62,7 @@ def test_the_end_breaks_the_channels_and_leaves_nothing(shm: Path) -> None:
     assert spill is not None
     spill = spill.readlink()
     assert (folder.parent, folder.is_dir(), spill.is_dir()) == (shm, True, True)
-    end = NodeHome(spec=SPEC, node=0, path=node.create(SPEC)).connect(place)
+    end = NodeLocation(spec=SPEC, node=0, path=node.create(SPEC)).connect(place)
     node.close()
     node.close()
     with pytest.raises(ChannelBroken, match="the cluster was closed"):

@@ -1,9 +1,7 @@
-"""A connection and its gate: what survives a cut cable, what breaks, and what everybody is told."""
+"""A connection and its server: what survives a cut cable, what breaks, and what everybody is told."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +12,9 @@ import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats
-from rlplace.comm.local import LocalChannel
-from rlplace.comm.network import Connection, Gate, JobKeys, RemoteChannel, connection, gate, wire
+from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel, connection, server, wire
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken, ChannelTimeout
 from tests.network_cable import Cable
 
@@ -24,14 +23,15 @@ SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
 
 
 class Line:
-    """A gate with one channel, and ends that reach it over cables."""
+    """A server with one channel, and ends that reach it over cables."""
 
     def __init__(self) -> None:
         self.keys = JobKeys.create()
-        self.channel = LocalChannel(SPEC)
-        self.gate = Gate(host="127.0.0.1", keys=self.keys)
-        self.gate.add("test", self.channel)
-        self.endpoint = self.gate.start()
+        self.folder = JobFolder.create()
+        self.channel = SharedChannel.create(self.folder.path, SPEC)
+        self.server = ChannelServer(host="127.0.0.1", keys=self.keys)
+        self.server.add("test", self.channel)
+        self.endpoint = self.server.start()
         self.cables: list[Cable] = []
         self.connections: list[Connection] = []
 
@@ -45,9 +45,11 @@ class Line:
             cable.flow()
         for one in self.connections:
             one.close()
-        self.gate.close()
+        self.server.close()
         for cable in self.cables:
             cable.close()
+        self.channel.destroy()
+        self.folder.close()
 
 
 @pytest.fixture
@@ -66,18 +68,18 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses are final at once."""
-    for module in (connection, gate):
+    for module in (connection, server):
         monkeypatch.setattr(module, "LOST_S", 0.0)
-    monkeypatch.setattr(gate, "PROBE_S", 0.01)
+    monkeypatch.setattr(server, "PROBE_S", 0.01)
 
 
-def until(channel: LocalChannel, holds: Callable[[ChannelStats], bool]) -> None:
+def until(channel: SharedChannel, holds: Callable[[ChannelStats], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds(stats := channel.stats()):
         assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
 
 
-def waiting(channel: LocalChannel, *, puts: int = 0, gets: int = 0) -> None:
+def waiting(channel: SharedChannel, *, puts: int = 0, gets: int = 0) -> None:
     until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
 
 
@@ -149,14 +151,14 @@ def test_an_answer_on_a_stalled_cable_waits_for_its_client(line: Line, start: Ca
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_gate_gives_back_what_a_lost_client_waited_for_or_had_not_received(
+def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received(
     line: Line, start: Callable[..., Future]
 ) -> None:
     (waiter, first), (reserver, second), (taker, third) = (line.end(f"env rank {i}") for i in range(3))
     for end in (waiter, reserver, taker):
         end.stats()
     blocked = start(waiter.get, key="never")
-    reserver._connection.ask("reserve", "test", "env rank 1", 1 << 20, "", 1.0, None, 9.0, limit_s=PATIENCE_S)
+    reserver._connection.ask("reserve", "test", "env rank 1", "", 1.0, None, 9.0, limit_s=PATIENCE_S)
     on_its_way = start(taker.get, key="a")
     waiting(line.channel, gets=2)
     third.stall()
@@ -176,8 +178,8 @@ def test_the_gate_gives_back_what_a_lost_client_waited_for_or_had_not_received(
 
 
 def test_who_was_given_up_is_told_so_when_it_comes_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "LOST_S", 0.0)
-    monkeypatch.setattr(gate, "PROBE_S", 0.01)
+    monkeypatch.setattr(server, "LOST_S", 0.0)
+    monkeypatch.setattr(server, "PROBE_S", 0.01)
     end, cable = line.end("env rank 0")
     end.stats()
     end.put("kept")
@@ -185,37 +187,23 @@ def test_who_was_given_up_is_told_so_when_it_comes_back(line: Line, monkeypatch:
     cable.cut()
     until(line.channel, lambda s: s.dead == ("env rank 0",))
     cable.flow()
-    with pytest.raises(ChannelBroken, match="and gave it up"):
+    with pytest.raises(ChannelBroken, match="could not reach this process"):
         end.get()
     assert line.channel.get_nowait() == "kept"
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_counted_producer_that_is_lost_breaks_the_channel(line: Line) -> None:
-    counted = LocalChannel(dataclasses.replace(SPEC, producers=2))
-    line.gate.add("counted", counted)
-    _, cable = line.end("env rank 0")
-    end = RemoteChannel.over(line.connections[-1], line.keys, SPEC, "counted").named("env rank 0")
-    end.put("x")
-    cable.close()
-    until(counted, lambda s: s.dead == ("env rank 0",))
-    with pytest.raises(ChannelBroken, match="env rank 0 died before it had left"):
-        counted.get_nowait()
-
-
-def test_a_closed_gate_tells_every_end_at_once(line: Line, start: Callable[..., Future]) -> None:
+def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[..., Future]) -> None:
     end, cable = line.end("rollout rank 0")
     blocked = start(end.get)
     waiting(line.channel, gets=1)
-    line.gate.close()
+    line.server.close()
     calls: list[Callable[[], Any]] = [
         lambda: blocked.result(PATIENCE_S),
         lambda: end.put(1),
-        lambda: asyncio.run(end.get_async()),
         end.stats,
     ]
     for call in calls:
-        with pytest.raises(ChannelBroken, match=f"the gate {cable.endpoint} was closed"):
+        with pytest.raises(ChannelBroken, match=f"the channel server {cable.endpoint} was closed"):
             call()
     waiting(line.channel)
 
@@ -224,22 +212,24 @@ def test_a_closed_gate_tells_every_end_at_once(line: Line, start: Callable[..., 
 def test_an_end_that_nobody_answers_says_where_it_tried() -> None:
     lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
     end = RemoteChannel.over(lone, JobKeys.create(), SPEC, "test").named("env rank 3")
-    with pytest.raises(ChannelBroken, match=r"broken for env rank 3[^$]*no gate of this job at tcp://127.0.0.1:9"):
+    with pytest.raises(
+        ChannelBroken, match=r"broken for env rank 3[^$]*no channel server of this job at tcp://127.0.0.1:9"
+    ):
         end.get()
     lone.close()
 
 
-def test_a_gate_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplace.comm.network.remote.GRACE_S", 0.01)
+def test_a_server_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.comm.network.client.GRACE_S", 0.01)
     end, cable = line.end("env rank 0")
     monkeypatch.undo()
     end.stats()
-    monkeypatch.setattr("rlplace.comm.network.remote.GRACE_S", 0.01)
+    monkeypatch.setattr("rlplace.comm.network.client.GRACE_S", 0.01)
     cable.stall()
     with pytest.raises(ChannelTimeout, match=r"env rank 0 waited 0\.0 s for the channel itself to answer get"):
         end.get(timeout_s=0.01)
     with pytest.raises(ChannelTimeout, match="to answer put"):
-        asyncio.run(end.put_async("late", timeout_s=0.01))
+        end.put("late", timeout_s=0.01)
     monkeypatch.undo()
     cable.flow()
     line.channel.put("x")
@@ -277,21 +267,3 @@ def test_large_arrays_arrive_writable_and_aligned(line: Line) -> None:
         np.testing.assert_array_equal(rows, np.arange(float(size)))
         assert rows.flags.writeable
         assert rows.flags.aligned
-
-
-def test_a_cancelled_large_put_leaves_no_credit_behind(line: Line) -> None:
-    end, _ = line.end("env rank 0")
-
-    async def run() -> None:
-        for _ in range(SPEC.capacity_items):
-            await end.put_async(np.zeros(100_000))
-        task = asyncio.create_task(end.put_async(np.ones(100_000)))
-        while not (await asyncio.to_thread(end.stats)).waiting_producers:
-            pass
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
-    assert line.channel.stats().depth_items == end.stats().depth_items == SPEC.capacity_items
-    assert end.stats().waiting_producers == ()

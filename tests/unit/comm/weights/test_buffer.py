@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlplace.comm.shared.folder import SPILL
+from rlplace.comm.shared_memory.folder import SPILL
 from rlplace.comm.weights import buffer as room
 from rlplace.comm.weights.buffer import DoubleBuffer
 from rlplace.comm.weights.shards import Assembly, Block, Layout, TensorSpec, assemble

@@ -1,0 +1,253 @@
+"""The channel server of a node: performs what the ends of other nodes ask on the channels that live here.
+
+::
+
+    client ── request (serial) ──▶ server ── put, reserve, take ──▶ Channel
+           ◀─ answer (serial) ───       kept until the client says `done`; undone when the client is gone
+
+One thread with one asyncio loop does all of it; waiting costs a task, not a thread. A client that cannot be reached for
+`LOST_S` is gone: its waits leave, its credit returns, items that it had not confirmed go back to the front of their
+line. One that comes back earlier, over a new connection, asks again for what it still waits for, and nothing is
+performed twice. The server never opens an item: one that cannot be unpickled harms its taker only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from rlplace.comm.network import wire
+from rlplace.comm.network.auth import Authenticator, Keys
+from rlplace.comm.network.session import Answer, Session
+from rlplace.comm.network.sockets import LOST_S, PROBE_S, endure, fd_of, has_message, listen, receive
+from rlplace.comm.network.wire import Frame, Reply, Request
+from rlplace.comm.shared_memory.channel import SharedChannel, Taking
+from rlplace.errors import ChannelBroken, ChannelError, Problem
+
+_SIMPLE = frozenset({"close", "break_", "stats"})
+
+
+class ChannelServer:
+    """Owns the listening socket and the sessions. `host` is the one address to listen on.
+
+    `add` may be called from any thread at any time. The channels belong to their makers and outlive the server.
+    """
+
+    def __init__(self, *, host: str, keys: Keys) -> None:
+        self.endpoint = ""  # once it has started
+        self._host = host
+        self._keys = keys
+        self._channels: dict[str, SharedChannel] = {}
+        self._sessions: dict[bytes, Session] = {}
+        self._thread: threading.Thread | None = None
+        self._receiving = False
+        self._loop: asyncio.AbstractEventLoop
+        self._closing: asyncio.Event
+        self._socket: zmq.Socket
+        self._authenticator: Authenticator
+
+    def add(self, name: str, channel: SharedChannel) -> None:
+        assert name not in self._channels, f"the server has a channel {name!r}"
+        self._channels[name] = channel
+
+    def start(self) -> str:
+        """Listen from now on; the endpoint to connect to. ClusterError where this machine has no such address."""
+        assert self._thread is None, "a server starts once"
+        listening: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, args=(listening,), name="rlplace channel server", daemon=True)
+        self._thread.start()
+        return listening.result()
+
+    def close(self) -> None:
+        """Tell every client and stop. Idempotent; the channels stay as they are."""
+        if self._thread is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    @property
+    def refused(self) -> int:
+        """Connections that were sent away because they did not have the job's keys."""
+        return self._authenticator.refused
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, listening: Future[str]) -> None:
+        asyncio.run(self._serve(listening))
+
+    async def _serve(self, listening: Future[str]) -> None:
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        context = zmq.Context()
+        self._socket = context.socket(zmq.ROUTER)
+        self._authenticator = Authenticator(context, self._socket, self._keys)
+        try:
+            endure(self._socket)
+            self._socket.router_mandatory = True  # a client that cannot be reached is noticed
+            self._socket.router_handover = True  # a client that comes back may still seem to be connected
+            try:
+                self.endpoint = listen(self._socket, self._host)
+            except Exception as error:  # noqa: BLE001 -- raised again where `start` waits
+                listening.set_exception(error)
+                return
+            self._loop.add_reader(fd_of(self._socket), self._receive)
+            self._loop.add_reader(fd_of(self._authenticator.socket), self._authenticator.answer)
+            self._loop.add_reader(fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
+            listening.set_result(self.endpoint)
+            await self._watch()
+        finally:
+            self._end(context)
+
+    async def _watch(self) -> None:
+        """Until the server closes: forget the clients that cannot be reached."""
+        while not self._closing.is_set():
+            self._receive()
+            self._authenticator.answer()
+            self._authenticator.notice(self.endpoint)
+            for session in list(self._sessions.values()):
+                self._send(session, Reply(wire.HERE))
+                if session.lost_since is not None and self._loop.time() - session.lost_since > LOST_S:
+                    del self._sessions[session.client]
+                    session.died()
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+
+    def _end(self, context: zmq.Context) -> None:
+        for session in self._sessions.values():
+            self._send(session, Reply(wire.CLOSED))
+            session.withdraw_all()
+        self._sessions.clear()
+        for socket in (self._socket, self._authenticator.socket, self._authenticator.monitor):
+            self._loop.remove_reader(fd_of(socket))
+        self._socket.disable_monitor()
+        self._authenticator.close()
+        self._socket.close(linger=500)  # ms: for the last word
+        context.term()
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _receive(self) -> None:
+        """Take all messages that are there. The socket signals only what is new, so none may be left behind."""
+        if self._receiving or self._socket.closed:
+            return
+        self._receiving, emptied = True, False
+        try:
+            while True:
+                client = self._socket.recv(zmq.NOBLOCK)
+                envelope, frames = receive(self._socket)
+                self._take_in(client, wire.request_of(envelope), frames)
+        except zmq.Again:
+            emptied = True
+        finally:
+            self._receiving = False
+            if not emptied:
+                self._loop.call_soon(self._receive)
+
+    def _take_in(self, client: bytes, request: Request, frames: Sequence[zmq.Frame]) -> None:
+        session = self._sessions.get(client)
+        if request.method == "hello":
+            session = self._welcome(client, session, *request.arguments)
+        if session is None:
+            self._send(Session(client), Reply(wire.FORGOTTEN))
+            return
+        session.lost_since = None
+        session.done(request.done)
+        if request.method in ("hello", "done"):
+            return
+        if request.method == "bye":
+            del self._sessions[client]
+            session.withdraw_all()
+        elif request.method == "withdraw":
+            session.withdraw(request.serial)
+            self._send(session, Reply(request.serial, value="withdrawn"))
+        elif (answer := session.answer(request.serial)) is not None:
+            self._deliver(session, answer)
+        elif not session.performs(request.serial):
+            task = self._loop.create_task(self._perform(session, request, frames))
+            session.begin(request.serial, task)
+
+    def _welcome(self, client: bytes, session: Session | None, welcomed: bool, wanted: Sequence[int]) -> Session | None:
+        """`welcomed`: it was here before; then it is known, or forgotten for good."""
+        if session is not None:
+            session.keep_only(frozenset(wanted))
+        elif not welcomed:
+            session = self._sessions[client] = Session(client)
+        if session is not None:
+            self._send(session, Reply(wire.WELCOME))
+        return session
+
+    def _send(self, session: Session, reply: Reply) -> None:
+        self._deliver(session, Answer(envelope=wire.pack(reply)))
+
+    def _deliver(self, session: Session, answer: Answer) -> None:
+        """Never waits: memory is bounded by what clients wait for. What cannot be delivered now is asked for again."""
+        try:
+            self._socket.send_multipart((session.client, answer.envelope, *answer.frames), zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if session.lost_since is None:
+                session.lost_since = self._loop.time()
+        if not self._receiving and has_message(self._socket):  # sending may have taken in the signal of a message
+            self._loop.call_soon(self._receive)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _perform(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> None:
+        taking: Taking | None = None
+        outgoing: list[Frame] = []
+        try:
+            end = session.end_of(request.channel, request.owner, self._channels[request.channel])
+            if request.method == "get":
+                limit, key, patience_s = request.arguments
+                taking = await end.take(limit, key=key, patience_s=patience_s)
+                marks, outgoing = wire.enclose(taking.packed, self._keys.frame_bytes)
+                reply = Reply(request.serial, marks=marks)
+            else:
+                reply = Reply(request.serial, value=await self._do(session, end, request, frames))
+        except ChannelError as refusal:
+            reply = Reply(request.serial, error=refusal)
+        except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
+            if taking is not None:
+                taking.restore()
+                taking = None
+            reply = Reply(request.serial, error=self._failed(request, error))
+        answer = Answer(envelope=wire.pack(reply), frames=outgoing, taking=taking)
+        session.end(request.serial, answer)
+        self._deliver(session, answer)
+
+    def _failed(self, request: Request, error: Exception) -> ChannelBroken:
+        what = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
+        return ChannelBroken(
+            Problem(
+                code="channel-broken",
+                key=f"channel {request.channel}",
+                what=f"{request.method} of {request.owner} failed at its channel server {self.endpoint}",
+                why=what,
+            )
+        )
+
+    async def _do(self, session: Session, end: SharedChannel, request: Request, frames: Sequence[zmq.Frame]) -> Any:
+        if request.method == "put":
+            packed, key, weight, version, patience_s = request.arguments
+            await end.put_packed(packed, key=key, weight=weight, version=version, patience_s=patience_s)
+        elif request.method == "reserve":
+            key, weight, version, patience_s = request.arguments
+            reservation = await end.reserve(key=key, weight=weight, version=version, patience_s=patience_s)
+            session.hold(request.serial, reservation)
+        elif request.method == "fill":
+            reserved, marks = request.arguments
+            held = session.take_hold(reserved)
+            assert held is not None, "a client fills what it reserved, once"
+            (packed,) = wire.disclose(marks, frames)
+            held.fill(packed)
+        else:
+            assert request.method in _SIMPLE, f"no such request: {request.method}"
+            return getattr(end, request.method)(*request.arguments)
+        return None

@@ -1,0 +1,1 @@
+"""Shared memory of a node: channels between processes, and the folder of a job."""

@@ -1,0 +1,365 @@
+"""The arena of a job folder: one file of shared memory in which the processes of a node allocate and free segments.
+
+::
+
+    words of the file    header │ free lists by class │ segment │ segment │ segment │ ...  END        (sparse after END)
+    a segment            SIZE HOLDER NEXT MEMORY SERIAL PIECES │ lengths of the pieces │ piece │ piece
+
+Free lists are shared: a segment that one process made and another freed is used again by whichever comes next. A
+segment that is too small or too large for what is needed gives its memory back to the kernel before new memory is
+taken, so the arena never holds more than the most that was in use at a time, and one segment. A segment has at every
+moment one holder: the process that writes it, the channel in which it lies (LENT), the process that takes it. What a
+dead process held is freed by the next that finds no room, and a change that it left half made is repaired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplace.comm.shared_memory import process, space
+from rlplace.comm.shared_memory.lock import FileLock
+from rlplace.comm.shared_memory.owned import Bytes
+from rlplace.errors import ChannelBroken, Problem
+
+# ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
+MAGIC, CHANGING, END, IN_USE, IDLE, LOOKED, WARM = range(7)  # IN_USE, IDLE: bytes with memory; LOOKED: real
+_CLASSES = 8 * 34
+EMPTY = WARM + _CLASSES  # WARM, EMPTY: heads of the free lists with memory and without, by class
+_FIRST_SEGMENT = 8192  # byte
+_MAGIC_NUMBER = 0x726C706C61726501
+
+# ── a segment, in words after its first byte ─────────────────────────────────────────────────────────────────────────
+SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)  # SIZE: bytes with this header; MEMORY: whether it has any
+FREE, LENT = 0, -1  # instead of a process as HOLDER
+_HEADER_BYTES = 64
+_ALIGNMENT = 64  # bytes: a cache line
+_PAGE = 4096
+
+SMALLEST = 16 << 10  # bytes
+_SMALLEST_BITS = 14
+_MOST_BYTES = 1 << 43  # addresses of an arena
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14: maps pages in one go; one by one costs more than copying
+_LOOK_S = 1.0  # how often the holders of all segments are looked at
+_PATIENCE_S = 10.0
+
+
+class NoRoomError(Exception):
+    """The file system of the arena is full."""
+
+
+def segment_bytes(size_bytes: int) -> int:
+    """Eight sizes between a power of two and the next, so that at most an eighth is wasted."""
+    step = max(SMALLEST, 1 << max(0, (size_bytes - 1).bit_length() - 4))
+    return max(1, -(-size_bytes // step)) * step
+
+
+class Arena:
+    """This process' hold on the arena. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        path = folder / "arena"
+        try:
+            if not path.exists():
+                _make(path)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._lock = FileLock(path)
+        except FileNotFoundError:
+            raise lost(folder) from None
+        self._map = mmap.mmap(self._descriptor, 0)
+        data = memoryview(self._map)
+        self._words, self._reals = data.cast("q"), data.cast("d")
+        self._me = process.this_process()
+        self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
+        process.tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        self._me = process.this_process()
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """Memory of segments in use, and of free ones."""
+        with self._locked():
+            return self._words[IN_USE], self._words[IDLE]
+
+    # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def write(self, pieces: Sequence[Bytes]) -> int:
+        """Copy `pieces` into a segment that this process holds. NoRoomError when there is no memory for it."""
+        lengths = np.array([piece.nbytes for piece in pieces], np.int64)
+        size = _HEADER_BYTES + _aligned(lengths.nbytes) + sum(_aligned(piece.nbytes) for piece in pieces)
+        segment = self._allocate(segment_bytes(size))
+        try:
+            self._words[segment // 8 + PIECES] = len(pieces)
+            self._populate(segment)
+            for place, piece in zip(self._places(segment, lengths), (lengths.view(np.uint8), *pieces), strict=True):
+                np.copyto(place, piece)  # lets other threads run meanwhile, as mmap and memoryview do not
+        except BaseException:
+            self.free(segment)
+            raise
+        return segment
+
+    def lend(self, segment: int) -> None:
+        """The channel in which it lies holds the segment. Under the channel's lock, after it lies there."""
+        self._words[segment // 8 + HOLDER] = LENT
+
+    def hold(self, segment: int) -> None:
+        """This process holds the segment. Under the channel's lock, before it leaves the channel."""
+        self._words[segment // 8 + HOLDER] = self._me
+
+    def pieces(self, segment: int) -> list[Bytes]:
+        """The pieces where they lie. Valid until `free`."""
+        count = self._words[segment // 8 + PIECES]
+        self._populate(segment)
+        lengths = np.frombuffer(self._map, np.int64, count, segment + _HEADER_BYTES)
+        return list(self._places(segment, lengths))[1:]
+
+    def free(self, segment: int) -> None:
+        """A segment that this process holds goes back."""
+        with self._locked():
+            self._free(segment)
+
+    def free_lent(self, segment: int) -> None:
+        """The channel in which the segment lay is broken. Ignored if a process holds it by now."""
+        with self._locked():
+            if self._words[segment // 8 + HOLDER] == LENT:
+                self._free(segment)
+
+    def close(self) -> None:
+        self._lock.close()
+        os.close(self._descriptor)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _places(self, segment: int, lengths: Any) -> Iterator[Bytes]:
+        at = segment + _HEADER_BYTES
+        for length in (lengths.nbytes, *lengths.tolist()):
+            yield np.frombuffer(self._map, np.uint8, length, at)
+            at += _aligned(length)
+
+    def _populate(self, segment: int) -> None:
+        first = segment // 8
+        serial = self._words[first + SERIAL]
+        if self._populated.get(segment) != serial:
+            with contextlib.suppress(OSError):  # an older kernel maps the pages one by one
+                self._map.madvise(_POPULATE_WRITE, segment, self._words[first + SIZE])
+            self._populated[segment] = serial
+
+    def _allocate(self, size: int) -> int:
+        """A segment of at least `size` bytes with memory, held by this process."""
+        with self._locked():
+            segment = self._pop_warm(size)
+            if not segment and self._free_of_dead():
+                segment = self._pop_warm(size)
+            if segment:
+                return segment
+            self._drop_idle(size)
+            segment = self._pop_empty(size)
+            self._words[segment // 8 + HOLDER] = self._me
+        try:
+            self._take_memory(segment, size)
+        except OSError as full:
+            with self._locked():
+                self._push(segment, EMPTY)
+            if full.errno not in space.FULL:
+                raise
+            raise NoRoomError from None
+        with self._locked():
+            first = segment // 8
+            self._words[first + MEMORY] = 1
+            self._words[first + SERIAL] += 1
+            self._words[IN_USE] += size
+        return segment
+
+    def _take_memory(self, segment: int, size: int) -> None:
+        """Without the lock: the kernel clears the pages, which takes as long as a copy."""
+        try:
+            os.posix_fallocate(self._descriptor, segment, size)
+        except OSError as full:
+            if full.errno not in space.FULL:
+                raise
+            with self._locked():
+                self._free_of_dead()
+                self._drop_idle(_MOST_BYTES)
+            os.posix_fallocate(self._descriptor, segment, size)
+
+    # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            while not self._lock.acquire(_PATIENCE_S):
+                pass  # a process is stopped in a change of microseconds: nothing can be done before it goes on
+        except FileNotFoundError:
+            raise lost(self._folder) from None
+        try:
+            if self._words[CHANGING]:
+                self._repair()
+            self._words[CHANGING] = self._me
+            yield
+            self._words[CHANGING] = 0
+        except NoRoomError:  # raised before anything was changed
+            self._words[CHANGING] = 0
+            raise
+        finally:
+            self._lock.release()
+
+    def _pop_warm(self, size: int) -> int:
+        """A free segment with memory that is not much too large, last freed first; 0 if there is none."""
+        words, kind = self._words, _class_of(size)
+        for head in range(WARM + kind, WARM + _class_of(2 * size) + 1):
+            segment = words[head]
+            if segment:
+                first = segment // 8
+                words[head] = words[first + NEXT]
+                words[first + HOLDER] = self._me
+                words[IDLE] -= words[first + SIZE]
+                words[IN_USE] += words[first + SIZE]
+                return int(segment)
+        return 0
+
+    def _pop_empty(self, size: int) -> int:
+        """Addresses without memory: used before, or new ones."""
+        words, head = self._words, EMPTY + _class_of(size)
+        segment = words[head]
+        if segment:
+            words[head] = words[segment // 8 + NEXT]
+            return int(segment)
+        segment = words[END]
+        if segment + size > len(self._map):
+            raise NoRoomError
+        try:
+            os.posix_fallocate(self._descriptor, segment, _PAGE)  # for its header
+        except OSError as full:
+            if full.errno not in space.FULL:
+                raise
+            raise NoRoomError from None
+        words[segment // 8 + SIZE] = size
+        words[segment // 8 + MEMORY] = 0
+        words[END] = segment + size
+        return int(segment)
+
+    def _free(self, segment: int) -> None:
+        size = self._words[segment // 8 + SIZE]
+        self._words[IN_USE] -= size
+        self._words[IDLE] += size
+        self._push(segment, WARM)
+
+    def _push(self, segment: int, lists: int) -> None:
+        words, first = self._words, segment // 8
+        head = lists + _class_of(words[first + SIZE])
+        words[first + HOLDER] = FREE
+        words[first + NEXT] = words[head]
+        words[head] = segment
+
+    def _drop_idle(self, size: int) -> None:
+        """Give memory of free segments back to the kernel, the smallest first, until it was `size` bytes or all."""
+        words = self._words
+        for head in range(WARM, WARM + _CLASSES):
+            while words[head] and size > 0:
+                segment = words[head]
+                first = segment // 8
+                words[head] = words[first + NEXT]
+                words[first + MEMORY] = 0
+                self._remove_memory(segment)
+                words[IDLE] -= words[first + SIZE]
+                size -= words[first + SIZE]
+                self._push(segment, EMPTY)
+
+    def _remove_memory(self, segment: int) -> None:
+        """All but the page with the header."""
+        with contextlib.suppress(OSError):  # a file system that cannot: the memory stays until it is used again
+            self._map.madvise(mmap.MADV_REMOVE, segment + _PAGE, self._words[segment // 8 + SIZE] - _PAGE)
+
+    def _free_of_dead(self) -> bool:
+        """Free what dead processes held, if none has looked lately; whether there was any."""
+        now = time.monotonic()
+        if 0 <= now - self._reals[LOOKED] < _LOOK_S:
+            return False
+        self._reals[LOOKED] = now
+        return self._free_all_of_dead()
+
+    def _free_all_of_dead(self) -> bool:
+        words, alive, found = self._words, {self._me: True}, False
+        for segment in self._segments():
+            holder = words[segment // 8 + HOLDER]
+            if holder > 0 and holder not in alive:
+                alive[holder] = process.alive(holder)
+            if holder > 0 and not alive[holder]:
+                found = True
+                if words[segment // 8 + MEMORY]:
+                    self._free(segment)
+                else:
+                    self._remove_memory(segment)
+                    self._push(segment, EMPTY)
+        return found
+
+    def _segments(self) -> Iterator[int]:
+        segment = _FIRST_SEGMENT
+        while segment < self._words[END]:
+            yield segment
+            segment += self._words[segment // 8 + SIZE]
+
+    def _repair(self) -> None:
+        """A process died in the middle of a change: make the lists anew from what the segments say."""
+        words = self._words
+        words[CHANGING] = self._me
+        for head in range(WARM, EMPTY + _CLASSES):
+            words[head] = 0
+        words[IN_USE] = words[IDLE] = 0
+        for segment in self._segments():
+            first = segment // 8
+            free = words[first + HOLDER] == FREE
+            if words[first + MEMORY]:
+                words[IDLE if free else IN_USE] += words[first + SIZE]
+            if free:
+                self._push(segment, WARM if words[first + MEMORY] else EMPTY)
+
+
+def lost(folder: Path) -> ChannelBroken:
+    return ChannelBroken(
+        Problem(
+            code="channel-broken",
+            key=f"shared memory of this node, {folder}",
+            what="the memory of the job is gone",
+            why="its folder was removed: the job has ended",
+        )
+    )
+
+
+def _class_of(size: int) -> int:
+    """The number of one of the sizes of `segment_bytes`, which grow with it."""
+    bits = size.bit_length() - 1  # 2**bits <= size
+    if bits <= _SMALLEST_BITS + 3:
+        return size // SMALLEST - 1
+    return 8 * (bits - _SMALLEST_BITS - 2) + ((size >> (bits - 3)) - 8) - 1
+
+
+def _aligned(length: int) -> int:
+    return (length + _ALIGNMENT - 1) & -_ALIGNMENT
+
+
+def _make(path: Path) -> None:
+    """An empty arena, if no other process was quicker."""
+    new = path.with_name(f"{path.name}.{process.this_process():x}")
+    system = os.statvfs(path.parent)
+    size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
+    space.allocate(new, _FIRST_SEGMENT)
+    try:
+        with open(new, "r+b") as file:
+            os.ftruncate(file.fileno(), size)
+            words = np.zeros(END + 1, np.int64)
+            words[MAGIC], words[END] = _MAGIC_NUMBER, _FIRST_SEGMENT
+            file.write(words.tobytes())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""The folder in shared memory that holds everything of one job on one node, and its end when the owner ends.
+
+::
+
+    /dev/shm/rlplace-1000-k3v9x2a1/       mode 0700; two jobs never share one
+        owner                             locked by the owner as long as it lives; the kernel lets go when it dies
+        spill ──▶ /tmp/rlplace-1000-...   a folder on disk for what does not fit, made when it is needed
+        *.channel, arena, ...             of the packages that use the folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlplace.errors import ClusterError, Problem
+
+SHARED_MEMORY = Path("/dev/shm")
+SPILL = "spill"
+_OWNER = "owner"
+
+
+class JobFolder:
+    """Owns the folder: whoever made it removes it. Others get only its path."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._path = path
+        self._lock: int | None = lock
+        self._process = os.getpid()
+
+    @classmethod
+    def create(cls, parent: Path | None = None) -> JobFolder:
+        """A new empty folder in `parent` (/dev/shm), after removing what dead owners of this user left there.
+
+        ClusterError where `parent` is missing or cannot be written.
+        """
+        parent = SHARED_MEMORY if parent is None else parent
+        try:
+            sweep(parent)
+            made = None
+            while made is None:
+                path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
+                made = _own(path)
+            (path / SPILL).symlink_to(Path(tempfile.gettempdir()) / path.name)
+        except OSError as error:
+            raise _unusable(parent, error) from error
+        return cls(path, made)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def file(self, name: str) -> Path:
+        return self._path / name
+
+    def close(self) -> None:
+        """Removes the folder and all in it; memory that is still mapped goes when its process ends. Idempotent."""
+        if self._lock is None:
+            return
+        if os.getpid() == self._process:  # a forked child must not end its parent's job
+            _remove(self._path)
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> JobFolder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def spill_of(folder: Path) -> Path | None:
+    """The folder on disk that belongs to a job folder, made if need be; None if there is none, or it is not ours."""
+    link = folder / SPILL
+    try:
+        os.mkdir(os.readlink(link), 0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return None
+    return link if link.stat().st_uid == os.getuid() else None  # anybody may make folders in /tmp
+
+
+def sweep(parent: Path = SHARED_MEMORY) -> list[Path]:
+    """Removes the folders of this user whose owner is dead; returns them."""
+    removed = []
+    for path in parent.glob(f"{_prefix()}*"):
+        with _abandoned(path) as abandoned:
+            if abandoned:
+                _remove(path)
+                removed.append(path)
+    return removed
+
+
+@contextlib.contextmanager
+def _abandoned(path: Path) -> Iterator[bool]:
+    """Whether nobody owns the folder; holds its lock meanwhile, so that nobody else removes it."""
+    try:
+        if path.is_symlink() or path.stat().st_uid != os.getuid():
+            yield False
+            return
+        lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, NotADirectoryError):  # it goes away at this moment, or is no folder
+        yield False
+        return
+    try:
+        yield _try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+def _own(path: Path) -> int | None:
+    """The lock of a new folder; None where somebody who sweeps came between and took it for an abandoned one."""
+    try:
+        lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    if _try_lock(lock) and (path / _OWNER).exists():
+        return lock
+    os.close(lock)
+    return None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    link = path / SPILL
+    with contextlib.suppress(OSError):  # never made, or on a disk that is gone
+        spill = link.readlink()
+        if spill.name == path.name and not spill.is_symlink():
+            shutil.rmtree(spill, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _unusable(parent: Path, error: OSError) -> ClusterError:
+    return ClusterError(
+        Problem(
+            code="shm-folder",
+            key="cluster.comm.shm_folder",
+            what="no folder for this job can be made there",
+            got=str(parent),
+            why=f"{error.strerror or error}; channels between processes of one node live in this folder",
+            fix=f"cluster.comm.shm_folder={SHARED_MEMORY}",
+        )
+    )
+
+
+def _prefix() -> str:
+    return f"rlplace-{os.getuid()}-"

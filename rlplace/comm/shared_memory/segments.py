@@ -1,0 +1,205 @@
+"""The items of a channel in shared memory: in their entries where they are small, else in segments of the arena."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlplace.comm import codec
+from rlplace.comm.shared_memory import process, space
+from rlplace.comm.shared_memory.arena import Arena, NoRoomError, lost
+from rlplace.comm.shared_memory.file import ChannelFile
+from rlplace.comm.shared_memory.folder import spill_of
+from rlplace.comm.shared_memory.owned import OwnedMemory
+from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT
+from rlplace.errors import OutputError, Problem
+from rlplace.units import show_bytes
+
+_LOG = logging.getLogger(__name__)
+_ON_DISK = 1  # added to the address of a segment that lies in the arena on disk
+
+
+class Segment(NamedTuple):
+    """A payload in an arena: its address there, which is even, or one more if that arena is on disk."""
+
+    address: int
+
+
+class Arenas:
+    """The arenas of a job folder in this process: in shared memory, and on disk for what does not fit there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._memory: Arena | None = None
+        self._disk: Arena | None = None
+        self._owned = OwnedMemory()
+
+    @classmethod
+    def of(cls, folder: Path) -> Arenas:
+        """The one of this process and folder, however many channels use it."""
+        opened, lock = _opened(process.this_process())
+        with lock:
+            arenas = opened.get(folder)
+            if arenas is None:
+                arenas = opened[folder] = cls(folder)
+            return arenas
+
+    def write(self, packed: codec.Packed) -> Segment:
+        """Copy an item into a segment. OutputError when neither shared memory nor the disk has room."""
+        whole: Sequence[Any] = (packed,) if isinstance(packed, bytes) else packed.pieces
+        pieces = [np.frombuffer(piece, np.uint8) for piece in whole]
+        try:
+            return Segment(self._in_memory().write(pieces))
+        except NoRoomError:
+            pass
+        size = sum(piece.nbytes for piece in pieces)
+        disk = self._on_disk()
+        if disk is not None:
+            try:
+                return Segment(disk.write(pieces) + _ON_DISK)
+            except NoRoomError:
+                pass
+        raise _no_room(self._folder, size)
+
+    def lend(self, address: int) -> None:
+        arena, segment = self._find(address)
+        arena.lend(segment)
+
+    def hold(self, address: int) -> None:
+        arena, segment = self._find(address)
+        arena.hold(segment)
+
+    def copy(self, address: int) -> codec.Encoded:
+        """The pieces in memory of the caller's own; the segment goes back."""
+        arena, segment = self._find(address)
+        try:
+            pieces = []
+            for piece in arena.pieces(segment):
+                own = self._owned.take(piece.nbytes)
+                np.copyto(own, piece)
+                pieces.append(own)
+            return codec.Encoded.of(pieces)
+        finally:
+            arena.free(segment)
+
+    def free(self, address: int) -> None:
+        arena, segment = self._find(address)
+        arena.free(segment)
+
+    def free_lent(self, address: int) -> None:
+        arena, segment = self._find(address)
+        arena.free_lent(segment)
+
+    def _find(self, address: int) -> tuple[Arena, int]:
+        if address & _ON_DISK:
+            disk = self._on_disk()
+            if disk is None:
+                raise lost(self._folder)
+            return disk, address - _ON_DISK
+        return self._in_memory(), address
+
+    def _in_memory(self) -> Arena:
+        if self._memory is None:
+            with self._lock:
+                if self._memory is None:
+                    self._memory = self._open(self._folder)
+        return self._memory
+
+    def _on_disk(self) -> Arena | None:
+        if self._disk is None:
+            with self._lock:
+                place = spill_of(self._folder)
+                if place is None:
+                    return None
+                _LOG.warning(
+                    "%s is full: what does not fit goes through %s, which is slower",
+                    self._folder.parent,
+                    place.resolve(),
+                )
+                self._disk = self._open(place)
+        return self._disk
+
+    def _open(self, folder: Path) -> Arena:
+        arena = Arena(folder)
+        weakref.finalize(self, arena.close)
+        return arena
+
+
+class ItemStore:
+    """Implements Store for one channel in shared memory."""
+
+    def __init__(self, file: ChannelFile, arenas: Arenas) -> None:
+        self._words, self._mapped = file.words, file.mapped
+        self._room = file.layout.inline_bytes
+        self.arenas = arenas
+
+    def pack(self, item: Any) -> codec.Packed:
+        return codec.pack(item, self._room)
+
+    def goes_along(self, packed: codec.Packed) -> bool:
+        return type(packed) is bytes and len(packed) <= self._room
+
+    def write(self, packed: codec.Packed) -> Segment:
+        return self.arenas.write(packed)
+
+    def release(self, payload: bytes | Segment) -> None:
+        if isinstance(payload, Segment):
+            self.arenas.free(payload.address)
+
+    def open(self, payload: bytes | Segment) -> Any:
+        return codec.open_packed(self.packed(payload))
+
+    def packed(self, payload: bytes | Segment) -> codec.Packed:
+        """What was taken, the caller's own from now on."""
+        return self.arenas.copy(payload.address) if isinstance(payload, Segment) else payload
+
+    # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
+
+    def place(self, entry: int, payload: bytes | Segment) -> None:
+        words = self._words
+        if isinstance(payload, Segment):
+            words[entry + E_SEGMENT] = payload.address
+            self.arenas.lend(payload.address)
+        else:
+            at, length = (entry + E_DATA) * 8, len(payload)
+            self._mapped[at : at + length] = payload
+            words[entry + E_LENGTH] = length
+            words[entry + E_SEGMENT] = 0
+
+    def take(self, entry: int) -> bytes | Segment:
+        address = self._words[entry + E_SEGMENT]
+        if address:
+            self.arenas.hold(address)
+            return Segment(address)
+        at = (entry + E_DATA) * 8
+        return bytes(self._mapped[at : at + self._words[entry + E_LENGTH]])
+
+    def drop(self, entry: int) -> None:
+        address = self._words[entry + E_SEGMENT]
+        if address:
+            self.arenas.free_lent(address)
+
+
+def _no_room(folder: Path, size: int) -> OutputError:
+    return OutputError(
+        Problem(
+            code="shm-full",
+            key=f"shared memory of this node, {folder}",
+            what=f"no room for {show_bytes(size)} more, nor on disk",
+            why=f"{show_bytes(space.free_bytes(folder))} are free; items wait there until they are taken",
+            fix="more shared memory (docker run --shm-size=...), or channels of less capacity",
+        )
+    )
+
+
+@functools.cache
+def _opened(of_process: int) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
+    return weakref.WeakValueDictionary(), threading.Lock()

@@ -1,0 +1,105 @@
+"""Wake a thread or an asyncio loop of another process: an empty datagram to a socket without a file.
+
+A waker is a Unix datagram socket in the abstract namespace, bound to a name of the kernel's choice: five hexadecimal
+digits, so that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Callable
+
+from rlplace.comm.attachment import Waker
+
+
+class SocketWaker:
+    """Belongs to one waiting thread at a time. `number` names it to all processes of the node and is never 0."""
+
+    def __init__(self) -> None:
+        self.number, self._socket = _listening()
+        self.close = weakref.finalize(self, self._socket.close)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was woken. A wake meant for an earlier sleeper may end the wait early."""
+        self._socket.settimeout(max(seconds, 1e-6))  # 0 would not wait
+        try:
+            self._socket.recv(1)
+        except TimeoutError:
+            return False
+        return True
+
+
+class LoopWaker:
+    """Belongs to one asyncio loop, for all its waiting tasks, and is watched by the loop only while there are any."""
+
+    def __init__(self) -> None:
+        self.number, self._socket = _listening()
+        self._socket.setblocking(False)
+        self.close = weakref.finalize(self, self._socket.close)
+        self._woken: dict[object, Callable[[], None]] = {}
+
+    def add(self, loop: asyncio.AbstractEventLoop, task: object, woken: Callable[[], None]) -> None:
+        """Call `woken` in the loop at every wake, until `remove`."""
+        if not self._woken:
+            loop.add_reader(self._socket.fileno(), self._read)
+        self._woken[task] = woken
+
+    def remove(self, loop: asyncio.AbstractEventLoop, task: object) -> None:
+        del self._woken[task]
+        if not self._woken:
+            loop.remove_reader(self._socket.fileno())
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._socket.recv(1)
+        for woken in list(self._woken.values()):
+            woken()
+
+
+class SocketWakers:
+    """The wakers of this process for one channel, and the socket that wakes those of others."""
+
+    def __init__(self) -> None:
+        self._idle: list[SocketWaker] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._finalizer = weakref.finalize(self, self._socket.close)
+
+    def take(self) -> SocketWaker:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return SocketWaker()
+
+    def give_back(self, waker: Waker) -> None:
+        assert isinstance(waker, SocketWaker)
+        self._idle.append(waker)
+
+    def wake(self, number: int) -> None:
+        """Never blocks: a waker that holds wakes already ends its owner's sleep anyway, one that is gone is dead."""
+        with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+            self._socket.sendto(b"", b"\0%05x" % number)
+
+    def pause(self) -> bool:
+        os.sched_yield()
+        return True
+
+    def close(self) -> None:
+        self._finalizer()
+        for waker in self._idle:
+            waker.close()
+        self._idle.clear()
+
+
+def _listening() -> tuple[int, socket.socket]:
+    """A socket bound to a new number."""
+    while True:
+        waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        waker.bind("")
+        number = int(waker.getsockname()[1:], 16)
+        if number:
+            return number, waker
+        waker.close()

@@ -1,0 +1,165 @@
+"""The promises of the queue machine after every event of a random walk: order, credit, and no wake that is missing.
+
+After each event, every request that was woken tries again, in an arbitrary order, until none is woken: a wake that is
+missing shows as a request that waits for what is there.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalMemory, References
+from rlplace.comm.queue import STALLED_S, Get, Put, QueueMachine
+from rlplace.comm.table import NO_VERSION
+from rlplace.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream
+
+KEYS, OWNERS = ("a", "ü"), ("env rank 0", "env rank 1", "rollout rank 0")
+
+
+class RandomWalk(RuleBasedStateMachine):
+    @initialize(capacity=st.integers(1, 4), keys=st.sampled_from([None, KEYS]), seed=st.integers(0, 1000))
+    def begin(self, capacity: int, keys: tuple[str, ...] | None, seed: int) -> None:
+        self.capacity, self.random, self.now = capacity, random.Random(seed), 1.0
+        spec = ChannelSpec(name="q", capacity_items=capacity, keys=keys, participants=64)
+        self.queue = QueueMachine(LocalMemory(spec), 1, References())
+        self.requests: list[Put | Get] = []  # a request's waker is its place here, from 1
+        self.stopped: set[int] = set()  # wakers of requests that do not try when they are woken
+        self.waiting: list[Put | Get] = []
+        self.reserved: list[Put] = []
+        self.granted: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.taken: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.items, self.closed = 0, False
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        key=st.sampled_from(KEYS),
+        weight=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        later=st.booleans(),
+        waits=st.booleans(),
+    )
+    def put(self, owner: str, key: str, weight: float, later: bool, waits: bool) -> None:
+        self.items += 1
+        self.ask(Put(owner, key, weight, self.items, None if later else (self.items,)), waits)
+
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        key=st.sampled_from(KEYS),
+        limit=st.sampled_from([None, 0.5, 1.0, 3.0]),
+        waits=st.booleans(),
+    )
+    def get(self, owner: str, key: str, limit: float | None, waits: bool) -> None:
+        self.ask(Get(owner, key, limit), waits)
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), fills=st.booleans())
+    def fill_or_cancel(self, data: st.DataObject, fills: bool) -> None:
+        put = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
+        if not fills:
+            self.queue.cancel(put, self.now)
+            return
+        self.items += 1
+        self.queue.fill(put, (self.items,), self.now)
+        self.granted[put.key_name].append(self.items)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), patient=st.booleans())
+    def give_up(self, data: st.DataObject, patient: bool) -> None:
+        request = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(request)
+        self.queue.withdraw(request, self.now) if patient else self.queue.expired(request, self.now)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        """Its process does not run any more, though it waits."""
+        self.stopped.add(self.requests.index(data.draw(st.sampled_from(self.waiting))) + 1)
+
+    @rule(rarely=st.integers(0, 19))
+    def close(self, rarely: int) -> None:
+        if rarely == 0:
+            self.closed = True
+            self.queue.close()
+
+    # ── promises ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        self.settle()
+        stats = self.queue.stats(self.now)
+        inside = sum(map(len, self.granted.values())) - sum(map(len, self.taken.values()))
+        assert stats.depth_items == inside + len(self.reserved) <= self.capacity
+        assert stats.puts - stats.gets == inside
+        for key in KEYS:
+            assert self.granted[key][: len(self.taken[key])] == self.taken[key], "once, and in order"
+        running = [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]
+        for request in running:
+            if isinstance(request, Put):
+                assert stats.depth_items == self.capacity, "a put waits though there is credit"
+            else:
+                assert len(self.granted[request.key_name]) == len(self.taken[request.key_name]), "a get waits in vain"
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, request: Put | Get, waits: bool) -> None:
+        self.requests.append(request)
+        self.attempt(request, len(self.requests) if waits else 0)
+        if waits and request.waiter:
+            self.waiting.append(request)
+
+    def attempt(self, request: Put | Get, waker: int) -> None:
+        try:
+            done = self.queue.put(request, waker, self.now) if isinstance(request, Put) else self.take(request, waker)
+            if not done and not waker:
+                raise self.queue.refused(request, self.now)
+        except ChannelError as error:
+            allowed: Any = (ChannelFull, ChannelEmpty)
+            if self.closed:
+                allowed = (*allowed, ChannelClosed if isinstance(request, Put) else EndOfStream)
+            if not isinstance(error, allowed):
+                raise
+            done = True
+        else:
+            if done and isinstance(request, Put):
+                if request.entry:
+                    self.reserved.append(request)
+                else:
+                    self.granted[request.key_name].append(request.payload[0])
+        if done and request in self.waiting:
+            self.waiting.remove(request)
+
+    def take(self, get: Get, waker: int) -> bool:
+        done = self.queue.get(get, waker, self.now)
+        if done:
+            self.taken[get.key_name] += [taken.payload[0] for taken in get.taken]
+            weights = [taken.weight for taken in get.taken]
+            assert len(weights) == 1 or sum(weights) <= (get.limit or 0.0)
+            assert all(taken.version != NO_VERSION for taken in get.taken)
+        return done
+
+    def settle(self) -> None:
+        """Woken requests try again until none is woken; then time passes, and what sleeps looks by itself."""
+        for _ in range(3):
+            while self.queue.wakes:
+                wakers, self.queue.wakes = self.queue.wakes, []
+                self.random.shuffle(wakers)
+                for waker in wakers:
+                    if waker not in self.stopped and self.requests[waker - 1] in self.waiting:
+                        self.attempt(self.requests[waker - 1], waker)
+            if self.stopped:
+                self.now += 2 * STALLED_S
+                for request in [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]:
+                    self.attempt(request, self.requests.index(request) + 1)
+
+
+TestRandomWalk = RandomWalk.TestCase
+TestRandomWalk.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,200 @@
+"""Segments: written once, held by one at a time, used again by any process, and given back when their holder dies."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.comm import codec
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.shared_memory import arena as arena_module
+from rlplace.comm.shared_memory.arena import CHANGING, SMALLEST, WARM, Arena, NoRoomError, segment_bytes
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder
+from rlplace.comm.shared_memory.segments import Arenas
+from rlplace.errors import ClusterError, OutputError
+
+FORK = multiprocessing.get_context("fork")  # nothing here has threads
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with JobFolder.create(tmp_path) as made:
+        yield made.path
+
+
+@pytest.fixture
+def arena(folder: Path) -> Arena:
+    return Arena(folder)
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "_LOOK_S", 0.0)
+
+
+def of(size: int, value: int = 1) -> Any:
+    return np.full(size, value, np.uint8)
+
+
+def in_child(work: Callable[..., Any], *arguments: Any) -> None:
+    process = FORK.Process(target=work, args=arguments)
+    process.start()
+    process.join()
+
+
+@pytest.mark.parametrize("lengths", [(5,), (0,), (64, 1, 0, 100_000), (SMALLEST,), (3 * SMALLEST + 1, 7), (1,) * 5000])
+def test_what_was_written_comes_out(arena: Arena, lengths: tuple[int, ...]) -> None:
+    pieces = [of(length, i % 250) for i, length in enumerate(lengths)]
+    segment = arena.write(pieces)
+    found = arena.pieces(segment)
+    assert len(found) == len(pieces)
+    assert all(np.array_equal(one, other) for one, other in zip(found, pieces, strict=True))
+    assert all(one.ctypes.data % 64 == 0 for one in found)
+
+
+def test_sizes_waste_an_eighth_at_most_and_each_has_its_class() -> None:
+    sizes = sorted({segment_bytes(int(size)) for size in np.geomspace(1, 1 << 40, 5000)})
+    assert all(segment_bytes(size + 1) - size <= max(SMALLEST, size // 8) for size in sizes)
+    classes = [arena_module._class_of(size) for size in sizes]
+    assert classes == list(range(len(sizes)))
+
+
+def test_a_segment_that_one_process_made_and_another_freed_is_used_again(folder: Path, arena: Arena) -> None:
+    segment = arena.write([of(100_000)])
+    arena.lend(segment)
+    held = arena.held_bytes[0]
+
+    def take() -> None:
+        other = Arena(folder)
+        other.hold(segment)
+        other.free(segment)
+
+    in_child(take)
+    assert arena.held_bytes == (0, held)
+    assert arena.write([of(100_000)]) == segment
+    assert arena.held_bytes == (held, 0)
+
+
+def test_many_producers_of_mixed_sizes_hold_no_more_than_was_in_use_at_a_time(tmp_path: Path) -> None:
+    """A channel of 20 items, 20 producers in turn: what one has made, the next uses."""
+    channel = SharedChannel.create(tmp_path, ChannelSpec(name="test", capacity_items=20))
+    arena, most = Arena(tmp_path), 0
+
+    def produce(seed: int) -> None:
+        sizes = np.random.default_rng(seed).integers(20_000, 2_000_000, 20)
+        for size in sizes:
+            channel.put(of(int(size)))
+
+    for seed in range(20):
+        in_child(produce, seed)
+        most = max(most, arena.held_bytes[0])
+        for _ in range(20):
+            channel.get()
+        assert arena.held_bytes[0] == 0
+        assert sum(arena.held_bytes) <= most + segment_bytes(2_000_000)
+    blocks = (tmp_path / "arena").stat().st_blocks * 512
+    assert blocks <= 1.25 * most
+    channel.destroy()
+
+
+def test_more_segments_than_any_table_holds(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "_LOOK_S", 1000.0)
+    segments = [arena.write([of(1)]) for _ in range(9000)]
+    for segment in segments:
+        arena.free(segment)
+    arena.free(arena.write([of(1 << 20)]))  # another size is still to be had
+    assert sum(arena.held_bytes) <= 9001 * SMALLEST + segment_bytes(1 << 20)
+
+
+def test_what_a_dead_process_held_is_free_again(folder: Path, arena: Arena) -> None:
+    def die() -> None:
+        Arena(folder).write([of(100_000)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(die)
+    held = arena.held_bytes
+    arena.write([of(100_000)])
+    assert arena.held_bytes == held
+
+
+def test_a_death_in_the_middle_of_a_change_is_repaired(folder: Path, arena: Arena) -> None:
+    free, used = arena.write([of(100_000)]), arena.write([of(200_000)])
+    arena.free(free)
+    held = arena.held_bytes
+
+    def die() -> None:
+        other = Arena(folder)
+        with other._locked():
+            other._words[WARM : WARM + 4] = memoryview(np.full(4, 77)).cast("B").cast("q")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(die)
+    assert arena._words[CHANGING] != 0
+    assert arena.held_bytes == held
+    assert arena.write([of(100_000)]) == free
+    arena.free(used)
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, folder: Path, budget: int) -> None:
+    """Room for `budget` bytes in the arena of this folder."""
+    allocate = os.posix_fallocate
+
+    def limit(descriptor: int, offset: int, size: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path == str(folder / "arena") and os.fstat(descriptor).st_blocks * 512 + size > budget:
+            raise OSError(errno.ENOSPC, "full")
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", limit)
+
+
+def test_a_full_memory_is_emptied_of_what_is_free_first(
+    arena: Arena, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = [arena.write([of(1 << 20)]) for _ in range(4)]
+    for segment in segments:
+        arena.free(segment)
+    limited(monkeypatch, folder, 4 << 20)
+    arena.free(arena.write([of(3 << 20)]))
+    with pytest.raises(NoRoomError):
+        arena.write([of(5 << 20)])
+    assert arena.write([of(1000)])
+
+
+def test_what_does_not_fit_goes_to_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = SharedChannel.create(folder, ChannelSpec(name="test", capacity_items=8))
+    channel.put(of(1000))
+    limited(monkeypatch, folder, 3 << 20)
+    for i in range(6):
+        channel.put(of(1 << 20, i))
+    assert (folder / "spill" / "arena").exists()
+    assert channel.get().size == 1000
+    assert [int(channel.get()[-1]) for _ in range(6)] == list(range(6))
+    channel.destroy()
+
+
+def test_no_room_anywhere_is_an_error_that_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas = Arenas(folder)
+    arenas.write(codec.Encoded(header=b"x", buffers=()))
+    (folder / "spill").unlink()
+    limited(monkeypatch, folder, 1 << 20)
+    with pytest.raises(OutputError) as caught:
+        arenas.write(codec.Encoded(header=of(2 << 20), buffers=()))
+    assert caught.value.problem.code == "shm-full"
+
+
+@pytest.mark.parametrize("parent", ["missing", "file"])
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError) as caught:
+        JobFolder.create(tmp_path / parent)
+    assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")

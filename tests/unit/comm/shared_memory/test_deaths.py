@@ -1,0 +1,260 @@
+"""Processes that are killed at every possible moment: nobody hangs, and the others get what the contract says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.comm import attachment
+from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.shared_memory.arena import Arena
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.errors import ChannelBroken, ChannelTimeout
+
+PATIENCE_S = 60.0  # reached only by a channel that hangs
+LARGE = np.zeros(3000)  # too large for an entry
+FORK = multiprocessing.get_context("fork")  # nothing here has threads
+
+
+class FatalWords:
+    """The words of a channel, whose `last`-th store is the end of the process."""
+
+    def __init__(self, words: memoryview, last: int) -> None:
+        self._words = words
+        self._left = last
+
+    def __getitem__(self, place: int) -> int:
+        return int(self._words[place])
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._words[place] = value
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachment, "TICK_S", 0.05)
+    monkeypatch.setattr(attachment, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., SharedChannel]:
+    return lambda **fields: SharedChannel.create(
+        tmp_path, ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})
+    )
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., BaseProcess]]:
+    started: list[BaseProcess] = []
+
+    def begin(task: Callable[..., Any], *arguments: Any) -> BaseProcess:
+        started.append(FORK.Process(target=task, args=arguments))
+        started[-1].start()
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def end(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def until(channel: SharedChannel, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds(stats := channel.stats()):
+        assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
+    return stats
+
+
+def test_a_killed_consumer_loses_nothing(make: Callable, start: Callable[..., BaseProcess]) -> None:
+    channel = make()
+    consumer = start(channel.named("rollout rank 0").get)
+    until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
+    os.kill(consumer.pid, signal.SIGSTOP)  # it cannot take what it is woken for
+    channel.put("a")
+    end(consumer)
+    assert channel.named("rollout rank 1").get() == "a"  # waits behind the dead, until a process looks
+    assert until(channel, lambda s: not s.waits).dead == ("rollout rank 0",)
+
+
+def test_a_killed_producer_leaves_the_line(make: Callable, start: Callable[..., BaseProcess]) -> None:
+    channel = make(capacity_items=1)
+    channel.put("first")
+    producer = start(channel.named("env rank 3").put, "never")
+    until(channel, lambda s: s.waiting_producers == ("env rank 3",))
+    os.kill(producer.pid, signal.SIGSTOP)
+    assert channel.get() == "first"
+    end(producer)
+    channel.put("second")
+    assert channel.get() == "second"
+
+
+def stops_between(channel: SharedChannel) -> None:
+    """Takes credit for a large item and never delivers it."""
+    channel._store.write = lambda *_: signal.pause()  # type: ignore[method-assign,assignment,return-value]
+    channel.put(np.zeros(100_000))
+
+
+def test_the_credit_of_an_unfinished_put_comes_back(make: Callable, start: Callable[..., BaseProcess]) -> None:
+    channel = make(capacity_items=1)
+    producer = start(stops_between, channel.named("env rank 1"))
+    assert until(channel, lambda s: s.depth_items == 1).puts == 0
+    end(producer)
+    channel.put("credit")
+    assert channel.get() == "credit"
+    assert channel.stats().depth_items == 0
+
+
+def dies_at(channel: SharedChannel, store: int, work: Callable[[SharedChannel], Any]) -> None:
+    attachment = channel._attachment
+    words = FatalWords(attachment.memory.words, store)
+    attachment.memory.words = attachment.queue.words = attachment.queue.names.words = channel._store._words = words  # type: ignore[assignment]
+    work(channel)
+
+
+def put_and_get(channel: SharedChannel) -> None:
+    channel.put("x" * 1000, key="other")
+    channel.put(LARGE, key="other")
+    channel.get()
+
+
+def test_a_death_in_the_middle_of_a_change_breaks_the_channel_and_nothing_else(
+    tmp_path: Path, start: Callable[..., BaseProcess]
+) -> None:
+    broken = whole = 0
+    for store in range(200):
+        spec = ChannelSpec(name=f"test {store}", capacity_items=4, timeout_s=PATIENCE_S)
+        channel = SharedChannel.create(tmp_path, spec)
+        channel.put(LARGE)
+        victim = start(dies_at, channel.named("env rank 2"), store, put_and_get)
+        victim.join()
+        try:
+            channel.put("mine", key="mine")
+            assert channel.get(key="mine") == "mine"
+        except ChannelBroken as error:
+            broken += "env rank 2 died" in str(error) or f"process {victim.pid} died" in str(
+                error
+            )  # it had no name yet
+        else:  # between two changes
+            stats = channel.stats()
+            assert stats.depth_items == sum(stats.depth_by_key.values())
+            whole += 1
+        channel.destroy()
+        channel.detach()
+        if victim.exitcode == 0:
+            break
+    assert victim.exitcode == 0  # it outlived its work: every store was the last of a process
+    assert broken > 10
+    assert whole >= 2
+
+
+def stops_in_a_change(channel: SharedChannel) -> None:
+    channel._attachment.run(os.kill, os.getpid(), signal.SIGSTOP)
+
+
+def test_a_stopped_process_in_a_change_is_named(
+    make: Callable, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = make()
+    monkeypatch.setattr(attachment, "LOCK_PATIENCE_S", 0.02)
+    stopped = start(stops_in_a_change, channel)
+    assert stopped.pid is not None
+    while b") T " not in Path(f"/proc/{stopped.pid}/stat").read_bytes():
+        pass
+    with pytest.raises(ChannelTimeout, match=f"process {stopped.pid} is in the middle of a change"):
+        channel.put_nowait("a")
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.join()
+    channel.put("a")
+    assert channel.get() == "a"
+
+
+def dies_with_a_segment(channel: SharedChannel) -> None:
+    """Between writing a large item and putting it into its line."""
+    write = channel._store.write
+
+    def write_and_die(packed: Any) -> Any:
+        write(packed)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    channel._store.write = write_and_die  # type: ignore[method-assign]
+    channel.put(LARGE)
+
+
+def test_a_segment_whose_producer_died_before_it_was_in_line_is_used_again(
+    make: Callable, start: Callable[..., BaseProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlplace.comm.shared_memory.arena._LOOK_S", 0.0)
+    channel = make()
+    start(dies_with_a_segment, channel.named("env rank 1")).join()
+    arena = Arena(tmp_path)
+    in_use, idle = arena.held_bytes
+    assert (in_use > 0, idle) == (True, 0)
+    channel.put(LARGE)  # finds no free segment: it looks for what the dead have left
+    assert arena.held_bytes == (in_use, 0)
+    assert channel.get().nbytes == LARGE.nbytes
+    assert arena.held_bytes == (0, in_use)
+
+
+def test_a_stopped_process_that_waits_holds_up_no_other(make: Callable, start: Callable[..., BaseProcess]) -> None:
+    channel = make(capacity_items=1)
+    channel.put("first")
+    producer = start(channel.named("env rank 3").put, "late")
+    until(channel, lambda s: s.waiting_producers == ("env rank 3",))
+    os.kill(producer.pid, signal.SIGSTOP)
+    assert channel.get() == "first"
+    for i in range(3):  # the channel is empty, and the stopped one is first in line
+        channel.put(i, timeout_s=5.0)
+        assert channel.get(timeout_s=5.0) == i
+    os.kill(producer.pid, signal.SIGCONT)
+    assert channel.get() == "late"
+
+
+def test_a_stopped_consumer_keeps_nothing_from_the_others(make: Callable, start: Callable[..., BaseProcess]) -> None:
+    channel = make()
+    consumer = start(channel.named("rollout rank 0").get)
+    until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
+    os.kill(consumer.pid, signal.SIGSTOP)
+    channel.put("a")
+    assert channel.get(timeout_s=5.0) == "a"
+
+
+def forks_and_dies_in_a_change(channel: SharedChannel, child: Any) -> None:
+    """Leaves a child behind, which has inherited all descriptors, also that of the lock."""
+
+    def fork_and_die() -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        child.value = pid
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    channel._attachment.run(fork_and_die)
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(
+    make: Callable, start: Callable[..., BaseProcess]
+) -> None:
+    channel, child = make(), FORK.Value("i", 0)
+    start(forks_and_dies_in_a_change, channel.named("env rank 4"), child).join()
+    try:
+        with pytest.raises(ChannelBroken, match="in the middle of a change"):
+            channel.put("a", timeout_s=1.0)
+    finally:
+        os.kill(child.value, signal.SIGKILL)

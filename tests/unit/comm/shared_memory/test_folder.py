@@ -1,0 +1,105 @@
+"""A job's folder is its own, goes with its owner, and what a killed owner left goes with the next job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import JobFolder, spill_of, sweep
+from rlplace.errors import ChannelBroken
+
+OWNER = """
+import sys
+from pathlib import Path
+from rlplace.comm.shared_memory.folder import JobFolder, spill_of
+folder = JobFolder.create(Path(sys.argv[1]))
+spill_of(folder.path)
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
+    with JobFolder.create(tmp_path) as folder:
+        spill = (folder.path / "spill").resolve()
+        assert not spill.exists()
+        assert spill_of(folder.path) == folder.path / "spill"
+        assert stat.S_IMODE(folder.path.stat().st_mode) == stat.S_IMODE(spill.stat().st_mode) == 0o700
+        folder.file("x.channel").write_bytes(b"data")
+        (spill / "y").write_bytes(b"data")
+    assert list(tmp_path.iterdir()) == []
+    assert not spill.exists()
+    folder.close()
+
+
+def test_a_folder_without_a_spill_has_none(tmp_path: Path) -> None:
+    assert spill_of(tmp_path) is None
+
+
+def test_two_jobs_do_not_meet_and_none_sweeps_the_other(tmp_path: Path) -> None:
+    with JobFolder.create(tmp_path) as one, JobFolder.create(tmp_path) as two:
+        assert one.path != two.path
+        assert sweep(tmp_path) == []
+        assert one.path.exists()
+        assert two.path.exists()
+
+
+def test_what_a_killed_owner_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        left = Path(owner.stdout.readline().strip())
+        spill = (left / "spill").resolve()
+        assert spill.exists()
+        assert sweep(tmp_path) == []
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    assert left.exists()
+    with JobFolder.create(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder.path]
+        assert not spill.exists()
+
+
+def test_only_abandoned_folders_of_this_user_are_swept(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (tmp_path / f"rlplace-{os.getuid()}-link").symlink_to(elsewhere)
+    (tmp_path / f"rlplace-{os.getuid()}-file").touch()
+    (tmp_path / "rlplace-other").mkdir()
+    abandoned = tmp_path / f"rlplace-{os.getuid()}-old"
+    abandoned.mkdir()
+    (abandoned / "spill").symlink_to(elsewhere)  # not the spill of this folder: it has another name
+    assert sweep(tmp_path) == [abandoned]
+    assert (elsewhere / "kept").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["elsewhere", "rlplace-other", f"rlplace-{os.getuid()}-link", f"rlplace-{os.getuid()}-file"]
+    )
+
+
+def test_two_jobs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
+    spec = ChannelSpec(name="observations", capacity_items=4)
+    with JobFolder.create(tmp_path) as one:
+        with JobFolder.create(tmp_path) as two:
+            ends = [SharedChannel.create(folder.path, spec) for folder in (one, two)]
+            for number, end in enumerate(ends):
+                end.put(np.full(5000, number))
+                end.put(number)
+            assert [(end.get()[0], end.get()) for end in ends] == [(0, 0), (1, 1)]
+            ends[1].break_("the second job ends")
+            with pytest.raises(ChannelBroken):
+                ends[1].get()
+        ends[0].put("goes on")
+        assert ends[0].get() == "goes on"
+        for end in ends:
+            end.detach()

@@ -1,0 +1,252 @@
+"""What a channel in shared memory adds to the contract: fixed places, forks, pickled ends, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlplace.comm import codec
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.queue import Get
+from rlplace.comm.shared_memory.arena import Arena
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.segments import Arenas
+from rlplace.comm.table import MAX_NAME_BYTES, Layout
+from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., SharedChannel]:
+    return lambda **fields: SharedChannel.create(
+        tmp_path, ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})
+    )
+
+
+def descriptors(folder: Path) -> int:
+    """Of files in a channel's folder, of wakers; what else is open is not the channel's."""
+    gc.collect()
+    with open("/proc/net/unix", encoding="ascii", errors="replace") as sockets:
+        datagrams = {f"socket:[{words[6]}]" for words in map(str.split, sockets) if words[4] == "0002"}
+    opened = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists
+            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sum(name in datagrams or name.startswith(str(folder)) for name in opened)
+
+
+def test_two_channels_of_one_name_do_not_meet(make: Callable, tmp_path: Path) -> None:
+    channel = make(name="env -> actor/1")
+    with pytest.raises(FileExistsError):
+        make(name="env -> actor/1")
+    channel.put("a")
+    assert channel.get() == "a"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [channel.path.name]
+
+
+def test_a_full_memory_is_an_error_before_anything_is_there(
+    make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ClusterError) as caught:
+        make()
+    assert caught.value.problem.key == "cluster.comm.shm_folder"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pickled_end_keeps_its_name_and_channel(make: Callable) -> None:
+    channel = make()
+    copy = pickle.loads(pickle.dumps(channel.named("env rank 4")))
+    copy.put(np.arange(3))
+    assert channel.stats().producers == ("env rank 4",)
+    np.testing.assert_array_equal(channel.get(), np.arange(3))
+    copy.detach()
+    channel.put("still here")
+
+
+def test_nothing_is_left_behind(make: Callable, tmp_path: Path) -> None:
+    make(name="warm").detach()
+    before = descriptors(tmp_path)
+    channel = make()
+    other = SharedChannel.attach(channel.path)
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(other.get)
+        channel.put(np.ones(100_000))
+        assert taken.result().sum() == 100_000
+    channel.destroy()
+    with pytest.raises(ChannelBroken, match="destroyed"):
+        other.get()
+    channel.destroy()
+    channel.detach()
+    other.detach()
+    del channel, other
+    assert descriptors(tmp_path) == before
+    assert [p.name for p in tmp_path.glob("*.channel*")] == ["warm.channel"]
+    assert Arena(tmp_path).held_bytes[0] == 0
+
+
+def test_forgotten_ends_give_everything_back(make: Callable, tmp_path: Path) -> None:
+    channel = make()
+    before = descriptors(tmp_path)
+    for _ in range(3):
+        end = SharedChannel.attach(channel.path)
+        end.put("a")
+        assert end.get() == "a"
+    del end
+    assert descriptors(tmp_path) == before
+
+
+def both(channel: SharedChannel, first: int) -> None:
+    gc.collect()  # a child lets go of what was its parent's
+    for i in range(first, first + 300):
+        channel.put(i)
+
+
+def test_a_forked_child_shares_the_channel_but_not_the_lock(make: Callable) -> None:
+    channel = make(capacity_items=602)
+    channel.put(-1)  # the parent's lock, wakers and names are in use before
+    channel.put(np.ones(100_000), key="large")
+    child = multiprocessing.get_context("fork").Process(target=both, args=(channel.named("child"), 300))
+    child.start()
+    both(channel.named("parent"), 0)
+    child.join()
+    taken = [channel.get_nowait() for _ in range(601)]
+    assert sorted(taken) == list(range(-1, 600))
+    assert [i for i in taken if i >= 300] == list(range(300, 600))
+    channel.put(np.ones(100_000), key="large")
+    assert [channel.get(key="large").sum() for _ in range(2)] == [100_000, 100_000]
+    assert set(channel.stats().producers) == {"an unnamed worker", "parent", "child"}
+
+
+def test_every_item_may_have_a_key_of_its_own(make: Callable) -> None:
+    channel = make(capacity_items=50)
+    for turn in range(3):
+        for i in range(50):
+            channel.put(i, key=f"{turn} {i}")
+        assert [channel.get(key=f"{turn} {i}") for i in reversed(range(50))] == list(reversed(range(50)))
+
+
+def test_names_have_a_limit(make: Callable) -> None:
+    channel = make()
+    longest = "ü" * (MAX_NAME_BYTES // 2)
+    channel.named(longest).put("a", key=longest)
+    assert channel.stats().producers == (longest,)
+    for end, key in ((channel, longest + "x"), (channel.named(longest + "x"), "")):
+        with pytest.raises(ChannelMisuse, match="too long") as caught:
+            end.put("b", key=key)
+        assert caught.value.code == "name-too-long"
+    assert channel.get(key=longest) == "a"
+
+
+def test_a_crowd_is_refused(make: Callable) -> None:
+    channel = make(participants=8)
+    queue = channel._attachment.queue
+    waiting = [Get("rollout rank 0", "", None) for _ in range(8)]
+    assert not any(queue.get(request, 1, 0.0) for request in waiting)
+    with pytest.raises(ChannelError, match="places for 8 waiters") as caught:
+        channel.named("one more").get()
+    assert caught.value.code == "channel-crowded"
+    for request in waiting:
+        queue.withdraw(request, 0.0)
+    for i in range(8 - 2):
+        queue.names.participant(f"env rank {i}")
+    with pytest.raises(ChannelError, match="places for 8 names") as caught:
+        channel.named("yet another").get_nowait()
+    assert "participants=16" in str(caught.value)
+    assert not channel.stats().waits
+
+
+def test_thousands_of_ranks_use_one_channel(make: Callable) -> None:
+    channel = make(participants=4096)
+    queue = channel._attachment.queue
+    waiting = [Get(f"env rank {i}", f"{i}", None) for i in range(4096)]
+    assert not any(queue.get(request, 1, 0.0) for request in waiting)
+    channel.break_("the run ends")
+    assert len(channel.stats().consumers) == 4096
+
+
+@pytest.mark.parametrize("capacity_items", [1, 4, 1000, 100_000])
+def test_the_memory_of_a_channel_is_bounded(capacity_items: int) -> None:
+    layout = Layout.of(ChannelSpec(name="q", capacity_items=capacity_items))
+    assert layout.entries + layout.entry_count * layout.entry_words == layout.words
+    assert layout.inline_bytes >= 512
+    assert layout.words * 8 < (1 << 20) + max(20 << 20, 1200 * capacity_items)
+
+
+def test_pieces_without_number(make: Callable) -> None:
+    channel = make(capacity_items=100_000)  # so many items leave little room for the address of each
+    item = {i: np.full(2000, i) for i in range(100)}
+    channel.put(item)
+    got = channel.get()
+    assert all((got[i] == i).all() and got[i].size == 2000 for i in range(100))
+    channel.destroy()
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int) -> None:
+    channel = make(capacity_items=1)
+    item = np.arange(size)
+
+    async def reserve() -> Any:
+        return await channel.reserve(key="a", weight=1.0, version=None, patience_s=1.0)
+
+    asyncio.run(reserve()).withdraw()
+    reservation = asyncio.run(reserve())
+    assert channel.stats().depth_by_key == {"a": 1}
+    with pytest.raises(ChannelFull):
+        channel.put_nowait("b")
+    reservation.fill(codec.pack(item, 1000))
+    np.testing.assert_array_equal(channel.get(key="a"), item)
+    broken = asyncio.run(reserve())
+    channel.break_("the run ends")
+    broken.fill(codec.pack(item, 1000))
+    broken.withdraw()
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, size: int) -> None:
+    channel = make(capacity_items=2)
+    for i in range(2):
+        channel.put(np.full(size, i), weight=3.0)
+
+    async def take() -> Any:
+        return await channel.take(6.0, key="", patience_s=None)
+
+    taking = asyncio.run(take())
+    assert [codec.open_packed(packed)[0] for packed in taking.packed] == [0, 1]
+    channel.put(np.full(size, 2))
+    taking.restore()
+    stats = channel.stats()
+    assert (stats.depth_items, stats.gets) == (3, 0)
+    assert [channel.get()[0] for _ in range(3)] == [0, 1, 2]
+    channel.died("an unnamed worker")
+    assert channel.stats().dead == ("an unnamed worker",)
+
+
+def test_large_items_of_a_job_that_is_gone(make: Callable, tmp_path: Path) -> None:
+    channel = make()
+    for _ in range(2):
+        channel.put(np.ones(100_000))
+    other = SharedChannel.attach(channel.path)
+    other._store.arenas = Arenas(tmp_path)  # as in another process, which has not mapped them yet
+    for file in tmp_path.iterdir():
+        file.unlink()
+    tmp_path.rmdir()
+    with pytest.raises(ChannelBroken, match="the memory of the job is gone"):
+        other.get()
+    tmp_path.mkdir()

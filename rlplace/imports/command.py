@@ -5,26 +5,27 @@ Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.errors import ConfigError, OutputError, Problem, did_you_mean
 from rlplace.imports.areal import import_areal
-from rlplace.imports.imported import Imported
+from rlplace.imports.importer import Draft, Imported
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.report import render_report, render_yaml
-from rlplace.imports.rlinf import import_rlinf
+from rlplace.imports.rlinf import import_rlinf, kind_of
 from rlplace.imports.roll import import_roll
-from rlplace.imports.settings import Setting
+from rlplace.imports.rules import read_rules
+from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml
 from rlplace.imports.skyrl import import_skyrl
 from rlplace.imports.slime import import_slime
 from rlplace.imports.tiny import shrink
 from rlplace.imports.verl import import_verl
-from rlplace.imports.yaml_file import read_overrides, read_yaml
 
 USAGE = """\
-Turns the config of another library into one of ours, and says what became of every line of it.
+Turns the config of another library into one of ours, and reports what became of every line of it.
 
     {program} import openrlhf "--actor_num_nodes 1 --actor_num_gpus_per_node 8 ..."
     {program} import openrlhf "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 ..."
@@ -35,23 +36,24 @@ Turns the config of another library into one of ours, and says what became of ev
 libraries: openrlhf, slime (flags, or the script that has them); rlinf, verl, roll, skyrl, areal (YAML, overrides, or
 the script that has them)
 
-    --out FILE                   write the config there, and say the rest here
+    --out FILE                   write the config there, and the report here
     --tiny                       the same components in the same places at a size that runs on a laptop
     --accelerators-per-node N    where the machines are not what the original makes of them"""
 
-_BY_FLAGS: Mapping[str, Callable[[str, str, int], Imported]] = {"openrlhf": import_openrlhf, "slime": import_slime}
-_BY_KEYS: Mapping[str, Callable[[Sequence[Setting], int], Imported]] = {
+_LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {
+    "openrlhf": import_openrlhf,
+    "slime": import_slime,
     "rlinf": import_rlinf,
     "verl": import_verl,
     "roll": import_roll,
     "skyrl": import_skyrl,
     "areal": import_areal,
 }
-_LIBRARIES = (*_BY_FLAGS, *_BY_KEYS)
+_BY_FLAGS = ("openrlhf", "slime")
 
 
 def run_import(words: list[str]) -> int:
-    """Runs the words after `import` and returns the exit code."""
+    """Run the words after `import` and return the exit code."""
     if not words or "--help" in words[:1] or "-h" in words[:1]:
         sys.stdout.write(USAGE.format(program="python -m rlplace.plan") + "\n")
         return 0 if words else 2
@@ -81,33 +83,37 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
     if not sources:
         why = "it reads a file, or the flags or overrides themselves"
         raise _problem("import-source", "nothing to import", f"import {library}", why, f"import {library} FILE")
+    return import_settings(library, _settings(library, sources), per_node)
+
+
+def import_settings(library: str, settings: Sequence[Setting], per_node: int = 0) -> Imported:
+    """Raises ConfigError for values that cannot be read."""
+    kind = kind_of(settings) if library == "rlinf" else "causal_lm"
+    return _LIBRARIES[library](Draft(settings, read_rules(library, kind), kind), per_node)
+
+
+def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     if library in _BY_FLAGS:
-        text, file = _text(sources)
-        return _BY_FLAGS[library](text, file, per_node)
+        file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
+        rules = read_rules(library)
+        text = _read(Path(file)) if file else _joined(sources)
+        return read_flags(text, file, rules.words_after, rules.rules, rules.spellings)
     settings: list[Setting] = []
     typed: list[str] = []
     for word in sources:
-        path = Path(word)
         if _is_path(word):
-            text = _read(path)
-            settings += read_overrides(text, word) if path.suffix == ".sh" else read_yaml(text, word)
+            text = _read(Path(word))
+            settings += read_overrides(text, word) if word.endswith(".sh") else read_yaml(text, word)
         else:
             typed.append(word)
-    return _BY_KEYS[library]([*settings, *read_overrides(_joined(typed), "")], per_node)
-
-
-def _text(sources: Sequence[str]) -> tuple[str, str]:
-    """The command to read and the file it comes from, "" for none."""
-    if len(sources) == 1 and _is_path(sources[0]):
-        return _read(Path(sources[0])), sources[0]
-    return _joined(sources), ""
+    return [*settings, *read_overrides(_joined(typed), "")]
 
 
 def _joined(words: Sequence[str]) -> str:
     """One word is a command typed in quotes; several are words that the shell has split already."""
     if len(words) == 1:
         return words[0]
-    return " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+    return shlex.join(words)
 
 
 def _is_path(word: str) -> bool:

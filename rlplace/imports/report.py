@@ -1,98 +1,79 @@
-"""An import as text: a YAML file of ours, and below it, as comments, what became of every line of the original."""
+"""An import as text: a YAML file of ours, and below it, as comments, the mapping result of every setting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.imports.imported import Imported
-from rlplace.imports.rules import Became, Fate, Needless, Unknown, Unmapped
-from rlplace.imports.yaml_text import to_yaml
+from rlplace.imports.importer import Imported
+from rlplace.imports.rules import MappingResult, Outcome
+from rlplace.imports.settings import to_yaml
 
-_COLUMN = 52  # where the fates begin at the latest
+_COLUMN = 52  # where the second column begins at the latest
+_SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
+    "equal": ("Equal:", "equal"),
+    "differs": ("Differs:", "differing"),
+    "implied": ("Holds here without a key:", "implied"),
+    "unmapped": ("Not mapped:", "not mapped"),
+    "unknown": ("Not known:", "not known"),
+}
 
 
 def render_yaml(imported: Imported) -> str:
-    """The config, between what it is and what became of the original; all but the config are comments."""
-    head = [f"Imported from {imported.library}: {_counts(imported.fates)}.", *_placed(imported)]
-    return _comment(head) + "\n" + to_yaml(imported.config) + "\n" + _comment(_trimmed(imported))
+    """The config, between its summary and the mapping results; all but the config are comments."""
+    return _comment(_head(imported)) + "\n" + to_yaml(imported.config) + "\n" + _comment(_body(imported))
 
 
 def render_report(imported: Imported) -> str:
     """The same without the config."""
-    head = [f"Imported from {imported.library}: {_counts(imported.fates)}.", *_placed(imported), ""]
-    return "\n".join([*head, *_trimmed(imported)]) + "\n"
+    return "\n".join([*_head(imported), "", *_body(imported)]) + "\n"
 
 
-def _trimmed(imported: Imported) -> list[str]:
-    """Without blank lines at the end."""
-    lines = list(report_lines(imported))
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
+def _head(imported: Imported) -> list[str]:
+    outcomes = [result.outcome for result in imported.results]
+    counted = ", ".join(f"{outcomes.count(o)} {words}" for o, (_, words) in _SECTIONS.items() if o in outcomes)
+    count = f"{len(outcomes)} setting{'s' * (len(outcomes) != 1)}" + (f"; {counted}" if counted else "")
+    where = f"On {imported.topology.describe()}"
+    if imported.layout is not None:
+        placement, savings = imported.layout.placement, imported.layout.savings
+        sizes = {c: len(numbers) for c in placement.components if (numbers := placement.accelerators(c))}
+        instead = f" instead of {savings.dedicated}" if savings.saved else ""
+        parts = " + ".join(f"{component} {size}" for component, size in sizes.items())
+        where += f"; {placement.mode}, uses {savings.used}{instead} ({parts})"
+    return [f"Imported from {imported.library}: {count}.", f"{where}."]
 
 
-def report_lines(imported: Imported) -> Iterator[str]:
-    """What does not hold, then every setting by what became of it."""
+def _body(imported: Imported) -> list[str]:
+    """The findings, then every setting by its outcome; without blank lines at the end."""
+    return "\n".join(_lines(imported)).rstrip("\n").split("\n")
+
+
+def _lines(imported: Imported) -> Iterator[str]:
     if imported.findings:
-        yield "Does not hold:"
-        yield ""
+        yield "Does not hold:\n"
         for problem in imported.findings:
-            yield from (f"  {line}" if line else "" for line in problem.render().split("\n"))
-            yield ""
-    sections: Sequence[tuple[str, Sequence[tuple[str, str]]]] = [
-        ("Became:", [(str(f.setting), f.text) for f in imported.fates if isinstance(f, Became)]),
-        ("Holds here without a key:", [(str(f.setting), f.why) for f in imported.fates if isinstance(f, Needless)]),
-        ("Could not be mapped:", [(str(f.setting), f.why) for f in imported.fates if isinstance(f, Unmapped)]),
-        ("Not known:", [(_where(f), _hint(f)) for f in imported.fates if isinstance(f, Unknown)]),
-        ("Written out, though the original does not say it:", imported.assumed),
-    ]
-    for title, rows in sections:
-        if rows:
-            yield title
-            width = min(_COLUMN, max(len(left) for left, _ in rows))
-            yield from (f"  {left:<{width}}  {right}" for left, right in rows)
-            yield ""
+            yield "\n".join(f"  {line}" if line else "" for line in problem.render().split("\n")) + "\n"
+    for outcome, (title, _) in _SECTIONS.items():
+        yield from _section(title, [_row(r) for r in imported.results if r.outcome == outcome])
+    yield from _section("Written out, though the original does not have it:", imported.assumed)
     if imported.missing:
         yield "Still to be written before a run: " + ", ".join(imported.missing)
 
 
-def _counts(fates: Sequence[Fate]) -> str:
-    kinds = (
-        (Became, "came over"),
-        (Needless, "already so here"),
-        (Unmapped, "could not be mapped"),
-        (Unknown, "not known"),
-    )
-    counted = [(sum(isinstance(f, kind) for f in fates), words) for kind, words in kinds]
-    said = ", ".join(f"{n} {words}" for n, words in counted if n)
-    return f"{len(fates)} setting{'s' * (len(fates) != 1)}" + (f"; {said}" if said else "")
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if rows:
+        width = min(_COLUMN, max(len(left) for left, _ in rows))
+        yield "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in rows)]) + "\n"
 
 
-def _placed(imported: Imported) -> list[str]:
-    nodes = imported.topology.describe()
-    if imported.layout is None:
-        return [f"On {nodes}."]
-    placement = imported.layout.placement
-    sizes = " + ".join(
-        f"{c} {len(placement.accelerators(c))}" for c in placement.components if placement.accelerators(c)
-    )
-    savings = imported.layout.savings
-    uses = f"uses {savings.used}"
-    if savings.saved:
-        uses += f" instead of {savings.dedicated}"
-    return [f"On {nodes}; {placement.mode}, {uses} ({sizes})."]
-
-
-def _where(fate: Unknown) -> str:
-    source = fate.setting.source
-    return f"{fate.setting}" + (f"     ({source})" if source is not None and source.line is not None else "")
-
-
-def _hint(fate: Unknown) -> str:
-    if not fate.near:
-        return "no setting of that name is known here"
-    return f"did you mean {'--' * str(fate.setting).startswith('--')}{fate.near}?"
+def _row(result: MappingResult) -> tuple[str, str]:
+    """The setting and the text of its result; an unknown one with its line and the nearest known name."""
+    setting, source = str(result.setting), result.setting.source
+    if result.outcome != "unknown":
+        return setting, result.text
+    where = f"     ({source})" if source is not None and source.line is not None else ""
+    known = f"did you mean {'--' * setting.startswith('--')}{result.text}?"
+    return setting + where, known if result.text else "no setting of that name is known here"
 
 
 def _comment(lines: Sequence[str]) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n"))

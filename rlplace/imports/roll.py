@@ -1,20 +1,17 @@
-"""ROLL: its YAML -> ours. There, every group of workers lists its devices by number, so the placement goes over as is.
+"""ROLL: its YAML. Every group of workers lists its devices by number there, so the placement goes over as it is.
 
-`actor_train` is the actor, `actor_infer` the rollout, each entry of `rewards` a `reward.NAME`. A cluster without a
+`actor_train` is the actor, `actor_infer` the rollout, each entry of `rewards` a `reward.NAME`. A group without a
 `device_mapping` runs on CPUs and takes no accelerators. States leave the accelerators after every step by themselves.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 
-from rlplace.imports.draft import Draft
-from rlplace.imports.estimators import set_algorithm
-from rlplace.imports.imported import Imported, finish
-from rlplace.imports.pool import check_engine_size, place
-from rlplace.imports.rules import Already, Into, No, Rule, Rulebook, To, Words
-from rlplace.imports.settings import Setting
+from rlplace.imports.importer import Draft, Imported, finish
+from rlplace.imports.learning import set_algorithm, set_kl
+from rlplace.imports.placing import check_engine_size, place
+from rlplace.imports.settings import PLACEMENT
 from rlplace.placement.machines.ranges import Ranges
 
 _ROLES = {
@@ -24,92 +21,15 @@ _ROLES = {
     "reward": "reward",
     "actor_infer": "rollout",
 }
-_PLACE = "cluster.component_placement"
-_MODEL = No("has no key yet")
-_LEARN = No("how a language model learns is no part of a plan yet")
-_NAMED = No("memory is counted once model has the keys of its config.json")
-_ENGINE = No("options of a generation engine have no keys yet")
-_TRAINING = No("an option of a training library; the actor trains with FSDP2")
-_DATA = No("prompts, answers and their tokenizing have no keys yet")
-_SCORES = No("how scores become rewards has no key yet")
-_RUN = No("a job with language models is planned, not run: nothing is written")
-_ESTIMATOR = No("a variant of the algorithm that has no key yet")
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-_TRAIN, _INFER = "actor_train.", "actor_infer."
-
-_KEYS: dict[str, Rule] = {
-    "seed": To("runner.seed"),
-    "output_dir": To("runner.output_dir"),
-    "num_gpus_per_node": Into("cluster.accelerators_per_node"),
-    "ppo_epochs": To("algorithm.epochs"),
-    "value_clip": To("algorithm.value_clip"),
-    "pg_clip": To("algorithm.clip_ratio_low"),
-    "gamma": To("algorithm.gamma"),
-    "lambd": To("algorithm.gae_lambda"),
-    "entropy_loss_coef": To("algorithm.entropy_coef"),
-    "whiten_advantages": To("algorithm.normalize_advantages"),
-    "max_grad_norm": To("actor.optimizer.max_grad_norm"),
-    "adv_estimator": Into("algorithm.name"),
-    "rollout_batch_size": To("algorithm.prompts"),
-    "num_return_sequences_in_group": To("algorithm.samples_per_prompt", 1),
-    "prompt_length": Into("algorithm.sequence_length"),
-    "response_length": Into("algorithm.sequence_length"),
-    "reference.infer_batch_size": To("reference.micro_batch"),
-    f"{_TRAIN}model_args.disable_gradient_checkpointing": Words("actor.checkpointing", {False: True, True: False}),
-    f"{_TRAIN}training_args.learning_rate": _LEARN,
-    f"{_TRAIN}training_args.weight_decay": _LEARN,
-    f"{_TRAIN}training_args.per_device_train_batch_size": Into("algorithm.train_batch"),
-    f"{_TRAIN}training_args.gradient_accumulation_steps": Into("algorithm.train_batch"),
-    f"{_TRAIN}model_args.dtype": Words("actor.compute", {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16"}),
-    f"{_INFER}num_gpus_per_worker": Into(f"{_PLACE}.rollout"),
-    f"{_INFER}strategy_args.strategy_config.tensor_parallel_size": Into(f"{_PLACE}.rollout"),
-    f"{_INFER}strategy_args.strategy_config.gpu_memory_utilization": To("rollout.gpu_memory_utilization"),
-    f"{_TRAIN}strategy_args.strategy_config.tensor_model_parallel_size": Into(f"{_PLACE}.actor"),
-    "offload_nccl": _TRAINING,
-}
-_DEVICES: dict[str, Rule] = {f"{theirs}.device_mapping": Into(f"{_PLACE}.{ours}") for theirs, ours in _ROLES.items()}
-
-RULES = Rulebook(
-    _KEYS | _DEVICES,
-    {
-        "defaults": No("a line for Hydra: import the composed config (--cfg job) to bring in what it includes"),
-        "hydra.": No("a line for Hydra: import the composed config (--cfg job) to bring in what it includes"),
-        "actor_train.strategy_args.": _TRAINING,
-        "actor_train.training_args.": _TRAINING,
-        "actor_train.": _MODEL,
-        "actor_infer.": _ENGINE,
-        "critic.": No("has no key in the critic block"),
-        "reference.": No("has no key in the reference block"),
-        "rewards.": _SCORES,
-        "reward.": _SCORES,
-        "reward": _SCORES,
-        "advantage_": _ESTIMATOR,
-        "init_kl": _ESTIMATOR,
-        "use_kl": _ESTIMATOR,
-        "kl_": _ESTIMATOR,
-        "pretrain": _NAMED,
-        "sequence_length": _DATA,
-        "validation.": No("evaluation has no keys yet"),
-        "track": _RUN,
-        "logging": _RUN,
-        "checkpoint": No("checkpoints have no keys yet"),
-        "save_steps": No("checkpoints have no keys yet"),
-        "resume": No("checkpoints have no keys yet"),
-        "eval_steps": No("evaluation has no keys yet"),
-        "exp_name": _RUN,
-        "max_steps": No("runner.total_iterations counts iterations"),
-        "generate_opt_level": _ENGINE,
-        "is_num_return": Already("rows are counted one by one"),
-        "num_train_epochs": _RUN,
-    },
+_BATCH, _STEPS = (
+    f"actor_train.training_args.{n}" for n in ("per_device_train_batch_size", "gradient_accumulation_steps")
 )
 
 
-def import_roll(settings: Sequence[Setting], per_node: int = 0) -> Imported:
-    """The settings of a composed file. `per_node` 0: num_gpus_per_node, else 8."""
-    draft = Draft("ROLL", settings, RULES)
+def import_roll(draft: Draft, per_node: int = 0) -> Imported:
+    """`per_node` 0: num_gpus_per_node, else 8."""
     width = per_node or draft.count("num_gpus_per_node", 8, 1)
-    spots = _spots(draft)
+    where = _places(draft)
     copies = {
         "rollout": max(
             draft.count("actor_infer.num_gpus_per_worker", 1, 1),
@@ -117,30 +37,40 @@ def import_roll(settings: Sequence[Setting], per_node: int = 0) -> Imported:
         ),
         "actor": draft.count("actor_train.strategy_args.strategy_config.tensor_model_parallel_size", 1, 1),
     }
-    if "rollout" in spots:
-        check_engine_size(draft, "actor_infer.num_gpus_per_worker", copies["rollout"], len(spots["rollout"]))
-    topology = place(draft, spots, copies, width)
+    if "rollout" in where:
+        check_engine_size(draft, "actor_infer.num_gpus_per_worker", copies["rollout"], len(where["rollout"]))
+    topology = place(draft, where, copies, width)
     set_algorithm(draft, "adv_estimator", "gae")
-    _set_iteration(draft, len(spots.get("actor", ())) // copies["actor"])
+    draft.set_model("actor.model", "pretrain")
+    draft.set_model("reward.model", "reward_pretrain")
+    if draft.has("use_kl_loss"):
+        set_kl(draft, "loss", "use_kl_loss", "kl_loss_coef", 0.0, "kl_penalty", "k3")
+    elif draft.has("init_kl_coef"):
+        set_kl(draft, "reward", "add_token_level_kl", "init_kl_coef", 0.0, "kl_penalty", "k1")
+    count = len(where.get("actor", ())) // copies["actor"]
+    if _BATCH in draft.given and count:  # a step takes what each copy of the model accumulates
+        batch = draft.count(_BATCH, 1, 1)
+        draft.set("actor.micro_batch", batch)
+        draft.derive("algorithm.train_batch", batch * draft.count(_STEPS, 1, 1) * count, _BATCH, _STEPS)
+        draft.becomes(_BATCH, "actor.micro_batch", "algorithm.train_batch")
     draft.apply_rules()
-    leaves = dict.fromkeys(spots, True)
     draft.assume("enable_offload: true of all", "states leave after every step there")
-    return finish(draft, topology, leaves)
+    return finish(draft, topology, dict.fromkeys(where, True))
 
 
-def _spots(draft: Draft) -> dict[str, Ranges]:
-    spots: dict[str, Ranges] = {}
-    rewards = {s.key: f"reward.{s.key.split('.')[1]}" for s in draft.settings if s.key.startswith("rewards.")}
+def _places(draft: Draft) -> dict[str, Ranges]:
+    where: dict[str, Ranges] = {}
     for theirs, ours in _ROLES.items():
         if found := _devices(draft, f"{theirs}.device_mapping"):
-            spots[ours] = found
-    for key, ours in rewards.items():
+            where[ours] = found
+    for key in [key for key in draft.given if key.startswith("rewards.")]:
+        ours = f"reward.{key.split('.')[1]}"
         if key.endswith(".device_mapping") and (found := _devices(draft, key)):
-            spots[ours] = found
-            draft.becomes(key, f"{_PLACE}.{ours}")
+            where[ours] = found
+            draft.becomes(key, f"{PLACEMENT}.{ours}")
         elif key.endswith(".world_size"):
             draft.unmapped(key, f"{ours} runs on CPUs there; only what has accelerators is placed here")
-    return spots
+    return where
 
 
 def _devices(draft: Draft, key: str) -> Ranges | None:
@@ -173,16 +103,3 @@ def _numbers(node: ast.expr) -> list[int]:
                 raise ValueError("more devices than any cluster has")
             return list(window)
     raise ValueError(ast.dump(node))
-
-
-def _set_iteration(draft: Draft, copies: int) -> None:
-    """A step takes what each copy of the model accumulates."""
-    each, steps = (f"actor_train.training_args.{leaf}" for leaf in _BATCH)
-    if each in draft.given and copies:
-        batch = draft.count(each, 1, 1) * draft.count(steps, 1, 1)
-        draft.set("actor.micro_batch", draft.count(each, 1, 1))
-        draft.derive("algorithm.train_batch", batch * copies, each, steps)
-        draft.becomes(each, "actor.micro_batch", "algorithm.train_batch")
-    lengths = ("prompt_length", "response_length")
-    if any(key in draft.given for key in lengths):
-        draft.derive("algorithm.sequence_length", sum(draft.count(key, 0) for key in lengths), *lengths)

@@ -1,15 +1,25 @@
-"""What a config or command line of another library says, one setting at a time, each with the place it was written."""
+"""Read the original: YAML files, `key=value` words and flags become settings, each with the place it was written.
+
+The one module of this room that imports the YAML library.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlplace.config.show import show
-from rlplace.errors import Source
+import yaml
 
+from rlplace.config.show import show
+from rlplace.errors import ConfigError, Problem, Source
+from rlplace.imports.shell import UnclosedQuote, Word, entry_words
+
+PLACEMENT = "cluster.component_placement"
+MANY = -1
+_OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
@@ -17,7 +27,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that was set. `key` is the library's own newest spelling, `written` the one that stands there."""
+    """One setting. `key` is the library's own newest spelling, `written` the text that stands there, on one line."""
 
     key: str
     value: object
@@ -29,7 +39,7 @@ class Setting:
 
 
 def scalar(text: str) -> object:
-    """A word as the value it means: number, truth, nothing, or text."""
+    """The value of a word: a number, true or false, nothing, or text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _NUMBER.fullmatch(text):
@@ -38,43 +48,198 @@ def scalar(text: str) -> object:
     return text
 
 
-def flatten(mapping: Mapping[Any, Any], prefix: str = "", *, whole: Iterable[str] = ()) -> Iterator[tuple[str, object]]:
-    """Dotted key and value of every leaf; the blocks named in `whole` are kept as they are."""
-    kept = tuple(whole)
+def read_yaml(text: str, file: str) -> list[Setting]:
+    """One setting per leaf. Raises ConfigError for text that is not YAML, or not a block of keys."""
+    try:
+        mapping = yaml.safe_load(text)
+        sources = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), file))
+    except yaml.YAMLError as error:
+        raise ConfigError([_not_yaml(error, file)]) from error
+    if not isinstance(mapping, Mapping):
+        got = text.strip().split("\n", 1)[0]
+        why = "a config is a block of keys, or words such as key=value"
+        problem = Problem(code="import-yaml", key="import", what="expected a block of keys", got=got, why=why)
+        raise ConfigError([problem])
+    return settings_of(mapping, sources)
+
+
+def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
+    """The leaves of a nested mapping; lines of a placement are kept whole. `${a.b}` becomes the value of that leaf."""
+    leaves = dict(_leaves(mapping))
+    found: list[Setting] = []
+    for key, value in leaves.items():
+        resolved, seen = value, {key}
+        while isinstance(resolved, str) and (match := _REFERENCE.fullmatch(resolved)):
+            if match[1] in seen or match[1] not in leaves:
+                resolved = value  # leads nowhere, or in a circle
+                break
+            seen.add(match[1])
+            resolved = leaves[match[1]]
+        if isinstance(resolved, str) and not key.startswith(f"{PLACEMENT}."):
+            resolved = scalar(resolved)
+        source = (sources or {}).get(key)
+        found.append(Setting(key=key, value=resolved, written=_shortened(f"{key}: {show(value)}"), source=source))
+    return found
+
+
+def read_overrides(text: str, file: str) -> list[Setting]:
+    """The `key=value` words of a command or script; other words are settings of that name without a value."""
+    words, name = _words_of(text, file)
+    settings: list[Setting] = []
+    for word in words:
+        match = _OVERRIDE.fullmatch(word.text)
+        key, value = (match[2], scalar(match[3])) if match else (word.text, None)
+        source = Source(file=name, line=word.line if file else None)
+        settings.append(Setting(key=key, value=value, written=" ".join(word.text.split()), source=source))
+    return settings
+
+
+def read_flags(
+    text: str, file: str, words_after: Mapping[str, int], keys: Iterable[str], older: Mapping[str, str]
+) -> list[Setting]:
+    """The flags of a command or script, in order; unknown ones take the words up to the next flag.
+
+    `file` is empty for text typed on the command line; `older` maps older spellings to keys. Raises ConfigError when a
+    flag lacks its value.
+    """
+    words, name = _words_of(text, file)
+    known = frozenset(keys)
+    settings: list[Setting] = []
+    problems: list[Problem] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        source = Source(file=name, line=word.line if file else None)
+        if not _is_flag(word):
+            settings.append(Setting(key=word.text, value=None, written=" ".join(word.text.split()), source=source))
+            continue
+        spelled, equals, inline = word.text[2:].partition("=")
+        key = older.get(spelled, spelled)
+        count = words_after.get(key, 1) if key in known else None
+        most = len(words) if count in (None, MANY) else count
+        values = [inline] if equals else []
+        while not equals and at < len(words) and len(values) < most and not _is_flag(words[at]):
+            values.append(words[at].text)
+            at += 1
+        written = " ".join([word.text, *([] if equals else map(shlex.quote, values))])
+        if count is not None and count > 0 and len(values) < count and not (equals and count == 1):
+            problems.append(_short(key, word.text, count, source))
+        value = _value(values, count)
+        settings.append(Setting(key=key, value=value, written=" ".join(written.split()), source=source))
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _is_flag(word: Word) -> bool:
+    return word.text.startswith("--") and len(word.text) > 2
+
+
+def _value(values: Sequence[str], count: int | None) -> object:
+    if not values:
+        return True
+    return scalar(values[0]) if len(values) == 1 and count in (None, 0, 1) else tuple(map(scalar, values))
+
+
+def _short(key: str, written: str, count: int, source: Source) -> Problem:
+    return Problem(
+        code="import-flag-value",
+        key=key,
+        what="its value is missing" if count == 1 else f"takes {count} values",
+        got=written,
+        source=source,
+        why="the next word is another flag, or there is none",
+        fix=f"{written} VALUE" + " VALUE" * (count - 1),
+    )
+
+
+def _words_of(text: str, file: str) -> tuple[list[Word], str]:
+    """The words of a command or script, and the name of their source. Raises ConfigError for an open quote."""
+    name = file or "command line"
+    try:
+        return entry_words(text, script=bool(file)), name
+    except UnclosedQuote as error:
+        got = text.splitlines()[error.line - 1].strip()
+        what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
+        source = Source(file=name, line=error.line if file else None)
+        problem = Problem(
+            code="import-quote", key="import", what=what, got=got, source=source, why=why, fix="close the quote"
+        )
+        raise ConfigError([problem]) from error
+
+
+def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted key and value of every leaf."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and key not in kept:
-            yield from flatten(value, f"{key}.", whole=kept)
+        if isinstance(value, Mapping) and value and not key.startswith(f"{PLACEMENT}."):
+            yield from _leaves(value, f"{key}.")
         else:
             yield key, value
 
 
-def settings_of(
-    mapping: Mapping[Any, Any], sources: Mapping[str, Source], *, whole: Iterable[str] = ()
-) -> list[Setting]:
-    """The leaves of a nested mapping; `${a.b}` is replaced by what stands there, where something does."""
-    leaves = dict(flatten(mapping, whole=whole))
-    found: list[Setting] = []
-    for key, value in leaves.items():
-        resolved = _resolved(value, leaves)
-        if isinstance(resolved, str) and key not in whole:
-            resolved = scalar(resolved)
-        written = f"{key}: {show(value)}"
-        found.append(Setting(key=key, value=resolved, written=_shortened(written), source=sources.get(key)))
-    return found
-
-
-def _resolved(value: object, leaves: Mapping[str, object]) -> object:
-    """Follows references; one that leads nowhere, or in a circle, stays as written."""
-    seen: set[str] = set()
-    while isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
-        if match[1] in seen or match[1] not in leaves:
-            return value
-        seen.add(match[1])
-        value = leaves[match[1]]
-    return value
+def _lines(node: yaml.Node | None, file: str, path: str = "") -> Iterator[tuple[str, Source]]:
+    """Key path and line of every key."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = f"{path}.{key.value}" if path else str(key.value)
+            yield below, Source(file=file, line=key.start_mark.line + 1)
+            yield from _lines(value, file, below)
 
 
 def _shortened(text: str, limit: int = 90) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 4] + " ..."
+
+
+def _not_yaml(error: yaml.YAMLError, file: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    tab = "found character '\\t'" in str(error)
+    return Problem(
+        code="import-yaml",
+        key="import",
+        what=str(getattr(error, "problem", None) or "is not YAML"),
+        source=Source(file=file, line=mark.line + 1) if mark else Source(file=file),
+        why="YAML indents with blanks only, never with tabs" if tab else getattr(error, "context", None),
+        fix="replace the tab by blanks" if tab else "see the line named above",
+    )
+
+
+def read_mapping(text: str) -> dict[str, Any]:
+    """A shipped file, which is a block of keys."""
+    mapping: dict[str, Any] = yaml.safe_load(text)
+    return mapping
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keeps a text on one line, and quotes texts that are numbers to other readers of YAML."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_implicit_resolver(
+    "number of YAML 1.2", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|0o[0-7]+"), list("-+0123456789")
+)
+
+
+def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
+    """YAML text that every reader, of YAML 1.1 or 1.2, reads back as the same values. Placements are one line each."""
+    lines: list[str] = []
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value and not value.keys() & {"placement", "same_as", "accelerators"}:
+            lines.append(f"{indent}{flow(str(key))}:\n{to_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{flow(str(key))}: {flow(value)}\n")
+    return "".join(lines)
+
+
+def flow(value: object) -> str:
+    """A value on one line."""
+    value = list(value) if isinstance(value, tuple) else value
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,23 +1,44 @@
-"""A shell command or script -> the words that follow its Python entry point, each with its line.
+"""Read a shell command or launch script: the words that follow its Python entry point, each with its line.
 
-Understood is what launch scripts are made of: quotes, comments, continued lines, `NAME=value`, arrays, `$NAME`,
-`${NAME:-default}`, here-documents, pipes and redirections. Nothing is run; a variable nobody set stays as written.
+Nothing is run. One pass over the text replaces variables (`NAME=value`, arrays, `$NAME`, `${NAME:-default}`), removes
+comments and redirections, and marks where commands end; `shlex` splits each command. A variable that is never set and
+`$(...)` stay as written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\})")
-_ENDS = {"\n", ";", "|", "&"}
-_REDIRECTION = re.compile(r"[0-9&]?(<<<|<<-?|>>|<|>&|>)")
+_END, _NEWLINE = "\x1e", "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
+_SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_QUOTED = rf"'[^']*'|\"(?:\\.|{_SUBSTITUTION}|[^\"\\])*+\""
+_NAME = r"[A-Za-z_]\w*"
+_REFERENCE = rf"\$(?:{_NAME}|\{{{_NAME}(?:\[[@*]\])?(?::?[-=](?:[^{{}}]|\$\{{[^{{}}]*\}})*)?\}})"
+_ARRAY = rf"\((?:{_QUOTED}|{_SUBSTITUTION}|(?<!\S)#[^\n]*|\\.|[^()'\"\\])*+\)"
+_WORD = rf"(?:{_QUOTED}|{_SUBSTITUTION}|\\.|[^\s;|&()<>'\"\\])*+"
+_ASSIGNMENT = rf"{_NAME}\+?=(?:{_ARRAY}|{_WORD})(?![^\s;|&])"
+_TOKENS = (
+    rf"(?P<continued>\\\n)|(?P<escaped>\\.|\\\Z)|(?P<comment>(?<![^\s;|&()])#[^\n]*)"
+    rf"|(?P<quoted>{_QUOTED})|(?P<open>['\"])|(?P<substitution>{_SUBSTITUTION})|(?P<reference>{_REFERENCE})"
+    rf"|(?P<redirection>(?:(?<!\S)[0-9&])?(?:<<<|<<-?|>>|[<>]&|[<>])[ \t]*{_WORD})"
+    r"|(?P<end>[\n;|&])|(?P<dropped>[()\x1e\x1f])"
+)
+_TYPED = re.compile(_TOKENS, re.DOTALL)
+_SCRIPT = re.compile(
+    rf"(?P<assigned>(?:\A|[\n;&|])[ \t]*(?:(?:export|local|declare)[ \t]+)?(?:{_ASSIGNMENT}[ \t]*)+)|{_TOKENS}",
+    re.DOTALL,
+)
+_PARTS = re.compile(rf"(?P<name>{_NAME})(?P<more>\+?)=(?P<value>{_ARRAY}|{_WORD})", re.DOTALL)
+_REFERRED = re.compile(rf"\$\{{?({_NAME})(?:\[[@*]\])?(?::?[-=](.*))?\}}?", re.DOTALL)
+_PROGRAM = re.compile(r"(?:\$\(.*\)|[\w./${}-])+\.py", re.DOTALL)
+_IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL)
 
 
 class UnclosedQuote(ValueError):
-    """A quote is opened and never closed; `line` is where."""
+    """A quote is opened and never closed; `line` is where it opens."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"a quote that opens in line {line} is never closed")
@@ -36,23 +57,24 @@ Command = list[Word]
 
 
 def entry_words(text: str, *, script: bool = True) -> list[Word]:
-    """What follows the script or module in the command that has the most options. Raises UnclosedQuote.
+    """Return what follows the script or module in the command that has the most options. Raises UnclosedQuote.
 
     Without `script`, `name=value` in front is a word like all others and sets no variable.
     """
-    commands = [nested for command in _Script(text, script).commands() for nested in _unpacked(command)]
+    commands = [nested for command in _commands(text, script) for nested in _unpacked(command)]
     if not commands:
         return []
     command = max(commands, key=_options)
-    return command[_entry(command) :]
+    texts = [word.text.replace("\\\n", " ").replace(_NEWLINE, "\n") for word in command]
+    return [Word(text, word.line) for text, word in list(zip(texts, command, strict=True))[_entry(command) :]]
 
 
 def _unpacked(command: Command) -> Iterator[Command]:
-    """The command, and the commands that it hands over as one quoted word (`bash -c "..."`)."""
+    """Yield the command, and the commands within its quoted words (`bash -c "..."`)."""
     yield command
     for word in command:
         if re.search(r"\s--\w", word.text):
-            for inner in _Script(word.text, True).commands():
+            for inner in _commands(word.text, True):
                 yield [Word(w.text, w.line + word.line - 1) for w in inner]
 
 
@@ -61,151 +83,104 @@ def _options(command: Command) -> int:
 
 
 def _entry(command: Command) -> int:
-    """The first word that belongs to the trainer and not to what launches it."""
+    """Return the position of the first word that belongs to the trainer and not to its launcher."""
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
         value = before.startswith("--") and before != "--"
-        if before in ("-m", "--module") or (re.fullmatch(r"[\w./${}-]+\.py", command[i].text) and not value):
+        if before in ("-m", "--module") or (_PROGRAM.fullmatch(command[i].text) and not value):
             return i + 1
-    plain = next((i for i, w in enumerate(command) if w.text.startswith("-") or "=" in w.text), len(command))
-    return plain
+    return next((i for i, w in enumerate(command) if w.text.startswith("-") or "=" in w.text), len(command))
 
 
-class _Script:
-    """One pass over a text. Owns the variables that were set so far."""
+def _commands(text: str, assigns: bool) -> list[Command]:
+    """Split a text into commands, and each into words."""
+    commands: list[Command] = []
+    line = 1
+    for part in _Variables().expand(text, _SCRIPT if assigns else _TYPED).split(_END):
+        lexer = shlex.shlex(part, posix=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        # A blank precedes every newline between words, so that `lineno` is that of the word's last line.
+        commands.append([Word(word, line + lexer.lineno - 1 - word.count("\n")) for word in lexer])
+        line += part.count("\n")
+    return [command for command in commands if command]
 
-    def __init__(self, text: str, assigns: bool) -> None:
-        self._text = text
-        self._assigns = assigns
-        self._at = 0
-        self._line = 1
-        self._variables: dict[str, list[str]] = {}
 
-    def commands(self) -> list[Command]:
-        done: list[Command] = []
-        command: Command = []
-        while self._at < len(self._text):
-            here = self._text[self._at]
-            if here in _ENDS:
-                done.append(command)
-                command = []
-                self._step()
-            elif here.isspace() or self._text.startswith("\\\n", self._at):
-                self._step(2 if here == "\\" else 1)
-            elif here == "#":
-                self._comment()
-            elif redirection := _REDIRECTION.match(self._text, self._at):
-                self._step(len(redirection[0]))
-                self._blanks()
-                self._word()  # the file, or the end mark of a here-document
-            else:
-                command += self._words(command)
-        return [c for c in [*done, command] if c]
+class _Variables:
+    """Replaces what the shell would. Owns the variables set so far: name -> words, one unless an array."""
 
-    def _words(self, before: Command) -> Command:
-        """The next word; none for an assignment, several for an array."""
-        line, start = self._line, self._at
-        text, quoted = self._word()
-        if self._at == start:
-            self._step()  # a bracket that means nothing here
-            return []
-        leads = self._assigns and all(w.text == "export" for w in before)
-        if (match := _ASSIGNMENT.fullmatch(text)) and leads:
-            array = not match[3] and self._text.startswith("(", self._at)
-            value = self._array() if array else [self._expanded(match[3])]
-            self._variables[match[1]] = [*self._variables.get(match[1], []), *value] if match[2] else value
-            return []
-        whole = _VARIABLE.fullmatch(text)
-        name = (whole[1] or whole[2]) if whole else None
-        if name in self._variables and "@" in text:
-            return [Word(item, line) for item in self._variables[name]]
-        expanded = self._expanded(text) if quoted != "'" else text
-        if name in self._variables and not quoted:
-            return [Word(item, line) for item in expanded.split()]
-        return [Word(expanded, line)]
+    def __init__(self) -> None:
+        self._values: dict[str, list[str]] = {}
 
-    def _array(self) -> list[str]:
-        self._step()
-        items: Command = []
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            here = self._text[self._at]
-            if here.isspace() or self._text.startswith("\\\n", self._at):
-                self._step(2 if here == "\\" else 1)
-            elif here == "#":
-                self._comment()
-            else:
-                items += self._words([Word("(", self._line)])
-        self._step()
-        return [item.text for item in items]
+    def expand(self, text: str, tokens: re.Pattern[str] = _TYPED) -> str:
+        """Return the text as shlex should see it, with as many newlines, and `_END` between commands."""
 
-    def _word(self) -> tuple[str, str]:
-        """The text up to the next blank or end, and the quote it is wrapped in as a whole ("" for none)."""
-        parts: list[str] = []
-        quotes: set[str] = set()
-        while self._at < len(self._text):
-            here = self._text[self._at]
-            if here in "\"'":
-                quotes.add(here)
-                parts.append(self._quoted(here))
-            elif here == "\\":
-                if self._text.startswith("\\\n", self._at):
-                    break
-                parts.append(self._text[self._at + 1 : self._at + 2])
-                self._step(2)
-            elif here == "$" and self._text[self._at + 1 : self._at + 2] in ("(", "{"):
-                parts.append(self._substitution())
-            elif here.isspace() or here in _ENDS or here in "()<>":
-                break
-            else:
-                parts.append(here)
-                self._step()
-        return "".join(parts), quotes.pop() if len(quotes) == 1 else ""
+        def replaced_end(sign: str) -> str:
+            return (" \n" if sign == "\n" else " ") + _END
 
-    def _quoted(self, quote: str) -> str:
-        opened = self._line
-        self._step()
-        parts: list[str] = []
-        while self._at < len(self._text):
-            here = self._text[self._at]
-            if here == quote:
-                self._step()
-                return "".join(parts)
-            if here == "\\" and quote == '"' and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`", "\n"):
-                parts.append(self._text[self._at + 1].replace("\n", " "))
-                self._step(2)
-            else:
-                parts.append(here)
-                self._step()
-        raise UnclosedQuote(opened)
+        def replaced(match: re.Match[str]) -> str:
+            whole = match[0]
+            match match.lastgroup:
+                case "assigned":
+                    self._assign(whole)
+                    end = replaced_end(whole[0]) if whole[0] in "\n;&|" else ""
+                    return end + " \n" * whole.count("\n", len(end) > 0)
+                case "end":
+                    return replaced_end(whole)
+                case "continued":
+                    return " \n"
+                case "comment" | "redirection" | "dropped":
+                    return " " + "\n" * whole.count("\n")
+                case "quoted" if whole[0] == '"':
+                    return self._in_quotes(whole)
+                case "open":
+                    raise UnclosedQuote(1 + text.count("\n", 0, match.start()))
+                case "substitution":
+                    return shlex.quote(whole)
+                case "reference":
+                    words = self._referred(whole)
+                    split = [whole] if words is None else words if "[" in whole else " ".join(words).split()
+                    return " ".join(map(shlex.quote, split))
+                case _:
+                    return "" if whole == "\\" else whole
 
-    def _substitution(self) -> str:
-        """`$(...)` or `${...}` as written, with what is inside."""
-        close = {"(": ")", "{": "}"}[self._text[self._at + 1]]
-        opening, start, depth = self._text[self._at + 1], self._at, 0
-        while self._at < len(self._text):
-            depth += (self._text[self._at] == opening) - (self._text[self._at] == close)
-            self._step()
-            if depth == 0 and self._at > start + 1:
-                break
-        return self._text[start : self._at]
+        return tokens.sub(replaced, text)
 
-    def _expanded(self, text: str) -> str:
-        def value(match: re.Match[str]) -> str:
-            items = self._variables.get(match[1] or match[2])
-            if items is not None:
-                return " ".join(items)
-            return match[0] if match[3] is None else match[3]
+    def _in_quotes(self, whole: str) -> str:
+        """Replace references within double quotes; an array in quotes of its own stays several words."""
+        if re.fullmatch(r'"\$\{\w+\[@\]\}"', whole) and (words := self._referred(whole[1:-1])) is not None:
+            return " ".join(map(shlex.quote, words))
 
-        return _VARIABLE.sub(value, text)
+        def replaced(match: re.Match[str]) -> str:
+            if match["escaped"]:
+                return match["escaped"]
+            words = self._referred(match[0]) if match["reference"] else None
+            return match[0] if words is None else re.sub(r'(["\\])', r"\\\1", " ".join(words))
 
-    def _comment(self) -> None:
-        while self._at < len(self._text) and self._text[self._at] != "\n":
-            self._step()
+        return _IN_QUOTES.sub(replaced, whole)
 
-    def _blanks(self) -> None:
-        while self._at < len(self._text) and self._text[self._at] in " \t":
-            self._step()
+    def _referred(self, reference: str) -> list[str] | None:
+        """Return the words that a reference stands for: the variable's, else its default's, else None."""
+        found = _REFERRED.fullmatch(reference)
+        assert found is not None, reference
+        name, default = found[1], found[2]
+        if name in self._values or default is None:
+            words = self._values.get(name)
+        else:
+            words = self._words(default.removesuffix("}"))
+        return words and [word.replace("\n", _NEWLINE) for word in words]
 
-    def _step(self, count: int = 1) -> None:
-        self._line += self._text.count("\n", self._at, self._at + count)
-        self._at += count
+    def _assign(self, text: str) -> None:
+        for part in _PARTS.finditer(text):
+            name, array = part["name"], part["value"].startswith("(")
+            words = self._words(part["value"][1:-1] if array else part["value"])
+            if words is None:
+                continue
+            before = self._values.get(name, []) if part["more"] else []
+            self._values[name] = [*before, *words] if array else ["".join(before) + " ".join(words)]
+
+    def _words(self, text: str) -> list[str] | None:
+        """Return the words of a value; None where it has an open quote."""
+        try:
+            return shlex.split(self.expand(text).replace(_END, " "))
+        except ValueError:
+            return None

@@ -1,7 +1,7 @@
 """An imported job at a size that a laptop runs: the same components in the same places, every number small.
 
-Accelerators become as few as keep who shares with whom, and are emulated; models become the shipped `tiny` one, prompts
-the shipped task `arithmetic`. What is learned is of no interest: that the job runs, and how, is.
+Accelerators become as few as preserve the sharing, and are emulated; models become the shipped `tiny` one, prompts the
+shipped task `arithmetic`. What is learned is of no interest: that the job runs, and how, is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any
 
 from rlplace.config import read_config
 from rlplace.errors import ConfigError, Problem
-from rlplace.imports.imported import Imported
-from rlplace.imports.keys import ordered
-from rlplace.imports.known_models import shipped
-from rlplace.imports.seating import line
+from rlplace.imports.importer import Imported, ordered
+from rlplace.imports.models import shipped
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.llm import make_llm_layout
@@ -24,12 +22,12 @@ from rlplace.placement.machines.ranges import Ranges
 
 _MEMORY = "4GiB"
 _TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}
-_JUDGE = {"dtype": "fp32", "token_budget": 256}
+_FROZEN = {"dtype": "fp32", "token_budget": 256}
 _SIZES: Mapping[str, Mapping[str, object]] = {
     "actor": _TRAINED,
     "critic": _TRAINED | {"model": None},
-    "reference": _JUDGE | {"model": None},
-    "reward": _JUDGE,
+    "reference": _FROZEN | {"model": None},
+    "reward": _FROZEN,
     "rollout": {
         "engine": "transformers",
         "dtype": "fp32",
@@ -40,7 +38,6 @@ _SIZES: Mapping[str, Mapping[str, object]] = {
         "enforce_eager": True,
     },
 }
-_LENGTHS = {"sequence_length": None, "max_prompt_length": 64, "max_new_tokens": 8}
 _KEPT = (
     "lora_rank",
     "lora_alpha",
@@ -51,7 +48,7 @@ _KEPT = (
     "warmup_iterations",
     "ema_decay",
 )
-_KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p")
+_KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "top_k")
 _KEPT_OF_REWARDS = ("url", "function", "head")
 
 
@@ -60,7 +57,8 @@ def shrink(imported: Imported) -> Imported:
     if imported.layout is None or imported.kind != "causal_lm":
         raise ConfigError([_not_shrunk(imported)])
     placement = imported.layout.placement
-    unit = _unit(placement)
+    pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
+    unit = gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))  # all components are alike within it
     cluster = _cluster(imported.config, placement, unit)
     config: dict[str, Any] = {"cluster": cluster, "algorithm": _algorithm(imported.config)}
     for role, sizes in _SIZES.items():
@@ -69,29 +67,29 @@ def shrink(imported: Imported) -> Imported:
         if role in placement.components:
             config[role] = {**{key: given[key] for key in kept if key in given}, **sizes}
             if "optimizer" in config[role]:
-                config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw"}
-    config["actor"]["model"] = dict(shipped("tiny"))
+                config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw", "on_host": False}
+    config["actor"]["model"] = {"kind": "causal_lm", **shipped("tiny")}
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
         config["reward"]["model"] = {**shipped("tiny"), "path": "models/tiny_reward"}  # with a head that scores
     scored = any(c.partition(".")[0] == "reward" for c in placement.components)
-    config["env"] = {"task": "arithmetic", "kwargs": {"digits": 1}, "chat": False, "enable_offload": True}
+    config["env"] = {
+        "kind": "text",
+        "task": "arithmetic",
+        "kwargs": {"digits": 1},
+        "chat": False,
+        "enable_offload": True,
+    }
     config["env"] |= {"rewards": [{"name": "unscored"}]} if scored else {}
     config["runner"] = {"output_dir": "runs"} | _block(imported.config, "runner")
     config["runner"] |= {"total_iterations": 2, "eval_every": 0}
-    config = ordered(config, "causal_lm")
+    config = ordered(config, imported.kind)
     topology = Topology.uniform(1, cluster["accelerators_per_node"], "emulated")
     layout = make_llm_layout(read_config(config), topology)
-    said = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
-    assumed = (*imported.assumed, ("everything as small as it runs", said))
+    why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
+    assumed = (*imported.assumed, ("everything as small as it runs", why))
     return dataclasses.replace(
         imported, config=config, topology=topology, layout=layout, assumed=assumed, missing=(), findings=()
     )
-
-
-def _unit(placement: HybridComponentPlacement) -> int:
-    """Accelerators that are alike to all components, so that one can stand for so many."""
-    pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
-    return gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))
 
 
 def _cluster(config: Mapping[str, object], placement: HybridComponentPlacement, unit: int) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def _cluster(config: Mapping[str, object], placement: HybridComponentPlacement, 
     for component in placement.components:
         numbers = placement.accelerators(component)
         fewer = Ranges.of([range(p.start // unit, p.stop // unit) for p in numbers.pieces])
-        lines[component] = line(fewer) if numbers else "cpu"
+        lines[component] = str(fewer) if numbers else "cpu"
     lines.setdefault("env", "cpu")
     per_node = max(p.stop for c in placement.components for p in placement.accelerators(c).pieces) // unit
     single = len(placement.accelerators("actor")) == unit
@@ -115,11 +113,11 @@ def _cluster(config: Mapping[str, object], placement: HybridComponentPlacement, 
 
 
 def _algorithm(config: Mapping[str, object]) -> dict[str, Any]:
-    given = {key: value for key, value in _block(config, "algorithm").items() if key not in _LENGTHS}
+    given = _block(config, "algorithm")
     samples = min(2, int(given.get("samples_per_prompt", 1)))
-    given.pop("train_batch", None)
-    lengths = {key: value for key, value in _LENGTHS.items() if value is not None}
-    return given | lengths | {"prompts": 8, "samples_per_prompt": samples}
+    for key in ("sequence_length", "train_batch"):
+        given.pop(key, None)
+    return given | {"max_prompt_length": 64, "max_new_tokens": 8, "prompts": 8, "samples_per_prompt": samples}
 
 
 def _block(config: Mapping[str, object], name: str) -> dict[str, Any]:
@@ -134,6 +132,6 @@ def _not_shrunk(imported: Imported) -> Problem:
         key="--tiny",
         what="the placement does not hold" if broken else "is for jobs with language models",
         got=imported.library,
-        why="without --tiny, the import says what is wrong with it" if broken else "a simulator has no smaller one",
+        why="without --tiny, the report has the reasons" if broken else "a simulator has no smaller one",
         fix="leave out --tiny",
     )

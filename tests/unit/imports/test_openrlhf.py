@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.imports import Became, Imported, Needless, Unknown, Unmapped, import_openrlhf
+from rlplace.imports import Imported, import_words
 from rlplace.placement import HybridComponentPlacement
 
 LLAMA_8B = """
@@ -32,10 +32,14 @@ SIZES_70B = (
 )
 
 
+def bring(text: str, per_node: int = 0) -> Imported:
+    return import_words("openrlhf", [text], per_node)
+
+
 def lines(imported: Imported) -> dict[str, object]:
     cluster = imported.config["cluster"]
     assert isinstance(cluster, dict)
-    # What an import says must be a placement for everybody, not only for the importer.
+    # The config alone must give the placement, without the importer.
     placement = HybridComponentPlacement(imported.config, imported.topology)
     assert (cluster["num_nodes"], cluster["accelerators_per_node"]) == (
         imported.topology.num_nodes,
@@ -50,7 +54,7 @@ def codes(imported: Imported) -> list[str]:
 
 @pytest.mark.parametrize("text", [LLAMA_8B, DOTTED], ids=["old spelling", "dotted spelling"])
 def test_hybrid_engine_on_eight(text: str) -> None:
-    imported = import_openrlhf(text)
+    imported = bring(text)
     assert lines(imported) == dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
     assert imported.config == {
         "cluster": {
@@ -60,7 +64,7 @@ def test_hybrid_engine_on_eight(text: str) -> None:
             "allow_resident": ["reference", "reward"],
         },
         "algorithm": (LENGTHS if "--prompt_max_len" in text else {"sequence_length": 2048} | LENGTHS) | LEARNING,
-        "actor": {"model": {"kind": "causal_lm"}} | TRAINED,
+        "actor": TRAINED | {"model": {"kind": "causal_lm"}},
         "critic": TRAINED | {"optimizer": {"kind": "adamw_master", "lr": 9e-6, "beta2": 0.95}},
         "reference": {"micro_batch": 16},
         "reward": {"micro_batch": 16},
@@ -85,32 +89,36 @@ LEARNING = {
     "reward_clip": 10.0,
 }
 TRAINED = {
+    "optimizer": {"kind": "adamw_master", "beta2": 0.95},
     "micro_batch": 8,
     "weights": "bf16",
     "compute": "bf16",
-    "optimizer": {"kind": "adamw_master", "beta2": 0.95},
     "zero_stage": 3,
     "checkpointing": True,
     "enable_offload": True,
 }
 
 
-def test_each_flag_has_exactly_one_fate() -> None:
-    imported = import_openrlhf(LLAMA_8B.rstrip() + " --use_wandb key --colocate_all_modls --vllm_sync_backend nccl")
-    assert len(imported.fates) == LLAMA_8B.count("--") + 3
-    by_kind = {kind: [str(f.setting) for f in imported.fates if isinstance(f, kind)] for kind in KINDS}
-    assert by_kind[Unknown] == ["--colocate_all_modls"]
-    assert by_kind[Needless] == ["--packing_samples", "--vllm_sync_backend nccl"]
-    assert by_kind[Unmapped] == ["--use_wandb key"]
-    (unknown,) = (f for f in imported.fates if isinstance(f, Unknown))
-    assert unknown.near == "colocate_all_models"
-
-
-KINDS = (Became, Needless, Unmapped, Unknown)
+def test_each_flag_has_exactly_one_result() -> None:
+    more = " --use_wandb key --colocate_all_modls --vllm_sync_backend nccl --dynamic_filtering"
+    imported = bring(LLAMA_8B.rstrip() + more)
+    assert len(imported.results) == LLAMA_8B.count("--") + 4
+    by_outcome: dict[str, list[str]] = {}
+    for result in imported.results:
+        by_outcome.setdefault(result.outcome, []).append(f"{result.setting}")
+    del by_outcome["equal"]
+    assert by_outcome == {
+        "implied": ["--packing_samples", "--vllm_sync_backend nccl"],
+        "unmapped": ["--use_wandb key"],
+        "unknown": ["--colocate_all_modls"],
+        "differs": ["--dynamic_filtering"],  # dropped groups are not replaced here
+    }
+    (unknown,) = (r for r in imported.results if r.outcome == "unknown")
+    assert unknown.text == "colocate_all_models"
 
 
 def test_seventy_billion_on_48_against_64() -> None:
-    dedicated = import_openrlhf(SIZES_70B)
+    dedicated = bring(SIZES_70B)
     assert lines(dedicated) == {
         "actor": "0-15",
         "critic": "16-31",
@@ -122,7 +130,7 @@ def test_seventy_billion_on_48_against_64() -> None:
     assert (dedicated.topology.num_accelerators, dedicated.layout.savings.saved) == (64, 0)
     assert not dedicated.findings
 
-    shared = import_openrlhf(SIZES_70B + "--colocate_actor_ref --colocate_critic_reward")
+    shared = bring(SIZES_70B + "--colocate_actor_ref --colocate_critic_reward")
     assert lines(shared) == {
         "actor": "0-15",
         "critic": "16-31",
@@ -139,16 +147,16 @@ def test_seventy_billion_on_48_against_64() -> None:
 
 def test_seventy_billion_with_equal_partners_or_more_engines_is_80() -> None:
     grown = SIZES_70B.replace("--ref_num_nodes 1 --reward_num_nodes 1", "--ref_num_nodes 2 --reward_num_nodes 2")
-    equal = import_openrlhf(grown + "--colocate_actor_ref --colocate_critic_reward")
+    equal = bring(grown + "--colocate_actor_ref --colocate_critic_reward")
     assert equal.layout is not None
     assert (equal.layout.savings.used, equal.layout.savings.dedicated) == (48, 80)
     assert not equal.findings
-    engines = import_openrlhf(SIZES_70B.replace("--vllm_num_engines 4", "--vllm_num_engines 8"))
+    engines = bring(SIZES_70B.replace("--vllm_num_engines 4", "--vllm_num_engines 8"))
     assert engines.topology.num_accelerators == 80
 
 
 def test_colocated_engines_must_fill_the_actor() -> None:
-    imported = import_openrlhf(
+    imported = bring(
         "--actor_num_nodes 2 --ref_num_nodes 2 --vllm_num_engines 3 --vllm_tensor_parallel_size 4 --colocate_all_models"
     )
     (problem,) = (p for p in imported.findings if p.code == "import-engines")
@@ -160,14 +168,14 @@ def test_colocated_engines_must_fill_the_actor() -> None:
 
 def test_four_engines_of_four_on_sixteen() -> None:
     flags = "--actor_num_nodes 2 --ref_num_nodes 2 --critic_num_nodes 2 --reward_num_nodes 2 --colocate_all_models"
-    imported = import_openrlhf(f"{flags} --vllm_num_engines 4 --vllm_tensor_parallel_size 4")
+    imported = bring(f"{flags} --vllm_num_engines 4 --vllm_tensor_parallel_size 4")
     assert imported.layout is not None
     assert imported.layout.placement.spec("rollout").num_copies == 4
     assert imported.layout.placement.mode == "collocated"
 
 
 def test_a_role_larger_than_the_pool() -> None:
-    imported = import_openrlhf("--critic_num_nodes 2 --colocate_all_models --vllm_num_engines 8")
+    imported = bring("--critic_num_nodes 2 --colocate_all_models --vllm_num_engines 8")
     assert codes(imported) == ["import-partners"]
     assert imported.findings[0].what == "critic asks for 16 accelerators of 8"
     assert imported.topology.num_nodes == 2
@@ -178,27 +186,26 @@ def test_a_role_larger_than_the_pool() -> None:
     [
         ("--advantage_estimator group_norm", "critic", "there is no critic: the estimator group_norm needs no values"),
         ("--init_kl_coef 0", "reference", "there is no reference: nothing is compared with it while init_kl_coef is 0"),
-        ("--agent_func_path x.py", "reward", "there is no reward: the agent judges"),
+        ("--agent_func_path x.py", "reward", "there is no reward: the agent scores"),
     ],
 )
 def test_models_that_a_job_does_not_have(flags: str, absent: str, why: str) -> None:
     name = {"reference": "ref"}.get(absent, absent)
-    imported = import_openrlhf(f"{flags} --vllm_num_engines 2 --{name}_num_nodes 3")
+    imported = bring(f"{flags} --vllm_num_engines 2 --{name}_num_nodes 3")
     assert absent not in lines(imported)
-    (fate,) = (f for f in imported.fates if str(f.setting) == f"--{name}_num_nodes 3")
-    assert isinstance(fate, Unmapped)
-    assert fate.why == why
+    (result,) = (r for r in imported.results if str(r.setting) == f"--{name}_num_nodes 3")
+    assert (result.outcome, result.text) == ("unmapped", why)
 
 
 def test_without_engines_the_actor_generates() -> None:
-    imported = import_openrlhf(
+    imported = bring(
         "--actor_num_gpus_per_node 4 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x"
     )
     assert lines(imported) == {"actor": "0-3", "rollout": "0-3", "reward": ""}
 
 
 def test_engines_stay_on_one_node() -> None:
-    imported = import_openrlhf(
+    imported = bring(
         "--actor_num_gpus_per_node 6 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x "
         "--vllm_num_engines 2 --vllm_tensor_parallel_size 4",
         per_node=8,
@@ -207,7 +214,7 @@ def test_engines_stay_on_one_node() -> None:
 
 
 def test_an_engine_larger_than_a_node_says_so() -> None:
-    imported = import_openrlhf("--vllm_num_engines 1 --vllm_tensor_parallel_size 16")
+    imported = bring("--vllm_num_engines 1 --vllm_tensor_parallel_size 16")
     cluster = imported.config["cluster"]
     assert isinstance(cluster, dict)
     assert cluster["component_placement"]["rollout"] == {
@@ -229,22 +236,22 @@ def test_an_engine_larger_than_a_node_says_so() -> None:
         ("--vllm_gpu_memory_utilization 1.5", "out-of-bounds"),
     ],
 )
-def test_what_does_not_hold_is_told(flags: str, code: str) -> None:
-    imported = import_openrlhf(f"{flags} --vllm_num_engines 8")
+def test_what_does_not_hold_is_reported(flags: str, code: str) -> None:
+    imported = bring(f"{flags} --vllm_num_engines 8")
     assert code in codes(imported)
     assert lines(imported)["actor"] == "0-7"
 
 
 def test_sleep_without_sharing_does_nothing() -> None:
-    imported = import_openrlhf("--vllm_enable_sleep --vllm_num_engines 8")
-    (fate,) = (f for f in imported.fates if "sleep" in str(f.setting))
-    assert isinstance(fate, Unmapped)
+    imported = bring("--vllm_enable_sleep --vllm_num_engines 8")
+    (result,) = (r for r in imported.results if "sleep" in str(r.setting))
+    assert result.outcome == "unmapped"
     assert "rollout" not in imported.config or "enable_offload" not in str(imported.config["rollout"])
 
 
-def test_old_offload_flag_speaks_for_reference_and_reward() -> None:
+def test_old_offload_flag_sets_reference_and_reward() -> None:
     flags = "--colocate_all_models --vllm_num_engines 8 --vllm_enable_sleep --deepspeed_enable_sleep"
-    imported = import_openrlhf(f"{flags} --ref_reward_offload")
+    imported = bring(f"{flags} --ref_reward_offload")
     assert imported.config["reference"] == imported.config["reward"] == {"enable_offload": True}
     cluster = imported.config["cluster"]
     assert isinstance(cluster, dict)
@@ -252,11 +259,11 @@ def test_old_offload_flag_speaks_for_reference_and_reward() -> None:
 
 
 def test_other_values() -> None:
-    imported = import_openrlhf("--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload")
+    imported = bring("--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload")
     assert imported.config["actor"] == {
-        "model": {"kind": "causal_lm"},
         "weights": "fp16",
         "compute": "fp16",
+        "model": {"kind": "causal_lm"},
         "optimizer": {"kind": "adamw_master", "beta2": 0.95, "on_host": True},
         "zero_stage": 2,
         "checkpointing": False,
@@ -264,12 +271,12 @@ def test_other_values() -> None:
     algorithm = imported.config["algorithm"]
     assert isinstance(algorithm, dict)
     assert algorithm["sequence_length"] == 4096
-    assert sum(isinstance(f, Needless) for f in imported.fates) == 2
+    assert [r.outcome for r in imported.results].count("implied") == 2
 
 
-def test_values_that_cannot_be_read_are_told_together() -> None:
+def test_values_that_cannot_be_read_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        import_openrlhf("--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL")
+        bring("--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL")
     assert caught.value.codes == ("import-value",) * 3
     assert {p.got for p in caught.value.problems} == {
         "--actor_num_nodes two",

@@ -1,115 +1,110 @@
-"""The tables of all importers: what they name exists, and what they do not know is told with what may be meant."""
+"""The rules of all importers: what they name exists, and how the interpreter applies them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from rlplace.imports import areal, openrlhf_flags, rlinf_rules, roll, skyrl, slime, verl_rules
-from rlplace.imports.draft import PLACEMENT, Draft
-from rlplace.imports.keys import default_of, find_refusals, has_key, ordered
-from rlplace.imports.rules import Already, Became, Into, Needless, No, Rulebook, To, Unknown, Unmapped, Words, keys_of
-from rlplace.imports.settings import Setting
+from rlplace.config import Config
+from rlplace.config.knob import ModelKind
+from rlplace.imports.importer import Draft, ordered
+from rlplace.imports.rules import MappingResult, Rules, read_rules
+from rlplace.imports.settings import PLACEMENT, Setting
 
-BOOKS = {
-    "openrlhf": openrlhf_flags.RULES,
-    "rlinf": rlinf_rules.RULES,
-    "rlinf llm": rlinf_rules.LLM_RULES,
-    "verl": verl_rules.RULES,
-    "roll": roll.RULES,
-    "skyrl": skyrl.RULES,
-    "areal": areal.RULES,
-    "slime": slime.RULES,
+BOOKS: list[tuple[str, ModelKind]] = [
+    ("openrlhf", "causal_lm"),
+    ("rlinf", "mlp"),
+    ("rlinf", "causal_lm"),
+    ("verl", "causal_lm"),
+    ("roll", "causal_lm"),
+    ("skyrl", "causal_lm"),
+    ("areal", "causal_lm"),
+    ("slime", "causal_lm"),
+]
+
+
+@pytest.mark.parametrize(("library", "kind"), BOOKS)
+def test_rules_name_keys_of_ours_and_have_reasons(library: str, kind: ModelKind) -> None:
+    rules = read_rules(library, kind)
+    drafts = [Draft([], rules, other) for other in ("mlp", "causal_lm")]
+    for key, rule in [*rules.rules.items(), *rules.groups.items()]:
+        for ours in rule.keys:
+            plain = PLACEMENT if ours.startswith(f"{PLACEMENT}.") else ours
+            assert any(draft.has_key(plain) for draft in drafts), f"{key}: {ours}"
+        reasons = [text for text in (rule.why, rule.otherwise, rule.note) if text]
+        assert reasons or rule.keys, key
+        assert all(text[0].islower() and not text.endswith(".") for text in reasons), key
+    assert set(rules.words_after) <= set(rules.rules)
+    assert set(rules.spellings.values()) <= set(rules.rules)
+
+
+RULES = {
+    "set": {
+        "a.prompts|old_prompts": {"to": "algorithm.prompts", "theirs": 1024},
+        "a.micro": ["actor.micro_batch", "critic.micro_batch"],
+        "a.dtype": {"to": "actor.compute", "words": {"bf16": "bf16"}, "theirs": "fp8"},
+        "a.lr": "actor.optimizer.rate",
+        "a.reward": "reward.micro_batch",
+        "a.eval": {"to": "runner.eval_every", "least": 1},
+        "a.drop": {"to": "algorithm.dynamic_sampling", "note": "groups are not replaced"},
+    },
+    "part": {"cluster.num_nodes": ["a.nodes"]},
+    "holds": {"so it is everywhere": ["a.same"]},
+    "holds_for": {"a.zero": {"value": 3, "why": "so it is", "otherwise": "it is always 3"}},
+    "unmapped": {"has no key": ["a.name"], "has no key, all of b": ["b.*"], "has no key, all of b.c": ["b.c.*"]},
 }
 
 
-def named(book: Rulebook) -> Iterator[str]:
-    for rule in [*book.rules.values(), *book.groups.values()]:
-        if isinstance(rule, To | Words):
-            yield from keys_of(rule)
-        elif isinstance(rule, Into):
-            yield rule.part
-
-
-@pytest.mark.parametrize("library", BOOKS)
-def test_every_key_that_a_rule_names_is_one_of_ours(library: str) -> None:
-    later = {"rollout.gpu_memory_utilization"}  # of simulated jobs, once their engines have a share
-    for key in named(BOOKS[library]):
-        plain = PLACEMENT if key.startswith(f"{PLACEMENT}.") else key
-        assert has_key(plain, "mlp") or has_key(plain, "causal_lm") or key in later, key
-
-
-@pytest.mark.parametrize("library", BOOKS)
-def test_reasons_are_sentences_without_a_stop(library: str) -> None:
-    for rule in [*BOOKS[library].rules.values(), *BOOKS[library].groups.values()]:
-        if isinstance(rule, No | Already):
-            assert rule.why
-            assert rule.why[0].islower()
-            assert not rule.why.endswith(".")
-
-
-def draft(*settings: tuple[str, object], rules: Rulebook | None = None) -> Draft:
-    book = rules or Rulebook(
-        {
-            "a.prompts": To("algorithm.prompts", 1024),
-            "a.micro": To(("actor.micro_batch", "critic.micro_batch")),
-            "a.dtype": Words("actor.compute", {"bf16": "bf16"}, "fp8"),
-            "a.zero": Already("so it is", 3, "it is always 3"),
-            "a.lr": To("algorithm.rollout_steps"),
-            "a.name": No("has no key"),
-            "a.reward": To("reward.micro_batch"),
-        },
-        {"b.": No("has no key, all of b"), "b.c.": No("has no key, all of b.c")},
-        spellings=["old_prompts"],
-    )
-    made = Draft("x", [Setting(key=k, value=v, written=f"{k}={v}") for k, v in settings], book)
+def draft(*settings: tuple[str, object]) -> Draft:
+    made = Draft([Setting(key=k, value=v, written=f"{k}={v}") for k, v in settings], Rules("x", [RULES]))
     made.set(f"{PLACEMENT}.actor", "0-7")
     return made
 
 
-def fate(key: str, value: object) -> Became | Needless | Unmapped | Unknown:
+def result(key: str, value: object) -> MappingResult:
     made = draft((key, value))
     made.apply_rules()
-    return made.fates()[0]
+    return made.results()[0]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "kind", "text"),
+    ("key", "value", "outcome", "text"),
     [
-        ("a.prompts", 8, Became, "algorithm.prompts: 8"),
-        ("a.micro", 2, Became, "actor.micro_batch: 2"),
-        ("a.dtype", "bf16", Became, "actor.compute: bf16"),
-        ("a.dtype", "int3", Unmapped, "actor.compute has no word for int3; there are words for bf16"),
-        ("a.zero", 3, Needless, "so it is"),
-        ("a.zero", 2, Unmapped, "it is always 3"),
-        ("a.lr", 1, Unmapped, "no key algorithm.rollout_steps in such a job yet"),
-        ("a.name", 1, Unmapped, "has no key"),
-        ("a.reward", 1, Unmapped, "the job has no reward"),
-        ("a.prompts", None, Unmapped, "says nothing: algorithm.prompts keeps its default"),
-        ("b.x", 1, Unmapped, "has no key, all of b"),
-        ("b.c.x", 1, Unmapped, "has no key, all of b.c"),
-        ("a.promts", 1, Unknown, "a.prompts"),
-        ("old_prompt", 1, Unknown, "old_prompts"),
-        ("zzz", 1, Unknown, None),
-        ("$@", None, Unmapped, "filled in by the shell when the script runs"),
+        ("a.prompts", 8, "equal", "algorithm.prompts: 8"),
+        ("a.micro", 2, "equal", "actor.micro_batch: 2"),
+        ("a.dtype", "bf16", "equal", "actor.compute: bf16"),
+        ("a.dtype", "int3", "unmapped", "actor.compute has no word for int3; there are words for bf16"),
+        ("a.drop", True, "differs", "algorithm.dynamic_sampling: true; groups are not replaced"),
+        ("a.eval", 5, "equal", "runner.eval_every: 5"),
+        ("a.eval", -1, "implied", "off, as it is here unless it is asked for"),
+        ("a.same", 1, "implied", "so it is everywhere"),
+        ("a.zero", 3, "implied", "so it is"),
+        ("a.zero", 2, "unmapped", "it is always 3"),
+        ("a.nodes", 2, "unmapped", "not enough to decide cluster.num_nodes, which keeps its default"),
+        ("a.lr", 1, "unmapped", "no key actor.optimizer.rate in such a job"),
+        ("a.name", 1, "unmapped", "has no key"),
+        ("a.reward", 1, "unmapped", "the job has no reward"),
+        ("a.prompts", None, "unmapped", "has no value: algorithm.prompts keeps its default"),
+        ("b.x", 1, "unmapped", "has no key, all of b"),
+        ("b.c.x", 1, "unmapped", "has no key, all of b.c"),
+        ("a.promts", 1, "unknown", "a.prompts"),
+        ("old_prompt", 1, "unknown", "old_prompts"),
+        ("zzz", 1, "unknown", ""),
+        ("$@", None, "unmapped", "filled in by the shell when the script runs"),
     ],
 )
-def test_fates(key: str, value: object, kind: type, text: str | None) -> None:
-    found = fate(key, value)
-    assert isinstance(found, kind)
-    said = found.text if isinstance(found, Became) else found.near if isinstance(found, Unknown) else found.why
-    assert said == text
+def test_results(key: str, value: object, outcome: str, text: str) -> None:
+    found = result(key, value)
+    assert (found.outcome, found.text) == (outcome, text)
 
 
-def test_the_last_of_two_wins_and_the_first_is_told() -> None:
+def test_the_last_of_two_wins_and_the_first_is_reported() -> None:
     made = draft(("a.prompts", 8), ("a.prompts", 9))
     made.apply_rules()
-    first, second = made.fates()
-    assert isinstance(first, Unmapped)
-    assert first.why.startswith("written again")
-    assert isinstance(second, Became)
-    assert made.written("algorithm.prompts") == 9
+    first, second = made.results()
+    assert first.outcome == "unmapped"
+    assert first.text.startswith("written again")
+    assert second.outcome == "equal"
+    assert made.at("algorithm.prompts") == 9
 
 
 def test_their_defaults_are_written_out_where_they_are_not_ours() -> None:
@@ -123,16 +118,11 @@ def test_their_defaults_are_written_out_where_they_are_not_ours() -> None:
 
 
 def test_keys_of_ours() -> None:
-    assert has_key("algorithm.rollout_steps", "mlp")
-    assert has_key("cluster.component_placement", "mlp")
-    assert not has_key("algorithm.rollout_steps", "causal_lm")
-    assert not has_key("actor.optimiser", "mlp")
-    assert (default_of("algorithm.epochs", "mlp"), default_of("algorithm.epochs", "causal_lm")) == (10, 1)
-    assert default_of("env.id", "mlp") is None
-    assert list(ordered({"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}, "mlp")) == [
-        "cluster",
-        "actor",
-    ]
-    missing, refused = find_refusals({"cluster": {"component_placement": {}}, "algorithm": {"gamma": 2}})
-    assert missing == ["env.id"]
-    assert [p.code for p in refused] == ["out-of-bounds"]
+    text, simulator = Draft([], Rules("x", [{}])), Draft([], Rules("x", [{}]), "mlp")
+    assert text.has_key("actor.optimizer.warmup_steps")
+    assert not simulator.has_key("actor.optimizer.warmup_steps")
+    assert not text.has_key("actor.optimiser")
+    assert (text.default_of("algorithm.epochs"), simulator.default_of("algorithm.epochs")) == (1, 10)
+    assert simulator.default_of("env.id") is None
+    mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
+    assert list(ordered(mapping, "mlp", Config)["cluster"]) == ["num_nodes", "component_placement"]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Scalars, leaves and references of other libraries' files; YAML text of ours."""
+"""YAML, overrides and flags of other libraries as settings; YAML text of ours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.errors import ConfigError
-from rlplace.imports.settings import scalar, settings_of
-from rlplace.imports.yaml_file import read_overrides, read_yaml
-from rlplace.imports.yaml_text import to_yaml
+from rlplace.imports.settings import MANY, Setting, read_flags, read_overrides, read_yaml, scalar, settings_of, to_yaml
 
 
 @pytest.mark.parametrize(
@@ -38,7 +36,7 @@ def test_scalars(text: str, value: object) -> None:
 
 def test_references_are_followed_where_they_lead_somewhere() -> None:
     mapping = {"a": {"x": "${b.y}", "loop": "${a.loop}", "lost": "${nowhere}"}, "b": {"y": "${b.z}", "z": "1e-6"}}
-    assert {s.key: s.value for s in settings_of(mapping, {})} == {
+    assert {s.key: s.value for s in settings_of(mapping)} == {
         "a.x": 1e-6,
         "a.loop": "${a.loop}",
         "a.lost": "${nowhere}",
@@ -71,6 +69,61 @@ def test_what_is_not_a_yaml_file_of_keys(text: str, what: str) -> None:
     assert what in caught.value.problems[0].what
 
 
+WORDS_AFTER = {"sleep": 0, "betas": 2, "modules": MANY}
+
+
+def flags(text: str, file: str = "") -> list[Setting]:
+    return read_flags(text, file, WORDS_AFTER, {"nodes", *WORDS_AFTER}, {"num_nodes": "nodes"})
+
+
+def read(text: str, file: str = "") -> list[tuple[str, object, str]]:
+    return [(s.key, s.value, s.written) for s in flags(text, file)]
+
+
+def test_values_are_what_they_mean() -> None:
+    assert read("--nodes 2 --num_nodes=3 --sleep --betas 0.9 1e-3 --modules a b --nodes true") == [
+        ("nodes", 2, "--nodes 2"),
+        ("nodes", 3, "--num_nodes=3"),
+        ("sleep", True, "--sleep"),
+        ("betas", (0.9, 0.001), "--betas 0.9 1e-3"),
+        ("modules", ("a", "b"), "--modules a b"),
+        ("nodes", True, "--nodes true"),
+    ]
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert read("--nodes -1") == [("nodes", -1, "--nodes -1")]
+
+
+def test_unknown_flags_take_what_follows_and_stray_words_stand_alone() -> None:
+    assert read("--sleep on --other 1 2 --last") == [
+        ("sleep", True, "--sleep"),
+        ("on", None, "on"),
+        ("other", (1, 2), "--other 1 2"),
+        ("last", True, "--last"),
+    ]
+
+
+def test_sources_say_where() -> None:
+    typed, script = flags("--nodes 1"), flags("x\nt --nodes 1", "run.sh")
+    assert [str(s.source) for s in (*typed, *script)] == ["command line", "run.sh:2"]
+
+
+def test_missing_values_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--nodes --betas 1 --sleep")
+    assert caught.value.codes == ("import-flag-value", "import-flag-value")
+    assert [p.what for p in caught.value.problems] == ["its value is missing", "takes 2 values"]
+    assert caught.value.problems[1].fix == "--betas VALUE VALUE"
+
+
+def test_an_open_quote_is_told_in_the_usual_form() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("a\n--nodes '1", "run.sh")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.got, str(problem.source)) == ("import-quote", "--nodes '1", "run.sh:2")
+
+
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=12))
 KEYS = st.text(min_size=1, max_size=8)
 
@@ -86,13 +139,15 @@ def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["4:7", "1:0", "0-7", "all", "yes", "null", "1e-6", "2020-01-01", " x", "a: b", "#", ""]
+    "text", ["4:7", "1:0", "0-7", "all", "yes", "null", "1e-6", "2020-01-01", " x", "a: b", "#", "", "0-1,4-5"]
 )
 def test_texts_stay_texts(text: str) -> None:
-    assert yaml.safe_load(to_yaml({"a": text})) == {"a": text}
+    mapping = {"a": text, "b": {"placement": text, "accelerators_per_rank": 2}}
+    assert yaml.safe_load(to_yaml(mapping)) == mapping
+    assert '"' in to_yaml({"a": "1e-6"}) or "'" in to_yaml({"a": "1e-6"})  # a number to YAML 1.2
 
 
 def test_plain_texts_are_not_quoted() -> None:
-    assert to_yaml({"a": "0-7", "b": 1e-6, "c": {"placement": "0-3,5", "x": [1, None, True]}}) == (
-        "a: 0-7\nb: 1.0e-06\nc: {placement: 0-3,5, x: [1, null, true]}\n"
+    assert to_yaml({"a": "0-7", "b": 1e-6, "c": {"placement": "0-3", "x": [1, None, True]}}) == (
+        "a: 0-7\nb: 1.0e-06\nc: {placement: 0-3, x: [1, null, true]}\n"
     )

@@ -38,6 +38,9 @@ def words(text: str, *, script: bool = True) -> list[str]:
         ("python -m t --a $(date +%s) --b $((1 + 2))", ["--a", "$(date +%s)", "--b", "$((1 + 2))"]),
         ("python -m t a.b=1 +c.d=[1,2] 'e=\"x\"'", ["a.b=1", "+c.d=[1,2]", 'e="x"']),
         ("python -m t --agent x.py --b", ["--agent", "x.py", "--b"]),
+        ('D="$(cd -- "$(dirname -- "$0")" && pwd)"\npython "${D}/train.py" --a 1', ["--a", "1"]),
+        ('N=${N:-"8"}\npython -m t --a ${N} --b ${M:-${N}}', ["--a", "8", "--b", "8"]),
+        ('export A=1 B="x y"\npython -m t --a $A "$B"', ["--a", "1", "x y"]),
         ("", []),
         ("# nothing but a remark", []),
         ("echo )", []),
@@ -55,6 +58,8 @@ def test_typed_words_set_no_variables() -> None:
 def test_lines_are_those_of_the_text() -> None:
     text = "set -x\npython -m t \\\n --a \\\n 1\n"
     assert [(w.text, w.line) for w in entry_words(text)] == [("--a", 3), ("1", 4)]
+    value = 'J="{\n}"\npython -m t --a "$J" \\\n --b'
+    assert [(w.text, w.line) for w in entry_words(value)] == [("--a", 3), ("{\n}", 3), ("--b", 4)]
     nested = 'x=1\nbash -c "python -m t \\\n --a 1"'
     assert entry_words(nested)[0].line >= 2
 

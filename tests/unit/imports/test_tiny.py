@@ -6,10 +6,10 @@ import pytest
 
 from rlplace.config import read_config
 from rlplace.errors import ConfigError
-from rlplace.imports import Imported
-from rlplace.imports.command import import_words
-from rlplace.imports.known_models import shape_of
+from rlplace.imports import Imported, import_words
+from rlplace.imports.models import shape_of
 from rlplace.imports.tiny import shrink
+from rlplace.placement.memory import read_model
 
 
 def small(flags: str) -> Imported:
@@ -90,10 +90,30 @@ def test_jobs_with_simulators_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden"),
-    [("OpenRLHF/Llama-3-8b-sft", 4096), ("meta-llama/Meta-Llama-3.1-70B-Instruct", 8192), ("mine/other-8b", None)],
+    ("name", "weights"),  # as published, in billions
+    [
+        ("OpenRLHF/Llama-3-8b-sft", 8.03),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", 70.55),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 0.494),
+        ("Qwen/Qwen2.5-Math-1.5B", 1.544),
+        ("Qwen/Qwen2.5-3B-Instruct", 3.086),
+        ("Qwen/Qwen2.5-7B", 7.616),
+        ("Qwen/Qwen2.5-14B", 14.77),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", 32.76),
+        ("/root/Qwen3-0.6B", 0.596),
+        ("Qwen/Qwen3-1.7B", 1.72),
+        ("Qwen/Qwen3-4B", 4.02),
+        ("Qwen/Qwen3-8B", 8.19),
+        ("Qwen/Qwen3-14B", 14.77),
+        ("Qwen/Qwen3-32B", 32.76),
+    ],
 )
-def test_models_of_a_known_name(name: str, hidden: int | None) -> None:
+def test_models_of_a_known_name_have_as_many_weights_as_published(name: str, weights: float) -> None:
     shape = shape_of(name)
-    assert (shape and shape["hidden_size"]) == hidden
-    assert shape is None or "path" not in shape
+    assert shape is not None
+    assert "path" not in shape
+    assert read_model(shape, key="actor.model").parameters / 1e9 == pytest.approx(weights, rel=2e-3)
+
+
+def test_other_names_are_not_known() -> None:
+    assert shape_of("mine/other-8b") is None

@@ -1,0 +1,395 @@
+"""The interpreter of the rules: the settings of another library become a config of ours, with a result for each.
+
+::
+
+    settings ──> library module (what takes more than one setting: placement, batches, KL)
+             ──> rules (one setting, one key)
+             ──> Imported: config, results, what does not hold in the original, what a run still needs
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+
+from rlplace.config import ClusterConfig, Config, read_config
+from rlplace.config.keys import block_in, fields_of
+from rlplace.config.knob import ModelKind
+from rlplace.config.read import try_config
+from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
+from rlplace.imports.models import shape_of
+from rlplace.imports.rules import MappingResult, Outcome, Rule, Rules
+from rlplace.imports.settings import PLACEMENT, Setting, flow
+from rlplace.placement import Layout, Topology, make_layout
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.llm import make_llm_layout
+from rlplace.placement.needs import OPTIONAL, REQUIRED
+
+ROLES = (*REQUIRED, *OPTIONAL)
+_MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The result of an import. Never changes."""
+
+    library: str
+    config: Mapping[str, object]  # keys of ours only
+    kind: ModelKind = "causal_lm"  # of the actor's model
+    results: tuple[MappingResult, ...]  # one per setting of the original, in its order
+    findings: tuple[Problem, ...]  # what does not hold in the original, or not here
+    assumed: tuple[tuple[str, str], ...]  # what no setting asks for and is written out now, and why
+    missing: tuple[str, ...]  # keys a run still needs
+    topology: Topology
+    layout: Layout | None  # None where the placement does not hold; `findings` have the reasons
+
+
+class Draft:
+    """A config of ours while it is being worked out. Owns its mapping, the results, and the findings."""
+
+    def __init__(self, settings: Sequence[Setting], rules: Rules, kind: ModelKind = "causal_lm") -> None:
+        self.settings = settings
+        self.rules = rules
+        self.kind: ModelKind = kind
+        self.config: dict[str, object] = {}
+        self.given = {s.key: s for s in settings}  # the last one wins, as on a command line
+        self.findings: list[Problem] = []
+        self.assumed: list[tuple[str, str]] = []
+        self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}  # by key: text, or our keys
+        self._settled: set[str] = set()  # keys that rules are not applied to
+        self._wrong: list[Problem] = []  # values that cannot be read at all
+
+    # what the original has
+
+    def value(self, key: str, default: object = None) -> object:
+        return self.given[key].value if key in self.given else default
+
+    def has(self, key: str) -> bool:
+        """Whether a switch is on, or a value given that is more than nothing."""
+        return bool(self.value(key))
+
+    def count(self, key: str, default: int, least: int = 0) -> int:
+        """A whole number of at least `least`; anything else is a problem, and `default` stands in for it."""
+        value = self.value(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        if value is not None:
+            self.refuse(
+                key, f"expected a whole number of at least {least}", "it counts machines, accelerators or samples"
+            )
+        return default
+
+    def number(self, key: str, default: float) -> float:
+        value = self.value(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if value is not None:
+            self.refuse(key, "expected a number", "it is one in the original")
+        return default
+
+    def written(self, *keys: str) -> str | None:
+        """The given ones of the settings `keys` as they are written, side by side."""
+        return " ".join(str(self.given[key]) for key in keys if key in self.given) or None
+
+    # what is wrong with it
+
+    def refuse(self, key: str, what: str, why: str, fix: str | None = None) -> None:
+        """Record a value that nothing can be made of. `results` raises all of them."""
+        setting = self.given[key]
+        if any(p.key == key and p.source == setting.source for p in self._wrong):
+            return
+        if isinstance(setting.value, str) and "$" in setting.value:
+            why = "a variable or reference that is set nowhere in what was given; write its value"
+        problem = Problem(
+            code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix
+        )
+        self._wrong.append(problem)
+
+    def find(self, code: str, key: str, what: str, *, got: str | None = None, why: str, fix: str | None = None) -> None:
+        """Record something that does not hold in the original."""
+        source = self.given[key].source if key in self.given else None
+        self.findings.append(Problem(code=code, key=key, what=what, got=got, source=source, why=why, fix=fix))
+
+    # what becomes of it
+
+    def assume(self, text: str, why: str) -> None:
+        """Record something of ours that no setting asks for."""
+        self.assumed.append((text, why))
+
+    def set(self, key: str, value: object) -> None:
+        assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), f"{key}: no such key"
+        *blocks, leaf = _split(key)
+        block = self.config
+        for name in blocks:
+            below = block.setdefault(name, {})
+            assert isinstance(below, dict), key
+            block = below
+        block[leaf] = value
+
+    def unset(self, key: str) -> None:
+        *blocks, leaf = _split(key)
+        block = self.at(".".join(blocks))
+        if isinstance(block, dict):
+            block.pop(leaf, None)
+
+    def at(self, key: str) -> object:
+        """The value of a key of ours by now."""
+        value: object = self.config
+        for name in _split(key):
+            if not isinstance(value, Mapping) or name not in value:
+                return None
+            value = value[name]
+        return value
+
+    def derive(self, ours: str, value: object, *keys: str) -> None:
+        """Write a key of ours that is worked out from the settings `keys`, their defaults included."""
+        self.set(ours, value)
+        for key in keys:
+            self.becomes(key, ours)
+        if not any(key in self.given for key in keys):
+            self.assume(f"{ours}: {flow(value)}", f"by the defaults of {' and '.join(keys)} there")
+
+    def becomes(self, key: str, *ours: str) -> None:
+        """`key` is in our config, at or within `ours`; may be called before they are complete."""
+        self._decided[key] = ("equal", ours)
+
+    def unmapped(self, key: str, why: str) -> None:
+        self._decided[key] = ("unmapped", why)
+
+    def implied(self, key: str, why: str) -> None:
+        """`key` asks for what holds anyway; its rule is not applied."""
+        self._settled.add(key)
+        self._decided[key] = ("implied", why)
+
+    # ours
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The components that have a line by now."""
+        block = self.at(PLACEMENT)
+        return tuple(n.strip() for leaf in block for n in str(leaf).split(",")) if isinstance(block, Mapping) else ()
+
+    def has_key(self, key: str) -> bool:
+        """Whether our config has the dotted key; a block counts as one."""
+        block: type | None = Config
+        for name in key.split("."):
+            fields = fields_of(block, self.kind) if block is not None else {}
+            if name not in fields:
+                return False
+            block = block_in(fields[name][1])
+        return True
+
+    def default_of(self, key: str) -> object:
+        """The value of our key where nothing is written; None where something must be, or where it is nothing."""
+        block: type | None = Config
+        *blocks, leaf = key.split(".")
+        for name in blocks:
+            block = block_in(fields_of(block, self.kind)[name][1]) if block is not None else None
+        assert block is not None, key
+        field, _ = fields_of(block, self.kind)[leaf]
+        default = field.metadata.get("mlp", field.default) if self.kind == "mlp" else field.default
+        return None if default is dataclasses.MISSING else default
+
+    def _used(self, key: str) -> bool:
+        block = key.partition(".")[0]
+        return self.has_key(key) and (block not in ROLES or block in map(role_of, self.placed))
+
+    # the rules
+
+    def set_model(self, ours: str, *keys: str) -> None:
+        """Write the config.json keys of the model that the first given of `keys` names, where they are known."""
+        key = next((key for key in keys if key in self.given), keys[0])
+        name = self.value(key)
+        if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
+            return
+        if (shape := shape_of(name)) is None:
+            if key == keys[0]:
+                self.unmapped(
+                    key, f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys"
+                )
+            return
+        self.set(ours, {"path": name, **shape})
+        self.assume(f"{ours}: keys of config.json", f"by its name, {name}; path must become a folder before a run")
+        if key == keys[0]:
+            self.becomes(key, f"{ours}.path")
+
+    def apply_rules(self) -> None:
+        """Write the keys that go over one by one, and the defaults of the other library where they are not ours."""
+        for key, rule in self.rules.rules.items():
+            if key in self._settled or rule.action != "set":
+                continue
+            value = self.value(key, rule.theirs)
+            if rule.least is not None and isinstance(value, int | float) and value < rule.least:
+                self.implied(key, "off, as it is here unless it is asked for")
+            elif targets := [target for target in rule.keys if self._used(target)]:
+                self._apply(key, rule, targets, value)
+
+    def _apply(self, key: str, rule: Rule, targets: Sequence[str], value: object) -> None:
+        given = key in self.given
+        if rule.words is not None and value is not None:
+            if flow(value) not in rule.words:
+                self._no_word(key, rule.words, targets[0], value)
+                return
+            value = rule.words[flow(value)]
+        if value is None:
+            return
+        for target in targets:
+            if given or (self.at(target) is None and value != self.default_of(target)):
+                self.set(target, value)
+                if not given:
+                    self.assume(f"{target}: {flow(value)}", f"the default of {key} there")
+        if given:
+            self._decided[key] = ("differs" if rule.note else "equal", tuple(targets))
+
+    def _no_word(self, key: str, words: Mapping[str, object], target: str, value: object) -> None:
+        if key in self.given:
+            self.unmapped(key, f"{target} has no word for {flow(value)}; there are words for {', '.join(words)}")
+        else:
+            ours = flow(self.default_of(target))
+            self.assume(f"{target}: {ours}", f"our default; that of {key} there, {flow(value)}, has no word here")
+
+    def results(self) -> tuple[MappingResult, ...]:
+        """One per setting, in the order they were written. Raises ConfigError for values that cannot be read."""
+        if self._wrong:
+            raise ConfigError(self._wrong)
+        return tuple(MappingResult(setting=s, outcome=o, text=t) for s in self.settings for o, t in [self._result(s)])
+
+    def _result(self, setting: Setting) -> tuple[Outcome, str]:
+        key = setting.key
+        if self.given[key] is not setting:
+            return "unmapped", "written again further on; the last one holds"
+        if key in self._decided:
+            outcome, said = self._decided[key]
+            return (outcome, said) if isinstance(said, str) else self._complete(key, outcome, said)
+        if key.startswith("$"):
+            return "unmapped", "filled in by the shell when the script runs"
+        rule, near = self.rules.find(key), self._misspelt(key)
+        if near or rule is None:
+            return "unknown", near or did_you_mean(key, [*self.rules.rules, *self.rules.spellings]) or ""
+        match rule.action:
+            case "part":
+                return self._complete(key, "equal", rule.keys)
+            case "holds" if not rule.otherwise or setting.value == rule.value:
+                return "implied", rule.why
+            case "set":
+                return "unmapped", self._why_not(rule.keys)
+        return "unmapped", rule.otherwise or rule.why
+
+    def _why_not(self, targets: Sequence[str]) -> str:
+        """Why a rule did not apply to a setting that was given."""
+        if not any(map(self.has_key, targets)):
+            return f"no key {targets[0]} in such a job"
+        if not any(map(self._used, targets)):
+            blocks = " and no ".join(dict.fromkeys(target.partition(".")[0] for target in targets))
+            return f"the job has no {blocks}"
+        return f"has no value: {targets[0]} keeps its default"
+
+    def _misspelt(self, key: str) -> str | None:
+        """The exact key beside this one that it resembles, unless that is written as well."""
+        block, _, leaf = key.rpartition(".")
+        if key in self.rules.rules or not block:
+            return None
+        beside = {k.rpartition(".")[2]: k for k in self.rules.rules if k.rpartition(".")[0] == block}
+        near = difflib.get_close_matches(leaf, [n for n, k in beside.items() if k not in self.given], n=1, cutoff=0.85)
+        return beside[near[0]] if near else None
+
+    def _complete(self, key: str, outcome: Outcome, ours: Sequence[str]) -> tuple[Outcome, str]:
+        """The result of a mapped setting, with the values that our keys have in the end."""
+        values = {name: self.at(name) for name in ours}
+        if all(value is None for value in values.values()):
+            return "unmapped", f"not enough to decide {ours[0]}, which keeps its default"
+        texts = [
+            name if value is None or name == PLACEMENT else f"{name}: {flow(value)}" for name, value in values.items()
+        ]
+        rule = self.rules.find(key)
+        note = f"; {rule.note}" if rule is not None and outcome == "differs" else ""
+        return outcome, ", ".join(texts) + note
+
+
+def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
+    """Return the result of a draft whose placement is complete. `offload`: which components offload in the original.
+
+    Components that stay where others work are written into `cluster.allow_resident`, because they stay there as well.
+    Raises ConfigError for values of the original that cannot be read, or when nothing is placed.
+    """
+    for component, leaves in offload.items():
+        key = f"{role_of(component)}.enable_offload"
+        if leaves and draft.has_key(key):
+            draft.set(key, True)
+    if draft.kind == "causal_lm":
+        model = draft.at("actor.model")
+        draft.set("actor.model", {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}))
+    results = draft.results()
+    if not draft.at(PLACEMENT):
+        raise ConfigError([_nothing_placed(draft.rules.name)])
+    layout, problems = _lay_out(draft, topology, offload)
+    if staying := [p.key.removesuffix(".enable_offload") for p in problems if p.code == "residents-clash"]:
+        draft.set("cluster.allow_resident", staying)
+        draft.assume(f"cluster.allow_resident: {flow(staying)}", "they stay on accelerators that others use, as there")
+        layout, problems = _lay_out(draft, topology, offload)
+    config, wrong = try_config(draft.config)
+    missing = [p.key for p in wrong if p.code == "missing-key"] + list(config.missing if config is not None else ())
+    return Imported(
+        library=draft.rules.name,
+        config=ordered(draft.config, draft.kind),
+        kind=draft.kind,
+        results=results,
+        findings=(*draft.findings, *problems, *(p for p in wrong if p.code != "missing-key")),
+        assumed=tuple(draft.assumed),
+        missing=tuple(dict.fromkeys(missing)),
+        topology=topology,
+        layout=layout,
+    )
+
+
+def ordered(mapping: Mapping[str, object], kind: ModelKind, root: type = Config) -> dict[str, object]:
+    """The same with its blocks and keys in the order in which configs are written."""
+    fields = sorted(fields_of(root, kind).items(), key=lambda item: item[0] not in _MACHINES)
+    found: dict[str, object] = {}
+    for name, (_, hint) in fields:
+        if name in mapping:
+            value, block = mapping[name], block_in(hint)
+            found[name] = ordered(value, kind, block) if block is not None and isinstance(value, Mapping) else value
+    return found
+
+
+def _nothing_placed(library: str) -> Problem:
+    return Problem(
+        code="import-empty",
+        key=PLACEMENT,
+        what="no setting places a component",
+        why=f"the settings that do so in {library} are not among those that were given",
+        fix="import the whole file or command, the composed one where it includes others",
+    )
+
+
+def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Layout | None, Sequence[Problem]]:
+    """The layout and its problems; without regard to batches where only they are wrong."""
+    problems: Sequence[Problem] = ()
+    if draft.kind == "causal_lm":
+        try:
+            return make_llm_layout(read_config(draft.config), topology), ()
+        except PlacementError as error:
+            problems = error.problems
+        except ConfigError:
+            pass  # reported with the other refused values
+    groups, residents = draft.at("cluster.node_groups") or (), draft.at("cluster.allow_resident") or ()
+    block = draft.at(PLACEMENT)
+    assert isinstance(block, Mapping), block
+    assert isinstance(groups, list | tuple), groups
+    assert isinstance(residents, list | tuple), residents
+    cluster = ClusterConfig(component_placement=block, node_groups=tuple(groups), allow_resident=tuple(residents))
+    try:
+        return make_layout(cluster, topology, offload=offload), problems
+    except (PlacementError, ConfigError) as error:
+        return None, problems or error.problems
+
+
+def _split(key: str) -> list[str]:
+    """`cluster.component_placement.reward.math` has three parts: names of components may hold a dot."""
+    if key.startswith(f"{PLACEMENT}."):
+        return [*PLACEMENT.split("."), key.removeprefix(f"{PLACEMENT}.")]
+    return key.split(".")

@@ -75,7 +75,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.reward_client"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
-    "yaml": {"config.compose", "imports.yaml_file", "plan", "run"},
+    "yaml": {"config.compose", "imports.settings", "plan", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others

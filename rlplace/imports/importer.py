@@ -24,7 +24,7 @@ from rlplace.imports.settings import PLACEMENT, Setting, flow
 from rlplace.placement import Layout, Topology, make_layout
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.llm import make_llm_layout
-from rlplace.placement.needs import OPTIONAL, REQUIRED
+from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
 _MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them

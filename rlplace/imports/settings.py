@@ -21,6 +21,7 @@ PLACEMENT = "cluster.component_placement"
 MANY = -1
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
+_OTHER_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|0o[0-7]+")  # of YAML 1.2 and OmegaConf
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
@@ -215,16 +216,10 @@ def read_mapping(text: str) -> dict[str, Any]:
 class _Dumper(yaml.SafeDumper):
     """Keeps a text on one line, and quotes texts that are numbers to other readers of YAML."""
 
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if text.isprintable() else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
-_Dumper.add_implicit_resolver(
-    "number of YAML 1.2", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|0o[0-7]+"), list("-+0123456789")
-)
+    def represent_data(self, data: object) -> yaml.Node:
+        if isinstance(data, str) and (not data.isprintable() or _OTHER_NUMBER.fullmatch(data)):
+            return self.represent_scalar("tag:yaml.org,2002:str", data, style='"')
+        return super().represent_data(data)
 
 
 def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:

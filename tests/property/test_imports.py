@@ -32,20 +32,20 @@ MORE = {
 BY_KEYS = ["verl", "roll", "skyrl", "areal", "rlinf"]
 
 
-def check(bring: Callable[[], Imported], count: int, refusals: set[str]) -> None:
-    """The import holds as it is written, or is refused with one of these codes."""
+def codes_of(bring: Callable[[], Imported], count: int) -> set[str]:
+    """The codes of a refusal; none where the import holds as it is written."""
     try:
         imported = bring()
     except ConfigError as error:
-        assert set(error.codes) <= refusals
-        return
+        return set(error.codes)
     assert len(imported.results) == count
     assert to_yaml(imported.config)
     if imported.layout is None:
         assert imported.findings
-        return
+        return set()
     placement = HybridComponentPlacement(imported.config, imported.topology)
     assert placement.canonical() == imported.layout.placement.canonical()
+    return set()
 
 
 @pytest.mark.parametrize(("library", "kind"), [*((name, "causal_lm") for name in BY_KEYS), ("rlinf", "mlp")])
@@ -55,7 +55,7 @@ def test_keys(library: str, kind: ModelKind, data: st.DataObject) -> None:
     keys = sorted({*read_rules(library, kind).rules, *MORE.get((library, kind), ())})
     drawn = data.draw(st.dictionaries(st.sampled_from(keys), VALUES, max_size=12))
     found = [Setting(key=k, value=v, written=f"{k}={v}") for k, v in drawn.items()]
-    check(lambda: import_settings(library, found), len(found), {"import-value", "import-empty"})
+    assert codes_of(lambda: import_settings(library, found), len(found)) <= {"import-value", "import-empty"}
 
 
 @pytest.mark.parametrize("library", ["openrlhf", "slime"])
@@ -65,4 +65,4 @@ def test_flags(library: str, data: st.DataObject) -> None:
     names = sorted(read_rules(library).rules)
     drawn = data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=12))
     text = shlex.join(f"--{name}={value}" for name, value in drawn.items())
-    check(lambda: import_words(library, [text]), len(drawn), {"import-value", "import-flag-value"})
+    assert codes_of(lambda: import_words(library, [text]), len(drawn)) <= {"import-value", "import-flag-value"}

@@ -198,9 +198,7 @@ def test_models_that_a_job_does_not_have(flags: str, absent: str, why: str) -> N
 
 
 def test_without_engines_the_actor_generates() -> None:
-    imported = bring(
-        "--actor_num_gpus_per_node 4 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x"
-    )
+    imported = bring("--actor_num_gpus_per_node 4 --init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x")
     assert lines(imported) == {"actor": "0-3", "rollout": "0-3", "reward": ""}
 
 

@@ -114,16 +114,18 @@ class TestRoll:
 
 class TestSlime:
     def test_engines_after_the_trainer(self) -> None:
-        imported = bring("slime", 
-            "--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --num-gpus-per-node 8"
+        imported = bring(
+            "slime", "--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --num-gpus-per-node 8"
         )
         assert spots(imported) == {"actor": "0-3", "rollout": "4-7"}
         assert "allow_resident" not in block(imported, "cluster")
 
     def test_colocated_with_a_critic_and_a_reference(self) -> None:
-        imported = bring("slime", 
+        imported = bring(
+            "slime",
             "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --advantage-estimator ppo --use-kl-loss "
-            "--rollout-num-gpus-per-engine 4 --rollout-batch-size 32 --n-samples-per-prompt 8 --num-steps-per-rollout 2"
+            "--rollout-num-gpus-per-engine 4 --rollout-batch-size 32 --n-samples-per-prompt 8 "
+            "--num-steps-per-rollout 2",
         )
         assert spots(imported) == dict.fromkeys(("actor", "critic", "reference", "rollout"), "0-15")
         assert block(imported, "algorithm", "train_batch") == 128
@@ -132,7 +134,6 @@ class TestSlime:
     def test_engines_that_do_not_fill_their_accelerators(self) -> None:
         imported = bring("slime", "--actor-num-gpus-per-node 8 --rollout-num-gpus 6 --rollout-num-gpus-per-engine 4")
         assert codes(imported)[0] == "import-engines"
-
 
     def test_learning_has_keys(self) -> None:
         imported = bring(
@@ -222,9 +223,7 @@ class TestAreal:
 
     def test_time_sharing_and_batches(self) -> None:
         text = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true train_dataset.batch_size=256 "
-        imported = bring(
-            "areal", text + "gconfig.n_samples=4 gconfig.max_new_tokens=1024 train_dataset.max_length=512"
-        )
+        imported = bring("areal", text + "gconfig.n_samples=4 gconfig.max_new_tokens=1024 train_dataset.max_length=512")
         assert block(imported, "algorithm") == {
             "name": "grpo",
             "max_prompt_length": 512,

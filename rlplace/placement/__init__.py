@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         Slot,
     )
     from rlplace.placement.layout import Layout, make_layout
-    from rlplace.placement.machines.declare import declare_topology
-    from rlplace.placement.machines.discover import topology_of_ray
+    from rlplace.placement.machines.nodes import declare_topology, topology_of_ray
     from rlplace.placement.machines.pools import HardwareItem
     from rlplace.placement.machines.topology import Links, Node, Topology
     from rlplace.placement.plan import Plan, make_plan
@@ -89,8 +88,7 @@ _NAMES_OF = {
     "batches": "BatchSizes",
     "channels": "ChannelHome ChannelPlan",
     "flow": "Route Routes Share Transport derive_routes",
-    "machines.declare": "declare_topology",
-    "machines.discover": "topology_of_ray",
+    "machines.nodes": "declare_topology topology_of_ray",
     "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rlplace.config import AcceleratorConfig, ClusterConfig
 from rlplace.errors import ClusterError, Problem, Source
-from rlplace.placement.machines.declare import declare_topology
+from rlplace.placement.machines.nodes import declare_topology
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.gpus import Gpu, list_gpus, runs_of, visible
 

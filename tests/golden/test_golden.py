@@ -31,7 +31,7 @@ from rlplace.placement import (
 )
 from rlplace.placement.deadlock import Flow, check_flows
 from rlplace.placement.llm import make_llm_layout
-from rlplace.placement.machines.discover import RANK_LABEL
+from rlplace.placement.machines.nodes import RANK_LABEL
 from rlplace.placement.show.view import view_plan
 
 HERE = Path(__file__).parent

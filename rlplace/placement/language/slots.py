@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Protocol, overload
+from collections.abc import Sequence
+from typing import Protocol
 
 from rlplace.errors import PlacementError, Problem, did_you_mean
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
-from rlplace.placement.language.spec import ComponentSpec, Homes, parts, process_name, segment_of
+from rlplace.placement.language.spec import ComponentSpec, Homes, process_name
 from rlplace.placement.machines.pools import (
     WHOLE_CLUSTER,
     HardwareItem,
@@ -46,100 +46,6 @@ class Slot:
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
     runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
     process: str = ""  # slots of one name live in one process: "env+rollout 3"; "": a process of its own
-
-
-def _make_slot(
-    rank: int,
-    numbers: Sequence[int],
-    local: tuple[int, int],
-    pool: Pool,
-    groups: NodeGroups,
-    isolate: bool,
-    component: str = "",
-    process: str = "",
-) -> Slot:
-    """The slot that holds `numbers` of `pool`; `local` is its rank on the node and how many there are."""
-    interval = pool.interval_of(numbers[0])
-    node = groups.topology.nodes[interval.node]
-    held = tuple(n - interval.first + interval.base for n in numbers) if pool.holds_accelerators else ()
-    own = tuple(n - node.first for n in held)
-    return Slot(
-        component=component,
-        rank=rank,
-        node=node.rank,
-        local_rank=local[0],
-        local_world_size=local[1],
-        accelerators=held,
-        local_accelerators=own,
-        visible_accelerators=own if isolate else tuple(range(node.accelerators)),
-        node_group=interval.node_group,
-        hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-        runtime_env=groups.runtime_envs.get((interval.node_group, node.rank), RuntimeEnv()),
-        process=process,
-    )
-
-
-class Slots(Sequence[Slot]):
-    """The slots of one component by rank, each computed when asked for: a million ranks cost what one does."""
-
-    __slots__ = ("_groups", "_isolate", "_local", "_spec")
-
-    def __init__(self, spec: ComponentSpec, groups: NodeGroups, *, isolate: bool = True) -> None:
-        self._spec = spec
-        self._groups = groups
-        self._isolate = isolate
-        self._local: dict[int, list[range]] = {}  # node -> its ranks, filled on first use
-
-    def __len__(self) -> int:
-        return self._spec.world_size
-
-    @overload
-    def __getitem__(self, rank: int) -> Slot: ...
-    @overload
-    def __getitem__(self, rank: slice) -> tuple[Slot, ...]: ...
-    def __getitem__(self, rank: int | slice) -> Slot | tuple[Slot, ...]:
-        if isinstance(rank, slice):
-            return tuple(self[r] for r in range(*rank.indices(len(self))))
-        if not -len(self) <= rank < len(self):
-            raise IndexError(f"{self._spec.name} has no rank {rank}, its ranks are 0-{len(self) - 1}")
-        rank %= len(self)
-        return self._slot(rank, segment_of(self._spec.written, rank).accelerators_of(rank))
-
-    def __iter__(self) -> Iterator[Slot]:
-        for segment in self._spec.written:
-            for rank in segment.ranks:
-                yield self._slot(rank, segment.accelerators_of(rank))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Slot.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # equal to a tuple of the same slots, which hashes by its items
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} slots of {self._spec.name}: {self._spec.render()}>"
-
-    def _slot(self, rank: int, numbers: range) -> Slot:
-        spec = self._spec
-        here = self._ranks_on(spec.pool.interval_of(numbers.start).node)
-        local_rank = sum(len(r) if r.stop <= rank else max(0, rank - r.start) for r in here)
-        local = (local_rank, sum(map(len, here)))
-        process = process_name(spec.process, rank)
-        return _make_slot(rank, numbers, local, spec.pool, self._groups, self._isolate, spec.name, process)
-
-    def _ranks_on(self, node: int) -> list[range]:
-        if not self._local:
-            for segment in self._spec.written:
-                each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
-                start = segment.ranks.start
-                for interval, numbers in parts(segment, self._spec.pool):
-                    stop = start + len(numbers) // each * sharing
-                    ranks = self._local.setdefault(interval.node, [])
-                    if ranks and ranks[-1].stop == start:
-                        ranks[-1] = range(ranks[-1].start, stop)
-                    else:
-                        ranks.append(range(start, stop))
-                    start = stop
-        return self._local[node]
 
 
 class HasTopology(Protocol):
@@ -258,17 +164,17 @@ class ComponentPlacementStrategy:
 
     def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         spec, topology = self.spec, topology_of(cluster)
+        spots: list[range]
         if topology is self.groups.topology or topology == self.groups.topology:
-            return Slots(spec, self.groups, isolate=isolate_accelerator)
-        # Another cluster than the one it was planned for: every rank is checked against the nodes of that one.
-        homes = Homes.of(spec)
-        if spec.pool.holds_accelerators:
-            spots = [range(first, first + count) for first, count in zip(homes.first, homes.count, strict=True)]
-            pool = accelerator_pool(topology.nodes)
-        else:
-            spots = [range(node, node + 1) for node in homes.node]
-            pool = node_pool(topology.nodes)
-        slots = _Call(spec.key or spec.name, topology).place(spots, pool, isolate_accelerator)
+            call, pool = _Call(spec.key or spec.name, self.groups), spec.pool
+            spots = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
+        else:  # another cluster than the one it was planned for: every rank is checked against the nodes of that one
+            homes, call = Homes.of(spec), _Call(spec.key or spec.name, topology)
+            on_accelerators = spec.pool.holds_accelerators
+            pool = accelerator_pool(topology.nodes) if on_accelerators else node_pool(topology.nodes)
+            firsts = zip(homes.first, homes.count, strict=True) if on_accelerators else ((n, 1) for n in homes.node)
+            spots = [range(first, first + count) for first, count in firsts]
+        slots = call.place(spots, pool, isolate_accelerator)
         return tuple(
             dataclasses.replace(slot, component=spec.name, process=process_name(spec.process, slot.rank))
             for slot in slots
@@ -333,7 +239,22 @@ class _Call:
         world_sizes, seen = Counter(h.node for h in homes), Counter[int]()
         slots: list[Slot] = []
         for rank, (home, numbers) in enumerate(zip(homes, spots, strict=True)):
-            local = (seen[home.node], world_sizes[home.node])
-            slots.append(_make_slot(rank, numbers, local, pool, self.groups, isolate))
+            node = self.groups.topology.nodes[home.node]
+            held = tuple(n - home.first + home.base for n in numbers) if pool.holds_accelerators else ()
+            own = tuple(n - node.first for n in held)
+            slot = Slot(
+                component="",
+                rank=rank,
+                node=node.rank,
+                local_rank=seen[home.node],
+                local_world_size=world_sizes[home.node],
+                accelerators=held,
+                local_accelerators=own,
+                visible_accelerators=own if isolate else tuple(range(node.accelerators)),
+                node_group=home.node_group,
+                hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
+                runtime_env=self.groups.runtime_envs.get((home.node_group, node.rank), RuntimeEnv()),
+            )
+            slots.append(slot)
             seen[home.node] += 1
         return tuple(slots)

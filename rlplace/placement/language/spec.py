@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, repeat
-from operator import attrgetter
 
 from rlplace.placement.language.text import show
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
@@ -217,8 +215,3 @@ def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
     return [
         (s, range(max(s.first, numbers.start), min(s.numbers.stop, numbers.stop))) for s in pool.intervals_in(numbers)
     ]
-
-
-def segment_of(segments: Sequence[Segment], rank: int) -> Segment:
-    """The segment, of `segments` by rank, that has `rank`."""
-    return segments[bisect_right(segments, rank, key=attrgetter("ranks.start")) - 1]

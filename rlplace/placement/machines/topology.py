@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rlplace.placement.machines.ranges import Ranges
 
-# What a declared node meets when the job starts is Ray's node of the same rank: see `discover.in_rank_order`.
+# What a declared node meets when the job starts is Ray's node of the same rank: see `nodes.in_rank_order`.
 DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
 
 

@@ -75,7 +75,7 @@ class Cluster:
 
         Raises ClusterError when nobody answers, PlacementError when nodes have contradicting ranks.
         """
-        from rlplace.placement.machines.discover import topology_of_ray
+        from rlplace.placement.machines.nodes import topology_of_ray
         from rlplace.workers.ray_launch.session import RaySession
 
         ray = RayConfig(address=address)

@@ -15,7 +15,7 @@ import psutil
 
 from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.machines.discover import in_rank_order
+from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.environment import ray_environment
 from rlplace.workers.ray_launch.guard import Guard

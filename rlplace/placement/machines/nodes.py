@@ -1,0 +1,166 @@
+"""Nodes declared in `cluster.nodes`, or as Ray lists them -> topology.
+
+Declared machines need not exist, so that any cluster is planned on a laptop. Both are arithmetic on plain values: the
+caller reads the config and talks to Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlplace.config import NodeConfig
+from rlplace.errors import PlacementError, Problem, Source, source_of
+from rlplace.placement.machines.topology import Links, Node, Run, Topology
+
+PATH = "cluster.nodes"
+RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
+HEAD = "node:__internal_head__"
+_PRODUCT = "accelerator_type:"
+
+
+def declare_topology(
+    nodes: Sequence[NodeConfig],
+    kind: str = "cuda",
+    num_nodes: int | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> Topology:
+    """The machines in the order of their ranks; without ranks, as written. Raises PlacementError.
+
+    `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes`, where given, must be right.
+    """
+    problems = _check(nodes, num_nodes, sources or {})
+    if problems:
+        raise PlacementError(problems)
+    ranked = nodes[0].rank is not None
+    made: list[Node] = []
+    first = 0
+    for declared in sorted(nodes, key=lambda n: n.rank or 0) if ranked else nodes:
+        runs = tuple(Run(count=r.count, product=r.product, memory_bytes=r.memory) for r in declared.mixed)
+        accelerators = sum(r.count for r in runs) or declared.accelerators
+        for i in range(declared.count):
+            node = Node(
+                rank=len(made),
+                accelerators=accelerators,
+                first=first,
+                kind=kind,
+                memory_bytes=min((r.memory_bytes for r in runs), default=declared.memory),
+                host=declared.host if i == 0 else "",
+                product=" + ".join(r.product for r in runs) if runs else declared.product,
+                host_memory_bytes=declared.host_memory,
+                links=Links(
+                    nvlink_gb_per_s=declared.nvlink_gb_per_s,
+                    pcie_gb_per_s=declared.pcie_gb_per_s,
+                    network_gb_per_s=declared.network_gb_per_s,
+                ),
+                runs=runs,
+            )
+            made.append(node)
+            first += accelerators
+    return Topology(tuple(made), "by the ranks given in cluster.nodes" if ranked else "as written in cluster.nodes")
+
+
+def _check(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[str, Source]) -> list[Problem]:
+    """Problems of ranks, of mixed accelerators and of the number of nodes."""
+    problems: list[Problem] = []
+
+    def reject(code: str, key: str, what: str, why: str, fix: str, got: str | None = None) -> None:
+        problem = Problem(code=code, key=key, what=what, got=got, source=source_of(key, sources), why=why, fix=fix)
+        problems.append(problem)
+
+    without = [i for i, n in enumerate(nodes) if n.rank is None]
+    following = 0
+    if 0 < len(without) < len(nodes):
+        why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
+        reject("node-ranks", f"{PATH}[{without[0]}]", "has no rank, others have one", why, "remove all ranks")
+    elif not without:
+        for i, node in sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0):
+            if node.rank != following:
+                what = f"rank {node.rank} where {following} comes next"
+                why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
+                reject("node-ranks", f"{PATH}[{i}].rank", what, why, f"rank: {following}")
+                break
+            following += node.count
+    for i, node in enumerate(nodes):
+        count, total = node.accelerators, sum(run.count for run in node.mixed)
+        if node.mixed and count not in (0, total):
+            what, why = f"is {count}, mixed adds up to {total}", "mixed lists all accelerators of the machine"
+            fix, got = f"accelerators: {total}", f"accelerators: {count}"
+            reject("mixed-count", f"{PATH}[{i}].accelerators", what, why, fix, got)
+    total = sum(node.count for node in nodes)
+    if num_nodes not in (None, total):
+        what = f"is {num_nodes}, cluster.nodes declares {total}"
+        why = "both count the machines of the cluster; cluster.nodes alone is enough"
+        reject("node-count", "cluster.num_nodes", what, why, f"num_nodes: {total}", f"num_nodes: {num_nodes}")
+    return problems
+
+
+def topology_of_ray(nodes: Sequence[Mapping[str, Any]], memory_bytes: int = 0) -> Topology:
+    """The topology of the list that `ray.nodes()` returns, without dead nodes.
+
+    `memory_bytes` is one accelerator's, which Ray does not know. Raises PlacementError.
+    """
+    alive, order = in_rank_order(nodes)
+    made: list[Node] = []
+    first = 0
+    for rank, node in enumerate(alive):
+        resources: Mapping[str, float] = node.get("Resources") or {}
+        labels: Mapping[str, object] = node.get("Labels") or {}
+        count = int(resources.get("GPU", 0))
+        products = sorted(key.removeprefix(_PRODUCT) for key in resources if key.startswith(_PRODUCT))
+        found = Node(
+            rank=rank,
+            accelerators=count,
+            first=first,
+            kind="cuda" if count else "emulated",
+            memory_bytes=memory_bytes if count else 0,
+            host=str(node.get("NodeManagerHostname") or node.get("NodeManagerAddress", "")),
+            labels=tuple(f"{k}={v}" for k, v in sorted(labels.items())),
+            product=products[0] if products else "",
+            host_memory_bytes=int(resources.get("memory", 0)),
+        )
+        made.append(found)
+        first += count
+    return Topology(tuple(made), order)
+
+
+def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The living nodes of `ray.nodes()`, node rank i at entry i, and the order in words. Raises PlacementError.
+
+    Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
+    """
+    alive = [n for n in nodes if n.get("Alive", True)]
+    problems: list[Problem] = []
+
+    def reject(code: str, what: str, got: str, why: str, fix: str) -> None:
+        problems.append(Problem(code=code, key="ray.address", what=what, got=got, why=why, fix=fix))
+
+    if not alive:
+        reject("no-node", "Ray lists no living node", "[]", "a plan needs at least one machine", "ray start --head")
+    labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
+    ranks: dict[int, Mapping[str, Any]] = {}
+    for node, label in zip(alive, labels, strict=True) if any(label is not None for label in labels) else ():
+        host, text = str(node.get("NodeManagerAddress", "?")), str(label)
+        fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
+        if not text.isdecimal():
+            why = "where one node has this label, all have it: a number each"
+            reject("node-ranks", f"{host} has no rank", text, why, fix)
+        elif int(text) >= len(alive) or int(text) in ranks:
+            why = f"the ranks of {len(alive)} nodes are 0-{len(alive) - 1}, each once"
+            reject("node-ranks", f"{host} cannot have rank {text}", text, why, fix)
+        else:
+            ranks[int(text)] = node
+    if problems:
+        raise PlacementError(problems)
+    if ranks:
+        return [ranks[rank] for rank in sorted(ranks)], f"by the label {RANK_LABEL}"
+    return sorted(alive, key=_head_first), "the head first, the others by address"
+
+
+def _head_first(node: Mapping[str, Any]) -> tuple[bool, int, tuple[int, ...], str, int]:
+    address = str(node.get("NodeManagerAddress", ""))
+    parts = address.split(".")
+    numeric = all(p.isdecimal() for p in parts)
+    head = HEAD in (node.get("Resources") or {})
+    by_address = (0, tuple(map(int, parts)), "") if numeric else (1, (), address)
+    return (not head, *by_address, int(node.get("NodeManagerPort", 0)))

@@ -25,7 +25,7 @@ CAPACITY_BYTES = 1 << 30  # of an emulated accelerator
 _IMPORTED = (
     "tests.actor_ranks",
     "tests.critic_ranks",
-    "tests.judge_ranks",
+    "tests.scorer_ranks",
     "tests.lm_ranks",
     "rlplace.models.reward_model",
     "rlplace.models.value_lm",

@@ -16,9 +16,9 @@ from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import Decision
+from rlplace.workers.engines.errors import no_weights
 from rlplace.workers.engines.weights import mismatches
 from rlplace.workers.offload import storages
-from rlplace.workers.refusals import no_weights
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:

@@ -40,9 +40,7 @@ from rlplace.workers.engines.contract import (
     Sampling,
     answer_seed,
 )
-from rlplace.workers.engines.token_choice import choose
-from rlplace.workers.engines.torch import ModuleWeights
-from rlplace.workers.refusals import (
+from rlplace.workers.engines.errors import (
     attention_not_full,
     cache_below_one_answer,
     engine_busy,
@@ -50,6 +48,8 @@ from rlplace.workers.refusals import (
     prompt_too_long,
     share_of_nothing,
 )
+from rlplace.workers.engines.token_choice import choose
+from rlplace.workers.engines.torch import ModuleWeights
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:

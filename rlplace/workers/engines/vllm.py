@@ -33,10 +33,10 @@ from rlplace.workers.engines.contract import (
     Sampling,
     answer_seed,
 )
+from rlplace.workers.engines.errors import engine_busy, no_weights, prompt_too_long, share_of_nothing
 from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory, Sleep, Sleeper
 from rlplace.workers.engines.vllm_support import check_installation
 from rlplace.workers.engines.weights import ExpectedWeights, mismatches
-from rlplace.workers.refusals import engine_busy, no_weights, prompt_too_long, share_of_nothing
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:

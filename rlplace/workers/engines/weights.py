@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from rlplace.comm.weights.receiver import receiver_of
 from rlplace.metrics import Metric, Metrics
-from rlplace.workers.refusals import some_weights
+from rlplace.workers.engines.errors import some_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

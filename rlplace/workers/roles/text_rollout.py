@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlplace.errors import ChannelEmpty
+from rlplace.errors import ChannelEmpty, DivergedError, Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.tokens import Request
+from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (
     CacheBytes,
     EngineBudget,
@@ -33,7 +33,6 @@ from rlplace.workers.engines.contract import (
     TextEngine,
 )
 from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
-from rlplace.workers.refusals import logprob_not_finite
 from rlplace.workers.roles.rollout import RolloutWorker
 from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
 
@@ -187,7 +186,7 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
         stepped = time.perf_counter()
         for completion in finished:
             if not np.isfinite(completion.logprobs).all():
-                raise logprob_not_finite(self.context.owner, completion)
+                raise _not_finite(self.context.owner, completion)
             env_rank = self._env_ranks.pop((completion.group, completion.sample, completion.turn))
             self.context.channels[COMPLETIONS].put(completion, key=str(env_rank))
             counts.tokens += len(completion.tokens)
@@ -241,3 +240,18 @@ def _memory(config: Config, *, on_cpu: bool) -> MemoryLimit:
     if on_cpu:
         return EngineBudget(size_bytes=int(share * config.cluster.accelerator.memory))
     return EngineShare(gpu_memory_utilization=share)
+
+
+def _not_finite(owner: str, completion: Completion) -> DivergedError:
+    answer = f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
+    versions = ", ".join(str(version) for version in sorted(set(completion.versions.tolist())))
+    return DivergedError(
+        Problem(
+            code="logprob-not-finite",
+            key=owner,
+            what="a token was drawn with a log-probability that is not finite",
+            got=answer,
+            why=f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype",
+            fix="actor.optimizer.lr: <smaller>, or rollout.dtype: fp32",
+        )
+    )

@@ -88,13 +88,13 @@ def test_those_who_both_stay_may_share() -> None:
 
 
 def test_a_judge_keeps_up_with_rollout_only_where_nobody_ever_needs_its_place() -> None:
-    def judged(**block: str) -> Schedule:
+    def scored_by(**block: str) -> Schedule:
         placement = HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 4))
         needs = dataclasses.replace(rlhf_needs(placement.components), ahead=1)
         return derive_schedule(placement, needs, dict.fromkeys(placement.components, True))
 
-    alone = judged(actor="0", env="1", rollout="1", reference="2")
+    alone = scored_by(actor="0", env="1", rollout="1", reference="2")
     assert "reference" in alone.active["rollout"]
-    beside = judged(actor="0", env="1", rollout="1", reference="0")
+    beside = scored_by(actor="0", env="1", rollout="1", reference="0")
     assert beside.active["infer 1"] == ("reference",)
     assert beside.residency["learn"]["reference"] is Residency.OFF

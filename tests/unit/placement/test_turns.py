@@ -24,7 +24,7 @@ def schedule(
     return derive_schedule(placement, needs, {c: c not in staying for c in placement.components}, staying)
 
 
-def judged(plan: Schedule) -> Works:
+def scored_by(plan: Schedule) -> Works:
     return {stage: works for stage, works in plan.active.items() if stage != "sync"}
 
 
@@ -81,7 +81,7 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
 )
 def test_turns_follow_from_the_placement(block: Mapping[str, object], works: Works) -> None:
     plan = schedule(placed(**block))
-    assert judged(plan) == works
+    assert scored_by(plan) == works
     assert plan.stages == ("sync", *works)
     for stage, working in plan.active.items():
         assert all(plan.residency[stage][c] >= plan.needs.of(stage, c) > OFF for c in working)
@@ -91,7 +91,7 @@ def test_who_stays_takes_no_turns() -> None:
     """Two that stay must fit together anyway, so they work at once."""
     block = {"actor": "0-3", "critic": "0-3", "rollout": "4-7"}
     plan = schedule(placed(**block), staying=("actor", "critic"))
-    assert judged(plan) == {"rollout": ("rollout",), "infer": ("actor", "critic"), "learn": ("critic", "actor")}
+    assert scored_by(plan) == {"rollout": ("rollout",), "infer": ("actor", "critic"), "learn": ("critic", "actor")}
     assert all(not e.releases and not e.acquires for e in plan.entries.values())
 
 
@@ -99,7 +99,7 @@ def test_a_stage_in_which_all_began_early_is_no_stage() -> None:
     needs = rlhf_needs(("actor", "rollout", "reward"), actor_infers=False)
     placement = placed(actor="0-3", rollout="4-7", reward="cpu")
     plan = derive_schedule(placement, needs, dict.fromkeys(placement.components, True))
-    assert judged(plan) == {"rollout": ("rollout", "reward"), "learn": ("actor",)}
+    assert scored_by(plan) == {"rollout": ("rollout", "reward"), "learn": ("actor",)}
 
 
 def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:

@@ -18,8 +18,8 @@ from rlplace.tokens import Sample
 from rlplace.workers.reward_client import Endpoint, RewardClient
 from rlplace.workers.reward_server import RewardServer, main
 from rlplace.workers.roles.reward import RewardEndpointWorker
-from tests.judge_ranks import JudgeScenario, judged, values, with_text
 from tests.lm_ranks import made_up_samples
+from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
 from tests.tiny_lm import tiny_model, tiny_reward_model
 
 
@@ -63,11 +63,11 @@ def words(policy: Path) -> list[tuple[Sample, ...]]:
 
 def test_a_reward_is_switched_to_an_endpoint_by_its_address(policy: Path, scorer: Path) -> None:
     groups = words(policy)
-    model = JudgeScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}})
+    model = ScorerScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}})
     with serving(scorer) as url:
-        endpoint = JudgeScenario(model=policy, component="reward", block={"url": url, "batch": 5})
-        asked = judged(endpoint, groups, kind=RewardEndpointWorker)
-    here = judged(model, groups)
+        endpoint = ScorerScenario(model=policy, component="reward", block={"url": url, "batch": 5})
+        asked = scored_by(endpoint, groups, kind=RewardEndpointWorker)
+    here = scored_by(model, groups)
     assert asked.keys() == here.keys()
     np.testing.assert_allclose(values(asked), values(here), atol=1e-5)
 

@@ -16,8 +16,8 @@ from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.reward_client import Endpoint, RewardClient, endpoint_of
 from rlplace.workers.roles.reward import RewardEndpointWorker
-from tests.judge_ranks import JudgeScenario, Said, judged, with_text
 from tests.lm_ranks import made_up_samples
+from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
 from tests.tiny_tokenizer import tiny_tokenizer
 
 Answer = Callable[[Mapping[str, Any]], "tuple[int, str | Iterator[str]]"]  # what was posted -> status, body
@@ -80,8 +80,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(policy: Path, url: str, groups: list[tuple[Sample, ...]], **block: object) -> Said:
-    scenario = JudgeScenario(model=policy, component="reward", block={"url": url, **block})
-    return judged(scenario, groups, kind=RewardEndpointWorker)
+    scenario = ScorerScenario(model=policy, component="reward", block={"url": url, **block})
+    return scored_by(scenario, groups, kind=RewardEndpointWorker)
 
 
 def client(url: str, *, timeout_s: float = 5.0, retries: int = 0) -> RewardClient:

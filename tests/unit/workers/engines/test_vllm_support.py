@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlplace.workers.engines.errors import prompt_too_long, share_of_nothing
 from rlplace.workers.engines.vllm_support import SUPPORTED, installation_problem, model_problems
-from rlplace.workers.refusals import prompt_too_long, share_of_nothing
 
 CONFIG = {"num_attention_heads": 12, "max_position_embeddings": 2048}
 

@@ -36,7 +36,7 @@ TIMEOUT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeScenario:
+class ScorerScenario:
     """One iteration of made-up samples before one judge."""
 
     model: Path  # the policy's
@@ -70,8 +70,8 @@ class JudgeScenario:
         return tuple(ChannelSpec(name=name, capacity_items=64, timeout_s=self.timeout_s) for name in names)
 
 
-def make_judge(
-    scenario: JudgeScenario,
+def make_scorer(
+    scenario: ScorerScenario,
     channels: Mapping[str, Channel],
     *,
     rank: int = 0,
@@ -103,24 +103,24 @@ def make_judge(
 
 
 @contextlib.contextmanager
-def sole_judge(
-    scenario: JudgeScenario, device: Device | None = None, kind: type[Scorer] | None = None
+def sole_scorer(
+    scenario: ScorerScenario, device: Device | None = None, kind: type[Scorer] | None = None
 ) -> Iterator[tuple[Scorer, dict[str, Channel]]]:
     """The only rank, here, and its channels."""
     channels: dict[str, Channel] = {spec.name: LocalChannel(spec) for spec in scenario.specs}
-    judge = make_judge(scenario, channels, device=device, kind=kind)
+    judge = make_scorer(scenario, channels, device=device, kind=kind)
     try:
         yield judge, channels
     finally:
         judge.close()
 
 
-def give(scenario: JudgeScenario, channels: Mapping[str, Channel], groups: Sequence[Sequence[Sample]]) -> None:
+def give(scenario: ScorerScenario, channels: Mapping[str, Channel], groups: Sequence[Sequence[Sample]]) -> None:
     for group in groups:
         channels[samples_for(scenario.component)].put(tuple(group))
 
 
-def said(scenario: JudgeScenario, channels: Mapping[str, Channel], samples: int) -> Said:
+def said(scenario: ScorerScenario, channels: Mapping[str, Channel], samples: int) -> Said:
     """Waits for scores of so many samples, and that there are no more."""
     found: Said = {}
     channel = channels[scores_of(scenario.component)]
@@ -133,10 +133,10 @@ def said(scenario: JudgeScenario, channels: Mapping[str, Channel], samples: int)
     return found
 
 
-def judged(scenario: JudgeScenario, groups: Sequence[Sequence[Sample]] | None = None, **making: Any) -> Said:
+def scored_by(scenario: ScorerScenario, groups: Sequence[Sequence[Sample]] | None = None, **making: Any) -> Said:
     """What the only rank says of samples that are all there before it begins."""
     groups = made_up_samples() if groups is None else groups
-    with sole_judge(scenario, **making) as (judge, channels):
+    with sole_scorer(scenario, **making) as (judge, channels):
         give(scenario, channels, groups)
         judge.infer(0, 0)
         return said(scenario, channels, sum(map(len, groups)))
@@ -162,10 +162,10 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rank(scenario: JudgeScenario, rank: int, port: int, listener: Any, folder: Path) -> list[Metrics]:
+def _rank(scenario: ScorerScenario, rank: int, port: int, listener: Any, folder: Path) -> list[Metrics]:
     rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
     channels = {spec.name: SharedChannel.attach(folder / f"{spec.name}.channel") for spec in scenario.specs}
-    judge = make_judge(scenario, channels, rank=rank, rendezvous=rendezvous)
+    judge = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
     try:
         judge.move(Residency.OFF)
         judge.move(Residency.FULL)
@@ -180,7 +180,7 @@ def _end(rank: Future[list[Metrics]], channels: Mapping[str, Channel]) -> None:
             channel.break_("a rank failed")
 
 
-def judge_by_ranks(scenario: JudgeScenario) -> list[Said]:
+def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
     """Two iterations in one process per rank; of the first, each group is given when the one before was judged."""
     with (
         listen() as listener,

@@ -11,13 +11,13 @@ from rlplace.errors import ConfigError, NotResident, RewardError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward import RewardFunctionWorker
-from tests.judge_ranks import JudgeScenario, Said, judged, sole_judge, with_text
 from tests.lm_ranks import made_up_samples
+from tests.scorer_ranks import Said, ScorerScenario, scored_by, sole_scorer, with_text
 
 
 def scored(block: Mapping[str, object], groups: list[tuple[Sample, ...]]) -> Said:
-    scenario = JudgeScenario(model=Path("unused"), component="reward", block=block)
-    return judged(scenario, groups, kind=RewardFunctionWorker)
+    scenario = ScorerScenario(model=Path("unused"), component="reward", block=block)
+    return scored_by(scenario, groups, kind=RewardFunctionWorker)
 
 
 def right_in_even_samples() -> list[tuple[Sample, ...]]:
@@ -66,8 +66,8 @@ def test_what_is_no_function_is_refused(block: Mapping[str, object], key: str, c
 
 
 def test_nothing_is_scored_while_offloaded() -> None:
-    scenario = JudgeScenario(model=Path("unused"), component="reward", block={"function": "math_answer"})
-    with sole_judge(scenario, kind=RewardFunctionWorker) as (judge, _):
+    scenario = ScorerScenario(model=Path("unused"), component="reward", block={"function": "math_answer"})
+    with sole_scorer(scenario, kind=RewardFunctionWorker) as (judge, _):
         judge.move(Residency.OFF)
         with pytest.raises(NotResident):
             judge.infer(0, 0)  # type: ignore[attr-defined]

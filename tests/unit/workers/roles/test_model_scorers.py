@@ -21,20 +21,20 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.llm_job import REFERENCE_WEIGHTS
 from rlplace.workers.training.announcements import Announcements
-from tests.judge_ranks import (
+from tests.lm_ranks import made_up_samples
+from tests.rollout_stage import Ledger
+from tests.scorer_ranks import (
     TIMEOUT_S,
-    JudgeScenario,
     Said,
+    ScorerScenario,
     give,
-    judge_by_ranks,
-    judged,
     said,
-    sole_judge,
+    score_by_ranks,
+    scored_by,
+    sole_scorer,
     values,
     with_text,
 )
-from tests.lm_ranks import made_up_samples
-from tests.rollout_stage import Ledger
 from tests.tiny_lm import tiny_model, tiny_reward_model
 from tests.tiny_tokenizer import tiny_tokenizer
 
@@ -86,26 +86,26 @@ def assert_same(found: Said, expected: Said) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_reference_says_what_transformers_says(policy: Path, way: str, temperature: float) -> None:
-    scenario = JudgeScenario(model=policy, block=WAYS[way], temperature=temperature)
-    assert_same(judged(scenario), logprobs(policy, made_up_samples(), temperature))
+    scenario = ScorerScenario(model=policy, block=WAYS[way], temperature=temperature)
+    assert_same(scored_by(scenario), logprobs(policy, made_up_samples(), temperature))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_reward_model_says_what_transformers_says(policy: Path, scorer: Path, way: str) -> None:
-    scenario = JudgeScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}, **WAYS[way]})
-    assert_same(judged(scenario), scores(scorer, made_up_samples()))
+    scenario = ScorerScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}, **WAYS[way]})
+    assert_same(scored_by(scenario), scores(scorer, made_up_samples()))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_say_the_same_of_groups_that_come_one_by_one(policy: Path, way: str) -> None:
-    found = judge_by_ranks(JudgeScenario(model=policy, block=WAYS[way], ranks=2))
+    found = score_by_ranks(ScorerScenario(model=policy, block=WAYS[way], ranks=2))
     for iteration, each in enumerate(found):
         assert_same(each, logprobs(policy, made_up_samples(iteration)))
 
 
 def test_two_ranks_of_a_sharded_reward_model(policy: Path, scorer: Path) -> None:
     block = {"model": {"path": str(scorer)}, "sharded": True}
-    found = judge_by_ranks(JudgeScenario(model=policy, component="reward", block=block, ranks=2))
+    found = score_by_ranks(ScorerScenario(model=policy, component="reward", block=block, ranks=2))
     for iteration, each in enumerate(found):
         assert_same(each, scores(scorer, made_up_samples(iteration)))
 
@@ -114,8 +114,8 @@ def test_two_ranks_of_a_sharded_reward_model(policy: Path, scorer: Path) -> None
 
 
 def test_groups_that_come_late_are_scored_as_they_come(policy: Path) -> None:
-    scenario, groups = JudgeScenario(model=policy), made_up_samples()
-    with sole_judge(scenario) as (judge, channels), ThreadPoolExecutor(1) as thread:
+    scenario, groups = ScorerScenario(model=policy), made_up_samples()
+    with sole_scorer(scenario) as (judge, channels), ThreadPoolExecutor(1) as thread:
         inferring = thread.submit(judge.infer, 0, 0)
         found: Said = {}
         for group in reversed(groups):
@@ -127,8 +127,8 @@ def test_groups_that_come_late_are_scored_as_they_come(policy: Path) -> None:
 
 
 def test_a_group_of_another_iteration_is_an_error(policy: Path) -> None:
-    scenario, groups = JudgeScenario(model=policy), made_up_samples()
-    with sole_judge(scenario) as (judge, channels):
+    scenario, groups = ScorerScenario(model=policy), made_up_samples()
+    with sole_scorer(scenario) as (judge, channels):
         give(scenario, channels, [groups[1], groups[1]])
         with pytest.raises(ChannelMisuse, match="not of this iteration") as caught:
             judge.infer(0, 0)
@@ -136,7 +136,7 @@ def test_a_group_of_another_iteration_is_an_error(policy: Path) -> None:
 
 
 def test_waiting_for_groups_has_a_deadline(policy: Path) -> None:
-    with sole_judge(JudgeScenario(model=policy, timeout_s=0.01)) as (judge, _), pytest.raises(ChannelTimeout):
+    with sole_scorer(ScorerScenario(model=policy, timeout_s=0.01)) as (judge, _), pytest.raises(ChannelTimeout):
         judge.infer(0, 0)
 
 
@@ -144,9 +144,9 @@ def test_a_score_that_is_no_number_is_named(policy: Path, tmp_path: Path) -> Non
     broken = tiny_reward_model(tmp_path, like=policy)
     weights = load_file(broken / "model.safetensors")
     save_file(weights | {"score.weight": weights["score.weight"] * float("nan")}, broken / "model.safetensors")
-    scenario = JudgeScenario(model=policy, component="reward", block={"model": {"path": str(broken)}})
+    scenario = ScorerScenario(model=policy, component="reward", block={"model": {"path": str(broken)}})
     with pytest.raises(RewardError, match=r"of sample \d of group \d is not a finite number") as caught:
-        judged(scenario)
+        scored_by(scenario)
     assert (caught.value.code, caught.value.problem.key) == ("score-not-finite", "reward")
 
 
@@ -165,14 +165,14 @@ class _SecondRank:
 
 
 def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run(policy: Path) -> None:
-    with sole_judge(JudgeScenario(model=policy)) as (judge, _):
+    with sole_scorer(ScorerScenario(model=policy)) as (judge, _):
         announcements = Announcements(_SecondRank(), judge.context, 0.01)  # type: ignore[arg-type]
         with pytest.raises(ChannelTimeout, match="for reference rank 0 to bring samples") as late:
             announcements.meet("samples")
         judge.context.cancelled.set()
         with pytest.raises(ChannelBroken) as caught:
             announcements.meet("samples")
-        give(JudgeScenario(model=policy), judge.context.channels, made_up_samples())
+        give(ScorerScenario(model=policy), judge.context.channels, made_up_samples())
         with pytest.raises(ChannelBroken):
             judge.infer(0, 0)
     assert (late.value.code, caught.value.code) == ("rank-0-late", "cancelled")
@@ -183,9 +183,9 @@ def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_held_is_accounted_for_and_leaves(policy: Path, way: str) -> None:
-    ledger, on_host, scenario = Ledger(), "on the host" in way, JudgeScenario(model=policy, block=WAYS[way])
+    ledger, on_host, scenario = Ledger(), "on the host" in way, ScorerScenario(model=policy, block=WAYS[way])
     size = sum(p.nbytes for p in AutoModelForCausalLM.from_pretrained(policy).parameters())
-    with sole_judge(scenario, device=ledger) as (judge, channels):
+    with sole_scorer(scenario, device=ledger) as (judge, channels):
         there = judge.move(Residency.FULL)
         assert ledger.held_bytes() == there.accelerator_bytes
         assert there.accelerator_bytes == (0 if on_host else pytest.approx(size, rel=0.01))
@@ -204,7 +204,7 @@ def test_what_is_held_is_accounted_for_and_leaves(policy: Path, way: str) -> Non
 
 def test_a_pass_that_does_not_fit_is_refused_before_it_begins(policy: Path) -> None:
     ledger = Ledger()
-    with sole_judge(JudgeScenario(model=policy, block=WAYS["sharded on the host"]), device=ledger) as (judge, _):
+    with sole_scorer(ScorerScenario(model=policy, block=WAYS["sharded on the host"]), device=ledger) as (judge, _):
         ledger.limit = 1000
         with pytest.raises(MemoryError, match="gathered weights"):
             judge.infer(0, 0)
@@ -214,8 +214,8 @@ def test_a_pass_that_does_not_fit_is_refused_before_it_begins(policy: Path) -> N
 def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path: Path, way: str) -> None:
     newer = tiny_model(tmp_path / "newer", "qwen3", seed=5)
     block = {**WAYS[way], "refresh_every": 2}
-    scenario = JudgeScenario(model=policy, block=block)
-    with sole_judge(scenario) as (judge, channels):
+    scenario = ScorerScenario(model=policy, block=block)
+    with sole_scorer(scenario) as (judge, channels):
         sender = WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1))
         shards = [
             Shard(names=(n,), dtype="float32", shape=tuple(w.shape), blocks=row_blocks(w.shape, 1), data=w)
@@ -237,14 +237,14 @@ def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path:
 def test_a_value_head_is_read_by_its_name(policy: Path, scorer: Path, tmp_path: Path) -> None:
     named = tiny_reward_model(tmp_path, like=policy, head="worth")
     block = {"model": {"path": str(named)}, "head": "worth"}
-    found = judged(JudgeScenario(model=policy, component="reward", block=block))
+    found = scored_by(ScorerScenario(model=policy, component="reward", block=block))
     assert_same(found, scores(scorer, made_up_samples()))
 
 
 def test_a_reward_model_with_its_own_tokenizer_is_told_the_conversation(policy: Path, tmp_path: Path) -> None:
     own = tiny_tokenizer(tiny_reward_model(tmp_path, like=policy))
     block, groups = {"model": {"path": str(own)}}, with_text(made_up_samples(), lambda s: f"{s.sample} times")
-    found = judged(JudgeScenario(model=policy, component="reward", block=block, env={"system": "be brief"}), groups)
+    found = scored_by(ScorerScenario(model=policy, component="reward", block=block, env={"system": "be brief"}), groups)
     tokenizer = Tokenizer.load(own)
     expected = [
         dataclasses.replace(sample, tokens=told, mask=told > 0, logprobs=told * 0.0, versions=told)
@@ -261,4 +261,4 @@ def test_a_reward_model_with_its_own_tokenizer_is_told_the_conversation(policy: 
 
 def test_a_folder_without_a_head_scores_nothing(policy: Path) -> None:
     with pytest.raises(ConfigError, match="no weight"):
-        judged(JudgeScenario(model=policy, component="reward"))
+        scored_by(ScorerScenario(model=policy, component="reward"))

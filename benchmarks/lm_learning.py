@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from rlplace.config import Config, read_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
-from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.appraisal import Appraiser, Inferred
 from rlplace.workers.training.lm_learner import LmLearner
 from rlplace.workers.training.optimizer import Adam
@@ -51,7 +51,9 @@ def main() -> None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
         ranks, learner = make_learner(Path(folder), len(groups), options.checkpointing)
-        appraiser = Appraiser(LlmJob(config=config_of(Path(folder), len(groups)), env_ranks=1, rollout_ranks=1))
+        appraiser = Appraiser(
+            WorkerArguments(config=config_of(Path(folder), len(groups)), ranks={"actor": 1, "env": 1, "rollout": 1})
+        )
         plain, ours = [], []
         for _ in range(options.repeat + 1):  # the first warms up
             began = time.process_time()

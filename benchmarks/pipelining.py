@@ -27,8 +27,8 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Observation
+from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.engines.contract import Decision
-from rlplace.workers.job import TRAJECTORIES, Job
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.machines import declared_topology
@@ -58,7 +58,7 @@ class Slow(gymnasium.Env[NDArray[np.float32], Any]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SlowJob(Job):
+class SlowJob(WorkerArguments):
     row_s: float  # the policy takes this for each row
 
 
@@ -96,8 +96,8 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
     plan = make_plan(config, declared_topology(config.cluster))
     return SlowJob(
         config=config,
-        spaces=describe(config.simulator_env),
-        routes=plan.routes,
+        ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
+        simulator=SimulatorArguments(spaces=describe(config.simulator_env), routes=plan.routes),
         deliveries=plan.deliveries,
         row_s=policy_ms / 1e3 / ROWS,
     )

@@ -10,7 +10,7 @@ from rlplace.placement.schedule import base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE
 from rlplace.report.summary import TEXT
 from rlplace.run import JobSpec, RunDriver
-from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.worker import Worker
 
 
@@ -24,12 +24,9 @@ def llm_run(config: Config, layout: Layout) -> JobSpec:
         runner=config.runner,
         plan=layout,
         workers={component: worker_of(config, component) for component in placement.components},
-        arguments=LlmJob(
+        arguments=WorkerArguments(
             config=with_share(config, case),
-            env_ranks=placement.world_size("env"),
-            rollout_ranks=placement.world_size("rollout"),
-            reference_ranks=placement.world_size("reference") if "reference" in placement.components else 0,
-            components=placement.components,
+            ranks={component: placement.world_size(component) for component in placement.components},
             deliveries=layout.deliveries,
         ),
         case=case,

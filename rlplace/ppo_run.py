@@ -9,7 +9,7 @@ from rlplace.placement.memory import memory_case
 from rlplace.report.sinks import RUN_CONSOLE
 from rlplace.report.summary import SIMULATED
 from rlplace.run import JobSpec, RunDriver
-from rlplace.workers.job import Job
+from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 
 
 def ppo_run(config: Config, plan: Plan) -> JobSpec:
@@ -25,7 +25,12 @@ def ppo_run(config: Config, plan: Plan) -> JobSpec:
         runner=config.runner,
         plan=plan,
         workers={"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker},
-        arguments=Job(config=config, spaces=spaces, routes=plan.routes, deliveries=plan.deliveries),
+        arguments=WorkerArguments(
+            config=config,
+            ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
+            deliveries=plan.deliveries,
+            simulator=SimulatorArguments(spaces=spaces, routes=plan.routes),
+        ),
         case=case,
         ledger=case.ledger(),
         driver=RunDriver(

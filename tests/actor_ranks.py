@@ -26,7 +26,7 @@ from rlplace.models.mlp import ActorCritic, build_policy
 from rlplace.placement.flow import Delivery, Route, Routes, Share, Transport
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.job import TRAJECTORIES, WEIGHTS, Job
+from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
@@ -63,7 +63,7 @@ class Scenario:
         return Spaces(observation_shape=(5,), actions=self.actions)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> WorkerArguments:
         rows, edges = sum(self.split), np.cumsum([0, *self.split])
         shares = tuple(
             Share(source=0, target=rank, start=start, stop=start + count, transport=Transport.SAME_NODE)
@@ -74,7 +74,9 @@ class Scenario:
         routes = Routes(observations=trajectories, trajectories=trajectories)
         everyone = tuple(range(len(self.split)))
         deliveries = (Delivery(readers=everyone, near=everyone),)
-        return Job(config=self.config, spaces=self.spaces, routes=routes, deliveries=deliveries)
+        simulator = SimulatorArguments(spaces=self.spaces, routes=routes)
+        ranks = {"actor": len(self.split), "env": 1, "rollout": len(everyone)}
+        return WorkerArguments(config=self.config, ranks=ranks, deliveries=deliveries, simulator=simulator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from rlplace.config import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample, Scores
+from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
 from rlplace.workers.roles.critic import Critic
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, PROMPTS, SAMPLES_PER_PROMPT, made_up_samples
@@ -38,7 +38,7 @@ class CriticScenario:
     critic: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
-    def job(self) -> LlmJob:
+    def job(self) -> WorkerArguments:
         config = read_config(
             {
                 "cluster": {"component_placement": {"actor": 0, "rollout": 0, "env": 0, "critic": 0}},
@@ -50,7 +50,7 @@ class CriticScenario:
                 "runner": {"seed": 7, "total_iterations": 4},
             }
         )
-        return LlmJob(config=config, env_ranks=1, rollout_ranks=1, components=("actor", "env", "rollout", "critic"))
+        return WorkerArguments(config=config, ranks=dict.fromkeys(("actor", "env", "rollout", "critic"), 1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

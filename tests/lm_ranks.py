@@ -18,8 +18,8 @@ from rlplace.metrics import Metric
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
+from rlplace.workers.arguments import SAMPLES, WEIGHTS, WorkerArguments
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.llm_job import SAMPLES, WEIGHTS, LlmJob
 from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
@@ -43,7 +43,7 @@ class LmScenario:
     deliveries: tuple[Delivery, ...] = ()  # none: one that all ranks read and are near
 
     @property
-    def job(self) -> LlmJob:
+    def job(self) -> WorkerArguments:
         config = read_config(
             {
                 "cluster": {"component_placement": {}},
@@ -69,10 +69,9 @@ class LmScenario:
             }
         )
         everyone = tuple(range(self.ranks))
-        return LlmJob(
+        return WorkerArguments(
             config=config,
-            env_ranks=1,
-            rollout_ranks=self.ranks,
+            ranks={"actor": self.ranks, "env": 1, "rollout": self.ranks},
             deliveries=self.deliveries or (Delivery(readers=everyone, near=everyone),),
         )
 

@@ -13,16 +13,16 @@ from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.llm_job import (
+from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
     RETURNS,
     SAMPLES,
     WEIGHTS,
-    LlmJob,
+    WorkerArguments,
     samples_for,
     scores_of,
 )
+from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Worker, WorkerContext
 from tests.lm_ranks import ADAM, PROMPTS, SAMPLES_PER_PROMPT
 from tests.worker_ranks import listen, rendezvous_at, spec_of
@@ -56,10 +56,8 @@ class RlhfStage:
                 **{name: {**block, **blocks.get(name, {})} for name, block in usual.items()},
             }
         )
-        self.job = LlmJob(
-            config=config, env_ranks=1, rollout_ranks=1, reference_ranks=1, components=(*components, "rollout", "env")
-        )
-        names = [SAMPLES, WEIGHTS, RETURNS, *map(samples_for, self.job.judges), *map(scores_of, self.job.judges)]
+        self.job = WorkerArguments(config=config, ranks=dict.fromkeys((*components, "rollout", "env"), 1))
+        names = [SAMPLES, WEIGHTS, RETURNS, *map(samples_for, self.job.scorers), *map(scores_of, self.job.scorers)]
         names += [REFERENCE_WEIGHTS] if config.reference.refresh_every else []
         self.channels = {name: LocalChannel(spec_of(name)) for name in names}
         self.workers = {component: self._worker(component) for component in components}
@@ -102,18 +100,18 @@ class RlhfStage:
     def give(self, groups: Groups) -> None:
         """What the env puts."""
         for group in reversed(groups):  # in another order than they are numbered
-            for name in (SAMPLES, *map(samples_for, self.job.judges)):
+            for name in (SAMPLES, *map(samples_for, self.job.scorers)):
                 self.channels[name].put(tuple(group))
 
     def iterate(self, groups: Groups, iteration: int = 0) -> dict[str, float]:
         """From samples to the next version, everybody alone on the accelerator in turn; the metrics of all."""
         self.give(groups)
-        judges = [self.workers[name] for name in self.job.judges]
-        numbers: list[Metrics] = [self._alone(worker, "infer", iteration) for worker in judges]
+        scorers = [self.workers[name] for name in self.job.scorers]
+        numbers: list[Metrics] = [self._alone(worker, "infer", iteration) for worker in scorers]
         actor = self.workers["actor"]
         if self.job.config.actor_infers:
             numbers.append(self._alone(actor, "infer", iteration))
-        if self.job.config.actor_infers or judges:
+        if self.job.config.actor_infers or scorers:
             numbers.append(actor.appraise(iteration))
         learning = [self.workers[name] for name in ("critic", "actor") if name in self.workers]
         numbers += [self._alone(worker, "learn", iteration) for worker in learning]

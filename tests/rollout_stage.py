@@ -17,7 +17,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.job import TRAJECTORIES, Job
+from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
@@ -60,7 +60,7 @@ class Layout:
         return f"{self.env}env-{self.rollout}rollout-{self.actor}actor-{self.stage_groups}groups"
 
 
-def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0) -> tuple[Plan, Job]:
+def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0) -> tuple[Plan, WorkerArguments]:
     """The plan and job of a config whose components sit on accelerators of their own."""
     ranks = {"env": layout.env, "rollout": layout.rollout, "actor": layout.actor}
     placement, first = {}, 0
@@ -77,7 +77,8 @@ def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0
         }
     )
     plan = make_plan(config, Topology.uniform(1, first))
-    return plan, Job(config=config, spaces=describe(config.env), routes=plan.routes, deliveries=plan.deliveries)
+    simulator = SimulatorArguments(spaces=describe(config.env), routes=plan.routes)
+    return plan, WorkerArguments(config=config, ranks=ranks, deliveries=plan.deliveries, simulator=simulator)
 
 
 def channels_of(plan: Plan, capacity_items: int | None = None) -> dict[str, LocalChannel]:

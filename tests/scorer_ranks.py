@@ -21,8 +21,8 @@ from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
+from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
-from rlplace.workers.llm_job import REFERENCE_WEIGHTS, LlmJob, samples_for, scores_of
 from rlplace.workers.roles.reference import ReferenceWorker
 from rlplace.workers.roles.reward import RewardModelWorker
 from rlplace.workers.roles.scorer import Scorer
@@ -48,7 +48,7 @@ class ScorerScenario:
     timeout_s: float = TIMEOUT_S  # of channels
 
     @property
-    def job(self) -> LlmJob:
+    def job(self) -> WorkerArguments:
         model = {} if self.component == "reward" and {"function", "url"} & set(self.block) else {"dtype": "fp32"}
         config = read_config(
             {
@@ -62,7 +62,7 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
-        return LlmJob(config=config, env_ranks=1, rollout_ranks=1, components=components)
+        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1))
 
     @property
     def specs(self) -> tuple[ChannelSpec, ...]:

@@ -19,7 +19,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, LlmJob
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, WorkerArguments
 from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
@@ -101,7 +101,7 @@ class TextStage:
                 "runner": dict(runner or {}),
             }
         )
-        self.job = LlmJob(config=config, env_ranks=env_ranks, rollout_ranks=1)
+        self.job = WorkerArguments(config=config, ranks={"actor": 1, "env": env_ranks, "rollout": 1})
         self.channels = {
             name: LocalChannel(ChannelSpec(name=name, capacity_items=(room or {}).get(name, 100), timeout_s=20))
             for name in (REQUESTS, COMPLETIONS, SAMPLES)
@@ -117,11 +117,11 @@ class TextStage:
                 rank=rank,
                 node=0,
                 local_rank=rank,
-                local_world_size=self.job.env_ranks,
+                local_world_size=self.job.ranks["env"],
                 accelerators=(),
                 local_accelerators=(),
             ),
-            world_size=self.job.env_ranks,
+            world_size=self.job.ranks["env"],
             device=Ledger(),
             rendezvous=Rendezvous(host="", port=0),
             channels={name: channel.named(owner) for name, channel in self.channels.items()},

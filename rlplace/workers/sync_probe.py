@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplace.config import Config
+    from rlplace.workers.arguments import WorkerArguments
     from rlplace.workers.engines.contract import TextEngine
-    from rlplace.workers.llm_job import LlmJob
 
 NAME = "probe.logprobs"  # among the weights; no model has it
 _TOKENS = 32
@@ -38,7 +38,7 @@ _TOKENS = 32
 _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 
-def probe_tokens(job: LlmJob) -> list[int]:
+def probe_tokens(job: WorkerArguments) -> list[int]:
     """Drawn evenly from the vocabulary, the same in every process."""
     vocabulary: int = json.loads((job.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)

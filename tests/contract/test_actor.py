@@ -17,7 +17,7 @@ from rlplace.metrics import Metric
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.job import TRAJECTORIES, WEIGHTS
+from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS
 from rlplace.workers.roles.actor import PolicyActor
 from tests.actor_ranks import THREE_CHOICES, Scenario, iteration, make_actor
 from tests.worker_ranks import listen, rendezvous_at

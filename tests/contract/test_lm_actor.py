@@ -20,8 +20,8 @@ from rlplace.errors import AcceleratorOutOfMemory, DivergedError, NotResident
 from rlplace.metrics import Metric
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
+from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.launch.devices import CudaDevice, Device
-from rlplace.workers.llm_job import WEIGHTS
 from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.training.trained_lm import not_run
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor

@@ -18,8 +18,8 @@ from rlplace.errors import AcceleratorOutOfMemory, ChannelMisuse, ConfigError, D
 from rlplace.models.value_lm import first_head
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Returns, Sample
+from rlplace.workers.arguments import RETURNS
 from rlplace.workers.launch.devices import CudaDevice, Device
-from rlplace.workers.llm_job import RETURNS
 from rlplace.workers.roles.critic import Critic, critic_problems
 from tests.critic_ranks import (
     CriticScenario,

@@ -17,8 +17,8 @@ from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.schedule import Residency
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.engines.transformers import TransformersEngine
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor

@@ -11,7 +11,7 @@ import pytest
 from rlplace.errors import ChannelBroken
 from rlplace.metrics import reduce_metrics
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.job import OBSERVATIONS
+from rlplace.workers.arguments import OBSERVATIONS
 from tests.rollout_stage import Layout, RolloutStage, env_block
 
 STEPS, ITERATIONS, ROWS = 10, 3, 24

@@ -10,7 +10,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.job import TRAJECTORIES, Job
+from rlplace.workers.arguments import TRAJECTORIES, WorkerArguments
 from rlplace.workers.training.worker import TrainingWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
@@ -29,7 +29,7 @@ class PolicyActor(TrainingWorker):
     optimizer state too.
     """
 
-    config: Job
+    config: WorkerArguments
     _policy: TrainedPolicy
     _learner: PPOLearner
 
@@ -49,7 +49,7 @@ class PolicyActor(TrainingWorker):
         self._optimizer_state = Offloadable("optimizer state", context.device, self._policy.optimizer_tensors)
         self._learner = PPOLearner(config, self._rows(), self._policy, ranks, device, context.owner)
         job = self.config
-        self._open_sync(config.actor.sync, (context.folder and job.deliveries) or deliver_by_rank(job.rollout_ranks))
+        self._open_sync(config.actor.sync, (context.folder and job.deliveries) or deliver_by_rank(job.ranks["rollout"]))
         self.move(Residency.OFF)
 
     def _make_policy(self, module: ActorCritic, ranks: Ranks) -> TrainedPolicy:

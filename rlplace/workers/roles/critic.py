@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlplace.errors import Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.workers.llm_job import RETURNS, LlmJob, samples_for, scores_of
+from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.training.trained_lm import not_run, optimizer_of, path_of, spec_of
 from rlplace.workers.training.worker import TrainingWorker
 from rlplace.workers.worker import MoveReport, out_of_step
@@ -41,7 +41,7 @@ class Critic(TrainingWorker):
     their values, on the host.
     """
 
-    config: LlmJob
+    config: WorkerArguments
     _lm: ShardedLm
     _optimizer: Adam
     _learner: LmCriticLearner
@@ -193,7 +193,7 @@ class _Inferred:
     values: Tensor  # [M], of all ranks' samples
 
 
-def critic_folder(job: LlmJob) -> Path:
+def critic_folder(job: WorkerArguments) -> Path:
     """Of its own model, else of the job's: there the head starts anew."""
     path = path_of(job.config.critic)
     return job.model if path is None else Path(path)

@@ -22,7 +22,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import Share
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
-from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES, Job
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
 from rlplace.workers.recording import Recording
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
 
@@ -89,10 +89,10 @@ class VectorEnvWorker(EnvWorker):
     Env rank e holds the global rows from e * rows_per_rank on: its stage groups one after the other.
     """
 
-    config: Job
+    config: WorkerArguments
     holds: ClassVar[str] = "simulator"
 
-    def __init__(self, config: Job, context: WorkerContext) -> None:
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._groups: list[StageGroup] = []
         self._to_actor: Sequence[Share] = config.routes.trajectories.sends(context.rank)

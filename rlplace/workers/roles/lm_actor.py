@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
-from rlplace.workers.llm_job import REFERENCE_WEIGHTS, RETURNS, SAMPLES, LlmJob
+from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, WorkerArguments
 from rlplace.workers.training.trained_lm import optimizer_of, spec_of
 from rlplace.workers.training.worker import TrainingWorker
 from rlplace.workers.worker import MoveReport
@@ -45,7 +45,7 @@ class LmActor(TrainingWorker):
     iteration, from when it takes them until they are learned.
     """
 
-    config: LlmJob
+    config: WorkerArguments
     _lm: ShardedLm
     _optimizer: Adam
     _learner: LmLearner
@@ -81,7 +81,7 @@ class LmActor(TrainingWorker):
         self._appraiser = Appraiser(self.config)
         self._open_sync(
             config.actor.sync,
-            (self.context.folder and self.config.deliveries) or deliver_by_rank(self.config.rollout_ranks),
+            (self.context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"]),
             checksums=config.actor.sync.verify == "checksum",
         )
         if REFERENCE_WEIGHTS in self.context.channels:
@@ -175,9 +175,9 @@ class LmActor(TrainingWorker):
 
         groups, context = self._take(part), self.context
         samples = [sample for group in groups for sample in group]
-        scores = gather_scores(context.channels, self.config.judges, samples, context.owner)
+        scores = gather_scores(context.channels, self.config.scorers, samples, context.owner)
         appraisal = self._appraiser.appraise(groups, scores, self._inferred or Inferred())
-        if self.config.has("critic"):
+        if "critic" in self.config.ranks:
             for returns in appraisal.returns():
                 context.channels[RETURNS].put(returns)
         return appraisal
@@ -210,7 +210,7 @@ class LmActor(TrainingWorker):
         """Each rank of the reference gets a copy of its own, through the channel."""
         from rlplace.comm.weights.sender import WeightSender
 
-        channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.reference_ranks)
+        channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
         self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
 
     def save_policy(self, path: str) -> None:

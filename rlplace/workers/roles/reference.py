@@ -10,7 +10,7 @@ import numpy as np
 
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.workers.llm_job import REFERENCE_WEIGHTS
+from rlplace.workers.arguments import REFERENCE_WEIGHTS
 from rlplace.workers.roles.scorer import ModelInput, ModelScorer, Values
 from rlplace.workers.worker import not_resident
 

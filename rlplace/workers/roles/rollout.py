@@ -17,12 +17,13 @@ from rlplace.envs.spaces import DiscreteActions
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS, WorkerArguments
 from rlplace.workers.engines.contract import Decision, Engine, VectorEngine
-from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS, Job
 from rlplace.workers.worker import MoveReport, Worker, cancelled
 
 if TYPE_CHECKING:
     from rlplace.workers.engines.weights import EngineWeights
+    from rlplace.workers.sync_probe import SyncProbe
 
 
 E = TypeVar("E", bound=Engine)
@@ -33,6 +34,8 @@ _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn 
 
 class RolloutWorker(Worker, Generic[E]):
     """Owns an engine and its end of the weight sync. A subclass builds both in `setup` and adds `generate`."""
+
+    config: WorkerArguments
 
     _engine: E | None = None
     _weights: EngineWeights | None = None
@@ -46,6 +49,15 @@ class RolloutWorker(Worker, Generic[E]):
     def weights(self) -> EngineWeights:
         assert self._weights is not None, "setup comes first"
         return self._weights
+
+    def _open_sync(self, engine: Engine, probe: SyncProbe | None = None) -> None:
+        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
+
+        actor, context = self.config.config.actor, self.context
+        scale = actor.lora_alpha / actor.lora_rank if actor.sync.mode == "lora" and actor.lora_rank else None
+        kept = KeptWeights(context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale)
+        channel = context.channels[WEIGHTS]
+        self._weights = EngineWeights(engine, channel, context, self.config.deliveries, kept=kept, probe=probe)
 
     def move(self, to: Residency) -> MoveReport:
         began = time.perf_counter()
@@ -75,15 +87,12 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
     may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
-    config: Job
-
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
         from rlplace.models.distributions import noise_shape
         from rlplace.models.mlp import build_policy
         from rlplace.workers.engines.torch import TorchEngine
-        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
         config, context, actions = self.config.config, self.context, self.config.spaces.actions
@@ -93,13 +102,7 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
             owner=context.owner,
             workspace_bytes=config.torch_rollout.workspace_memory,
         )
-        self._weights = EngineWeights(
-            self._engine,
-            context.channels[WEIGHTS],
-            context,
-            self.config.deliveries,
-            kept=KeptWeights(context.owner, keeps=config.actor.sync.mode == "trainable"),
-        )
+        self._open_sync(self._engine)
         self._noise = RowNoise(
             seed=config.runner.seed,
             rows=config.simulator_env.total_num_envs,

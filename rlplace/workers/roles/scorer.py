@@ -28,7 +28,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import block_edges
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
-from rlplace.workers.llm_job import LlmJob, samples_for, scores_of
+from rlplace.workers.arguments import WorkerArguments, samples_for, scores_of
 from rlplace.workers.refusals import score_not_finite
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
 
@@ -110,9 +110,9 @@ class ModelInput:
 class Scorer(Worker):
     """Base of all scorers. Ranks share one channel: each reads its even share of whole groups."""
 
-    config: LlmJob
+    config: WorkerArguments
 
-    def __init__(self, config: LlmJob, context: WorkerContext) -> None:
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._residency = Residency.OFF
 

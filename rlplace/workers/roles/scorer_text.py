@@ -24,7 +24,7 @@ from rlplace.models.reward_head import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample
-from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.reward_client import endpoint_of
 
 _READS_TOKENS = {
@@ -34,7 +34,7 @@ _READS_TOKENS = {
 _TURNS = [Message("user", "-"), Message("assistant", "-")]  # the shortest chat, to try a template
 
 
-def reads_text(job: LlmJob, component: str) -> bool:
+def reads_text(job: WorkerArguments, component: str) -> bool:
     """Return whether a component's samples need their transcripts, which an env rank then adds."""
     if role_of(component) != "reward":
         return False
@@ -51,7 +51,7 @@ def same_tokens(one: Path, other: Path) -> bool:
     return Tokenizer.load(one).ids == Tokenizer.load(other).ids
 
 
-def retokenized(job: LlmJob, folder: Path) -> Callable[[Sample], Tokens]:
+def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return the function that turns a sample into tokens of the reward model in `folder`.
 
     Raises ConfigError when the model has no chat template for a chat.

@@ -24,7 +24,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.models.conversation import Conversation
 from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.tokens import Completion, Episode, Request, Sample
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, LlmJob, samples_for
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, WorkerArguments, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.prompts import Prompts, conversation_of, prompts_of
 from rlplace.workers.roles.scorer_text import reads_text
@@ -39,7 +39,7 @@ class TextEnvWorker(EnvWorker):
     Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run.
     """
 
-    config: LlmJob
+    config: WorkerArguments
     holds: ClassVar[str] = "task"
 
     _grader: Grader | None = None
@@ -57,7 +57,7 @@ class TextEnvWorker(EnvWorker):
                 longest = config.algorithm.max_prompt_length
                 self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
         task = make_task(config.text_env, seed=config.runner.seed, split="train")
-        self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.judges}
+        self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.scorers}
         self._rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
         self._grader = grader_of(
             self._rewards,
@@ -120,7 +120,7 @@ class TextEnvWorker(EnvWorker):
         weights = {reward.name: reward.weight for reward in self._rewards}
         play = Pass(self.context, dialogues, self._grader, weights, iteration=iteration, greedy=greedy)
         play.through(groups, prompts, samples, deliver)
-        play.end(env_ranks=job.env_ranks, rollout_ranks=job.rollout_ranks)
+        play.end(env_ranks=job.ranks["env"], rollout_ranks=job.ranks["rollout"])
         return play.seconds
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from rlplace.errors import ChannelEmpty, DivergedError, Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Completion, Request
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, EndOfIteration, WorkerArguments
 from rlplace.workers.engines.contract import (
     CacheBytes,
     EngineBudget,
@@ -32,7 +33,6 @@ from rlplace.workers.engines.contract import (
     Sampling,
     TextEngine,
 )
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
 from rlplace.workers.roles.rollout import RolloutWorker
 from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
 
@@ -79,36 +79,21 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
     take everything while others idle.
     """
 
-    config: LlmJob
-
-    def __init__(self, config: LlmJob, context: WorkerContext) -> None:
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
-        self._share = -(-config.prompts * config.config.algorithm.samples_per_prompt // config.rollout_ranks)
+        self._share = -(-config.prompts * config.config.algorithm.samples_per_prompt // config.ranks["rollout"])
         self._env_ranks: dict[tuple[int, int, int], int] = {}  # group, sample, turn -> env rank that asked
         self._ahead = -1  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
         from rlplace.workers.sync_probe import SyncProbe, probe_tokens, tolerance
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        job, context, actor = self.config, self.context, self.config.config.actor
-        self._engine = build_engine(job, context)
-        factors_apart = actor.sync.mode == "lora" and actor.lora_rank is not None
-        self._weights = EngineWeights(
-            self._engine,
-            context.channels[WEIGHTS],
-            context,
-            job.deliveries,
-            kept=KeptWeights(
-                context.owner,
-                keeps=actor.sync.mode in ("trainable", "lora"),
-                scale=actor.lora_alpha / actor.lora_rank if factors_apart and actor.lora_rank else None,
-            ),
-            probe=SyncProbe(self._engine, probe_tokens(job), tolerance(job.config), context.owner),
-        )
+        self._engine = engine = build_engine(self.config, self.context)
+        tokens, limit = probe_tokens(self.config), tolerance(self.config.config)
+        self._open_sync(engine, SyncProbe(engine, tokens, limit, self.context.owner))
 
     def pull_weights(self, version: int) -> Metrics:
         """Pull as the base class, after all earlier versions that were pushed and not pulled.
@@ -199,7 +184,7 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
         return self.engine.logprobs(tokens)
 
 
-def build_engine(job: LlmJob, context: WorkerContext) -> TextEngine:
+def build_engine(job: WorkerArguments, context: WorkerContext) -> TextEngine:
     """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
     rollout, algorithm = job.config.text_rollout, job.config.algorithm
     sampling = Sampling(

@@ -35,7 +35,7 @@ from rlplace.algo.token_advantages import (
 )
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Returns, Sample
-from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.samples import Groups, Marks, TokenArray
 
 Scored = Sequence[TokenArray]  # [N] by sample, in the order of the groups
@@ -75,7 +75,7 @@ class Appraisal:
 class Appraiser:
     """Owned by rank 0 of the actor. Owns what is carried on: the weight of the divergence, the scores' moments."""
 
-    def __init__(self, job: LlmJob) -> None:
+    def __init__(self, job: WorkerArguments) -> None:
         self._config, self._rewards = job.config, job.rewards
         self._algorithm = job.config.algorithm
         self._kl_coef = self._algorithm.kl_coef

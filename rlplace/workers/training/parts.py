@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rlplace.config import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.llm_job import JUDGES
+from rlplace.workers.arguments import SCORERS
 
 if TYPE_CHECKING:
     from rlplace.workers.training.lm_learner import LmUpdate
@@ -31,7 +31,7 @@ def parts_of(config: Config) -> tuple[int, ...]:
     """How many groups each part has, one after another; a single part where something is asked of all samples first."""
     algorithm = config.algorithm
     assert algorithm.prompts is not None, "checked before a run"
-    judged = any(role_of(c) in JUDGES for c in config.placed) or config.reference.share_actor or config.critic.on_actor
+    judged = any(role_of(c) in SCORERS for c in config.placed) or config.reference.share_actor or config.critic.on_actor
     if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or judged:
         return (algorithm.prompts,)
     each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)

@@ -17,7 +17,7 @@ from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, Problem
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.llm_job import scores_of
+from rlplace.workers.arguments import scores_of
 from rlplace.workers.refusals import score_not_finite
 from rlplace.workers.training.samples import TokenArray
 from rlplace.workers.worker import out_of_step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.workers.job import WEIGHTS
+from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.worker import MoveReport, Worker, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup

@@ -14,7 +14,7 @@ from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, make_plan, render_json, render_svg, render_text
 from rlplace.placement.show.view import view_plan
-from rlplace.workers import job
+from rlplace.workers import arguments
 
 HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
 EIGHT = Topology.uniform(1, 8)
@@ -80,7 +80,7 @@ def test_minibatches_must_not_be_empty() -> None:
 
 def test_channels_hold_all_that_can_be_under_way() -> None:
     channels = {c.name: c for c in plan().channels}
-    assert set(channels) == {job.OBSERVATIONS, job.ACTIONS, job.TRAJECTORIES, job.WEIGHTS}
+    assert set(channels) == {arguments.OBSERVATIONS, arguments.ACTIONS, arguments.TRAJECTORIES, arguments.WEIGHTS}
     assert channels["observations"].keys == ("0", "1", "2", "3")
     assert channels["actions"].keys == tuple(f"{rank}/{group}" for rank in range(4) for group in range(2))
     assert channels["trajectories"].keys == tuple(map(str, range(8)))

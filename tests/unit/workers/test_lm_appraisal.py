@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.config import read_config
 from rlplace.tokens import Sample
-from rlplace.workers.llm_job import LlmJob
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
 from tests.lm_ranks import made_up_samples
 
@@ -29,7 +29,7 @@ def appraiser(name: str = "grpo", components: tuple[str, ...] = (), reward: Any 
             **({} if reward is None else {"reward": reward}),
         }
     )
-    return Appraiser(LlmJob(config=config, env_ranks=1, rollout_ranks=1, components=placed))
+    return Appraiser(WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1)))
 
 
 def with_rewards(*rewards: float) -> list[list[Sample]]:

@@ -12,7 +12,7 @@ from rlplace.tokens import Sample, Scores
 from rlplace.workers.training.scores import gather_scores
 from tests.lm_ranks import made_up_samples
 
-JUDGES = ("reference", "reward.math")
+SCORERS = ("reference", "reward.math")
 
 
 def everything() -> list[Sample]:
@@ -26,21 +26,23 @@ def said(judge: str, sample: Sample, **other: object) -> Scores:
 
 
 def channels() -> dict[str, LocalChannel]:
-    return {f"scores.{judge}": LocalChannel(ChannelSpec(name=f"scores.{judge}", capacity_items=64)) for judge in JUDGES}
+    return {
+        f"scores.{judge}": LocalChannel(ChannelSpec(name=f"scores.{judge}", capacity_items=64)) for judge in SCORERS
+    }
 
 
-def gathered(made: dict[str, LocalChannel], judges: tuple[str, ...] = JUDGES) -> dict[str, list[np.ndarray]]:
+def gathered(made: dict[str, LocalChannel], judges: tuple[str, ...] = SCORERS) -> dict[str, list[np.ndarray]]:
     return gather_scores(made, judges, everything(), "actor rank 0", timeout_s=0.01)
 
 
 def test_scores_come_in_any_order_and_pieces() -> None:
     made, samples = channels(), everything()
-    for judge in JUDGES:
+    for judge in SCORERS:
         for start in (6, 9, 0, 3):
             made[f"scores.{judge}"].put(tuple(said(judge, s) for s in reversed(samples[start : start + 3])))
     found = gathered(made)
-    assert list(found) == list(JUDGES)
-    for judge in JUDGES:
+    assert list(found) == list(SCORERS)
+    for judge in SCORERS:
         for sample, values in zip(samples, found[judge], strict=True):
             assert values.tolist() == said(judge, sample).values.tolist()
 

@@ -12,7 +12,7 @@ from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
-from rlplace.workers.job import ACTIONS, OBSERVATIONS, TRAJECTORIES
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES
 from rlplace.workers.roles.env import VectorEnvWorker
 from tests.rollout_stage import Layout, Ledger, channels_of, context_of, env_block, plan_of
 

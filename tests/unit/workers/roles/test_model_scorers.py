@@ -19,7 +19,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.llm_job import REFERENCE_WEIGHTS
+from rlplace.workers.arguments import REFERENCE_WEIGHTS
 from rlplace.workers.training.announcements import Announcements
 from tests.lm_ranks import made_up_samples
 from tests.rollout_stage import Ledger

@@ -18,7 +18,7 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
-from rlplace.workers.job import ACTIONS, OBSERVATIONS, WEIGHTS
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS
 from rlplace.workers.roles.rollout import Draw, RowNoise, VectorRolloutWorker, normal, uniform
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 

@@ -18,7 +18,7 @@ from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.reward_head import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.llm_job import SAMPLES, samples_for
+from rlplace.workers.arguments import SAMPLES, samples_for
 from rlplace.workers.roles.scorer_text import check_scorers, conversation, plain, queries, reads_text, same_tokens
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.lm_ranks import made_up_samples
@@ -97,15 +97,15 @@ def test_env_ranks_add_text_for_those_who_read_it(policy: Path) -> None:
     stage.job = dataclasses.replace(
         stage.job,
         config=dataclasses.replace(stage.job.config, reward=_rewards(policy, block)),
-        components=("actor", "env", "rollout", "reward.first", "reward.second"),
+        ranks=dict.fromkeys(("actor", "env", "rollout", "reward.first", "reward.second"), 1),
     )
-    for component in stage.job.judges:
+    for component in stage.job.scorers:
         name = samples_for(component)
         stage.channels[name] = LocalChannel(spec_of(name))
     stage.env = [TextEnvWorker(stage.job, stage._context(0))]
     with stage:
         stage.run()
-    taken = {name: _all(stage.channels[name]) for name in (SAMPLES, *map(samples_for, stage.job.judges))}
+    taken = {name: _all(stage.channels[name]) for name in (SAMPLES, *map(samples_for, stage.job.scorers))}
     texts = {name: [s.transcript for s in samples] for name, samples in taken.items()}
     assert texts.pop("samples.reward.first") == [Transcript(**_facts(s)) for s in taken["samples.reward.first"]]
     assert texts == {"samples": [None] * 6, "samples.reward.second": [None] * 6}
@@ -144,7 +144,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
 
 def problems(trained: Path, component: str, block: Mapping[str, object], **env: object) -> list[tuple[str, str]]:
     job = ScorerScenario(model=trained, component=component, block=block, env=env).job
-    return [(p.code, p.key) for p in check_scorers(job.config, job.components)]
+    return [(p.code, p.key) for p in check_scorers(job.config, tuple(job.ranks))]
 
 
 @pytest.mark.parametrize(

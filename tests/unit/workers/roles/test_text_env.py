@@ -16,7 +16,7 @@ from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, Done
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, Done
 from rlplace.workers.roles.prompts import check_prompts
 from tests.text_stage import TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer

@@ -35,7 +35,7 @@ from rlplace.placement.flow import Delivery
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.llm_job import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, LlmJob
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
@@ -59,7 +59,7 @@ def model(folder: Path) -> nn.Module:
     return model
 
 
-def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> LlmJob:
+def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> WorkerArguments:
     config = read_config(
         {
             "cluster": {"component_placement": {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}},
@@ -82,7 +82,7 @@ def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> LlmJob:
             },
         }
     )
-    return LlmJob(config=config, env_ranks=2, rollout_ranks=rollout_ranks)
+    return WorkerArguments(config=config, ranks={"actor": 1, "env": 2, "rollout": rollout_ranks})
 
 
 class Script:
@@ -129,11 +129,11 @@ def slot_of(rank: int, ranks: int) -> Slot:
 class Rank:
     """A rollout rank that was set up, with the far ends of its channels."""
 
-    def __init__(self, job: LlmJob, channels: dict[str, Any], rank: int = 0) -> None:
+    def __init__(self, job: WorkerArguments, channels: dict[str, Any], rank: int = 0) -> None:
         self.channels = channels
         self.context = WorkerContext(
-            slot=slot_of(rank, job.rollout_ranks),
-            world_size=job.rollout_ranks,
+            slot=slot_of(rank, job.ranks["rollout"]),
+            world_size=job.ranks["rollout"],
             device=Ledger(),
             rendezvous=Rendezvous(host="", port=0),
             channels={name: channel.named(f"rollout rank {rank}") for name, channel in channels.items()},

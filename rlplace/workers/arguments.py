@@ -1,0 +1,125 @@
+"""Arguments of every worker of a run, and the names of the channels between workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlplace.config import Config
+from rlplace.envs.spaces import Spaces
+from rlplace.placement.flow import Delivery, Routes, block_edges
+from rlplace.placement.language.spec import role_of
+
+SCORERS = ("critic", "reference", "reward")  # roles that read the samples and score them
+
+# Channels of simulators. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank.
+OBSERVATIONS = "observations"
+ACTIONS = "actions"
+TRAJECTORIES = "trajectories"
+# Channels of text tasks. Keys: "" where any free rank takes, else the rank it is for.
+REQUESTS = "requests"  # "": any rollout rank with room takes
+COMPLETIONS = "completions"  # the env rank
+SAMPLES = "samples"  # "": whole groups, taken by actor rank 0
+RETURNS = "returns"  # "": one tuple of Returns for each group, taken by critic rank 0
+# Channels of both.
+WEIGHTS = "weights"  # the rollout rank
+REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
+
+
+def samples_for(component: str) -> str:
+    """Channel of the same groups as `samples`, for a component that scores them."""
+    return f"{SAMPLES}.{component}"
+
+
+def scores_of(component: str) -> str:
+    """Channel of a component's tuples of Scores, of any length; taken by actor rank 0."""
+    return f"scores.{component}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndOfIteration:
+    """Put on `requests` once for each rollout rank: no more requests follow in this iteration."""
+
+    iteration: int
+    weight: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Put on `completions` for env rank 0: this env rank has all answers of the iteration."""
+
+    iteration: int
+    env_rank: int
+    weight: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorArguments:
+    """What workers of simulators need beside the config."""
+
+    spaces: Spaces
+    routes: Routes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerArguments:
+    """The `config` of every worker of a run."""
+
+    config: Config
+    ranks: Mapping[str, int]  # of each placed component
+    deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
+    simulator: SimulatorArguments | None = None  # None for text tasks
+
+    # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def spaces(self) -> Spaces:
+        assert self.simulator is not None, "of simulators only"
+        return self.simulator.spaces
+
+    @property
+    def routes(self) -> Routes:
+        assert self.simulator is not None, "of simulators only"
+        return self.simulator.routes
+
+    # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder of the model and its tokenizer."""
+        return Path(self.config.model_path)
+
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """Components that read the samples beside the actor: critic, reference, rewards."""
+        return tuple(c for c in self.ranks if role_of(c) in SCORERS)
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The scorers whose scores are rewards."""
+        return tuple(c for c in self.ranks if role_of(c) == "reward")
+
+    def refreshes(self, iteration: int) -> bool:
+        """Return whether the reference takes the actor's weights before this iteration."""
+        every = self.config.reference.refresh_every
+        return every > 0 and iteration > 0 and iteration % every == 0
+
+    @property
+    def prompts(self) -> int:
+        """Groups of one iteration."""
+        prompts = self.config.algorithm.prompts
+        assert prompts is not None, "checked before a run"
+        return prompts
+
+    def groups(self, env_rank: int) -> range:
+        """The groups of an iteration that an env rank owns: neighbours, sizes that differ by one at most."""
+        return self._block(self.prompts, env_rank)
+
+    def held_out(self, env_rank: int) -> range:
+        """The prompts of an evaluation that an env rank owns."""
+        return self._block(self.config.runner.eval_prompts, env_rank)
+
+    def _block(self, rows: int, env_rank: int) -> range:
+        first, stop = block_edges(rows, self.ranks["env"])[env_rank : env_rank + 2]
+        return range(first, stop)

@@ -26,13 +26,12 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rlplace.cli.prepare import prepare_composed  # noqa: E402
 from rlplace.config import compose  # noqa: E402
 from rlplace.llm_run import llm_run  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
-from rlplace.placement.llm import llm_memory_case  # noqa: E402
-from rlplace.placement.show.view import view_plan  # noqa: E402
+from rlplace.placement import Layout  # noqa: E402
 from rlplace.run import run  # noqa: E402
-from rlplace.train import read_llm_plan  # noqa: E402
 from rlplace.workers.roles.lm_actor import LmActor  # noqa: E402
 from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402
@@ -102,10 +101,12 @@ def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: i
         *asked,
     ]
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={folder}"])
-    config, layout = read_llm_plan(composed, launched=True)
+    prepared = prepare_composed(composed)
+    config, layout = prepared.config, prepared.plan
+    assert isinstance(layout, Layout)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()})
-    report = view_plan(layout, llm_memory_case(layout, config), name=composed.name)
+    report = prepared.view
     with contextlib.redirect_stdout(io.StringIO()):
         made = run(job, report, resolved=composed.mapping)
     return [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

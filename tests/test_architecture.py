@@ -27,7 +27,9 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "memory_monitor", "overlap", "report"),
-    ("llm_checks", "llm_run", "model_folder", "plan", "planning", "ppo_run", "run", "train"),
+    ("llm_run", "ppo_run", "run"),
+    ("cli",),
+    ("plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
@@ -35,12 +37,8 @@ PEERS = {  # and from these rooms of its own floor
     "overlap": {"loop", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
-    "plan": {"planning"},
-    "planning": {"model_folder"},
-    "llm_checks": {"model_folder"},
     "llm_run": {"run"},
     "ppo_run": {"run"},
-    "train": {"llm_checks", "llm_run", "model_folder", "ppo_run", "run"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
 # Every sub-package of a room that is listed here has a floor.
@@ -75,7 +73,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.reward_client"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
-    "yaml": {"config.compose", "imports.settings", "plan", "run"},
+    "yaml": {"config.compose", "imports.settings", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others

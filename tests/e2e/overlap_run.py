@@ -9,14 +9,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.llm_run import llm_run
 from rlplace.metrics import Metrics
-from rlplace.placement.llm import llm_memory_case
-from rlplace.placement.show.view import view_plan
+from rlplace.placement import Layout
 from rlplace.run import run
 from rlplace.tokens import Sample
-from rlplace.train import read_llm_plan
 from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny
@@ -95,10 +94,12 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
     asked = (f"algorithm.max_staleness={ahead}", f"runner.total_iterations={iterations}")
     words = ["--config-name", "disaggregated_grpo_llm", *tiny(model), *INLINE, *placed("0", "1", "2"), *asked]
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={output}", *overrides])
-    config, layout = read_llm_plan(composed, launched=True)
+    prepared = prepare_composed(composed)
+    config, layout = prepared.config, prepared.plan
+    assert isinstance(layout, Layout)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
-    report = view_plan(layout, llm_memory_case(layout, config), name=composed.name)
+    report = prepared.view
     folder = run(job, report, resolved=composed.mapping)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Witnessed(learned=learned, metrics=[json.loads(line) for line in lines])

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
 from rlplace.metrics import Metrics
+from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
 from rlplace.ppo_run import ppo_run
 from rlplace.run import run
-from rlplace.train import read_plan
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport
@@ -67,7 +68,9 @@ class KeepingLessEnv(KeepingEnv):
 def run_with(env: type[VectorEnvWorker], output: Path) -> None:
     overrides = [*INLINE, *placed("0", "0", "0"), f"cluster.accelerator.memory={MEMORY}", f"runner.output_dir={output}"]
     (composed,) = compose.with_hydra(["--config-name", "collocated_ppo", *overrides])
-    config, plan = read_plan(composed)
+    prepared = prepare_composed(composed)
+    config, plan = prepared.config, prepared.plan
+    assert isinstance(plan, Plan)
     job = ppo_run(config, plan)
     job = dataclasses.replace(job, workers={**job.workers, "env": env, "rollout": LeavingRollout})
     run(job, view_plan(plan, job.case, name="out_of_memory"), resolved=composed.mapping)

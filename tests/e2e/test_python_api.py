@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
+from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.ppo_run import ppo_run
 from rlplace.run import launch
-from rlplace.train import read_plan
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
 from tests.e2e.training import SMALL, placed
@@ -36,7 +37,9 @@ def test_the_readme_example_prints_what_the_readme_says(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("where", [("0-2", "0", "1-2"), ("0-1", "2", "3")], ids=["hybrid", "disaggregated"])
 def test_after_a_sync_every_rollout_rank_has_the_actor_s_bits(where: tuple[str, str, str]) -> None:
     (composed,) = compose.with_hydra(["--config-name", "hybrid_ppo", *SMALL, *placed(*where)])
-    config, plan = read_plan(composed)
+    job = prepare_composed(composed)
+    config, plan = job.config, job.plan
+    assert isinstance(plan, Plan)
     with Cluster.from_config(config.cluster, plan.topology) as cluster:
         groups = launch(cluster, ppo_run(config, plan))
         actor, rollout = groups["actor"], groups["rollout"]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.planning import explain_accelerator, explain_component, render_diff, render_text
+from rlplace.placement.show.diff import render_diff
+from rlplace.placement.show.explain import explain_accelerator, explain_component
+from rlplace.placement.show.text import render_text
 from tests.unit.placement.reports import APART, SIX, llm, ppo
 
 HERE = Path(__file__).parent / "reports"

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, Outcome, main, render, run
 from benchmarks.gpu_tries import TRIES, grpo_words
+from rlplace.cli.prepare import prepare_composed
 from rlplace.config.compose import with_hydra
-from rlplace.planning import report_on_composed
 
 
 def check(name: str, program: str, deadline_s: float = 60.0) -> Check:
@@ -83,7 +83,7 @@ def test_the_table_ends_with_the_last_words_of_failures() -> None:
 def test_the_short_run_is_planned_on_one_accelerator() -> None:
     words = ["cluster.accelerator.kind=emulated" if w == "cluster.accelerator.kind=cuda" else w for w in grpo_words()]
     (composed,) = with_hydra(words)
-    report = report_on_composed(composed)
+    report = prepare_composed(composed).view
     assert report.fits
     assert report.plan.placement.mode == "collocated"
     assert report.plan.placement.topology.num_accelerators == 1

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlplace.cli.text_checks import check_launch, check_text_job
 from rlplace.config import Config, read_config
+from rlplace.config.model_folder import with_folder
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
-from rlplace.llm_checks import check_launch, check_sizes
-from rlplace.model_folder import with_folder
 from rlplace.models.value_head import value_head_problem
 from rlplace.placement import Topology
+from rlplace.placement.layout import Layout
 from rlplace.placement.llm import make_llm_layout
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -48,7 +50,11 @@ def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[
     return read_config(mapping | {name: mapping.get(name, {}) | block for name, block in blocks.items()})
 
 
-def problems(config: Config, check: Any = check_launch) -> list[Problem]:
+def everything(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+    return [*check_text_job(config, layout, sources), *check_launch(config, layout, sources)]
+
+
+def problems(config: Config, check: Any = everything) -> list[Problem]:
     whole = with_folder(config, SOURCES)
     layout = make_llm_layout(whole, Topology.uniform(1, 4, "emulated", 1 << 30))
     found: list[Problem] = check(whole, layout, SOURCES)
@@ -65,7 +71,7 @@ def test_a_whole_folder_is_read_and_counts(folder: Path) -> None:
 def test_a_plan_needs_no_folder_where_the_config_has_the_keys(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     written = config(nowhere, model=KEYS)
-    assert problems(written, check_sizes) == []
+    assert problems(written, check_text_job) == []
     assert [p.code for p in problems(written)] == ["no-model-folder"]
     with pytest.raises(ConfigError) as caught:
         with_folder(config(nowhere), SOURCES)
@@ -117,22 +123,22 @@ def test_a_chat_needs_a_template(folder: Path) -> None:
 
 def test_lengths_have_to_fit_into_each_other(folder: Path) -> None:
     longer = config(folder, algorithm={"max_new_tokens": 64})
-    assert [p.code for p in problems(longer, check_sizes)] == ["context-too-long"]
+    assert [p.code for p in problems(longer, check_text_job)] == ["context-too-long"]
     shorter = config(folder, algorithm={"sequence_length": 20})
-    assert [p.code for p in problems(shorter, check_sizes)] == ["context-too-short"]
+    assert [p.code for p in problems(shorter, check_text_job)] == ["context-too-short"]
 
 
 def test_engines_share_heads_evenly(folder: Path) -> None:
     write(folder / "config.json", KEYS | {"num_attention_heads": 3})
     split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
     by_vllm = config(folder, cluster=split, rollout={"engine": "vllm"})
-    assert [p.code for p in problems(by_vllm, check_sizes)] == ["tensor-parallel-heads"]
+    assert [p.code for p in problems(by_vllm, check_text_job)] == ["tensor-parallel-heads"]
 
 
 def test_what_is_planned_and_not_run_is_said(folder: Path) -> None:
     split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
-    (engine,) = problems(config(folder, cluster=split), check_sizes)
-    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), check_sizes)
+    (engine,) = problems(config(folder, cluster=split), check_text_job)
+    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), check_text_job)
     assert (engine.code, engine.key) == ("plan-only", "cluster.component_placement.rollout")
     assert (actor.code, actor.key) == ("plan-only", "actor.optimizer.kind")
 
@@ -173,9 +179,9 @@ def test_a_divergence_that_holds_nothing_back_is_refused(folder: Path) -> None:
 
 
 def test_a_task_is_made_before_anything_starts(folder: Path) -> None:
-    (unknown,) = problems(config(folder, env={"task": "arithmetics"}), check_sizes)
+    (unknown,) = problems(config(folder, env={"task": "arithmetics"}), check_text_job)
     assert (unknown.code, str(unknown.source)) == ("unknown-task", "mine.yaml:9")
-    (unrewarded,) = problems(config(folder, env={"rewards": [{"name": "math_anwser"}]}), check_sizes)
+    (unrewarded,) = problems(config(folder, env={"rewards": [{"name": "math_anwser"}]}), check_text_job)
     assert unrewarded.code == "unknown-reward"
 
 
@@ -194,21 +200,21 @@ def test_a_task_is_made_before_anything_starts(folder: Path) -> None:
 def test_keys_and_values_are_kept_as_they_are_computed_or_in_vllm_as_fp8(
     tmp_path: Path, rollout: dict[str, Any], fits: bool
 ) -> None:
-    found = problems(config(tmp_path / "nowhere", model=KEYS, rollout=rollout), check_sizes)
+    found = problems(config(tmp_path / "nowhere", model=KEYS, rollout=rollout), check_text_job)
     assert [p.code for p in found] == ([] if fits else ["cache-dtype"])
 
 
 def test_factors_alone_are_sent_only_where_there_are_some(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"sync": {"mode": "lora"}}
-    (problem,) = problems(config(tmp_path / "nowhere", model=KEYS, actor=alone), check_sizes)
+    (problem,) = problems(config(tmp_path / "nowhere", model=KEYS, actor=alone), check_text_job)
     assert (problem.code, problem.got) == ("no-factors", "mode: lora")
-    assert problems(config(tmp_path / "nowhere", model=KEYS, actor=alone | {"lora_rank": 2}), check_sizes) == []
+    assert problems(config(tmp_path / "nowhere", model=KEYS, actor=alone | {"lora_rank": 2}), check_text_job) == []
 
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
     keys = config(folder, model=KEYS)
     without = dataclasses.replace(keys, actor=dataclasses.replace(keys.actor, model=KEYS))
-    assert problems(without, check_sizes) == []
+    assert problems(without, check_text_job) == []
     (problem,) = problems(without)
     assert (problem.code, problem.key) == ("missing-key", "actor.model.path")
 
@@ -232,7 +238,7 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
     leaving = {c: {"enable_offload": True} for c in ("actor", "env")}
     rollout = {"rollout": {"engine": engine, "enable_offload": True}}
     placement = {"actor": "0", "env": "1", "rollout": "2-3"} | {component: line}
-    found = problems(config(folder, cluster={"component_placement": placement}, **leaving, **rollout), check_sizes)
+    found = problems(config(folder, cluster={"component_placement": placement}, **leaving, **rollout), check_text_job)
     assert [(p.code, p.key) for p in found] == [("plan-only", f"cluster.component_placement.{component}")] * (
         fix is not None
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.registry import missing_library
@@ -28,13 +30,12 @@ class GymnasiumAdapter:
     """The ids of `gymnasium.registry`, and `package.module:Id-v0` for what `package.module` registers when imported."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        try:
-            import gymnasium  # noqa: F401
-        except ModuleNotFoundError as error:
-            if error.name != "gymnasium":
-                raise
+        library = importlib.util.find_spec("gymnasium")
+        if library is None or library.origin is None:
             return []
-        return [*_id_problems(config.id), *_reserved_problems(config)]
+        shipped = Path(library.origin).with_name("envs") / "__init__.py"  # registers its ids; a planner imports nothing
+        known = shipped.is_file() and f'id="{config.id}"' in shipped.read_text(encoding="utf-8")
+        return [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         _require(config)

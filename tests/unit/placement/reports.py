@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlplace.cli.prepare import prepare
 from rlplace.placement.show.view import PlanView
-from rlplace.planning import report_on
 
 ON = {"enable_offload": True}
 H100 = {"accelerators": 8, "product": "H100", "memory": "80GiB", "host_memory": "2TiB"}
@@ -41,11 +41,11 @@ def ppo(
 ) -> PlanView:
     cluster.setdefault("nodes", [{"accelerators": 8, "memory": "16GiB"}])
     cluster.setdefault("accelerator", {"kind": "emulated"})
-    return report_on(
+    return prepare(
         {
             "cluster": {"component_placement": placement, **cluster},
             "env": {
-                "id": "x",
+                "id": "CartPole-v1",
                 "total_num_envs": envs,
                 "enable_offload": offload,
                 "accelerator_memory": "256MiB",
@@ -54,7 +54,7 @@ def ppo(
             "actor": {"enable_offload": offload},
         },
         name=name,
-    )
+    ).view
 
 
 def llm_mapping(placement: Mapping[str, object] = SIX, **changes: Any) -> dict[str, Any]:
@@ -66,4 +66,4 @@ def llm_mapping(placement: Mapping[str, object] = SIX, **changes: Any) -> dict[s
 
 
 def llm(placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any) -> PlanView:
-    return report_on(llm_mapping(placement, **changes), name=name)
+    return prepare(llm_mapping(placement, **changes), name=name).view

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from rlplace.cli.prepare import prepare
 from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
 from rlplace.placement import Needs, Residency, Topology
@@ -14,11 +15,13 @@ from rlplace.placement.flow import Transport
 from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
 from rlplace.placement.memory.solve import render_solution
+from rlplace.placement.show.diff import render_diff
+from rlplace.placement.show.explain import explain_component
+from rlplace.placement.show.html import render_html
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.placement.transfers import transfers
-from rlplace.planning import explain_component, render_diff, render_html, report_on
 from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
 
 GIB = 1 << 30
@@ -113,7 +116,7 @@ def test_wrong_models_are_problems_each_once() -> None:
 
 def test_wrong_keys_and_wrong_placements_of_a_language_job() -> None:
     with pytest.raises(ConfigError) as config:
-        report_on(llm_mapping(actr={}))
+        prepare(llm_mapping(actr={}))
     assert config.value.codes == ("unknown-key",)
     with pytest.raises(PlacementError) as placement:
         llm(SIX | {"critc": "0"}, rollout={"enable_offload": False})
@@ -130,7 +133,7 @@ def test_batches_of_a_language_job_are_checked_where_they_are_known() -> None:
 def test_measured_numbers_win() -> None:
     from rlplace.placement.schedule import Residency
 
-    report = report_on(llm_mapping(), measured={"actor": {Residency.FULL: 70 * GIB}})
+    report = prepare(llm_mapping(), measured={"actor": {Residency.FULL: 70 * GIB}}).view
     assert report.ledger.measured == ("actor",)
     assert report.ledger.bytes("actor", Residency.FULL) == 70 * GIB
 

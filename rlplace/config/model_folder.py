@@ -24,6 +24,8 @@ def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
     So of every component with a model of its own. A plan needs no folder where the keys of config.json are written in
     the config. Raises ConfigError.
     """
+    if config.kind == "mlp":
+        return config
     reward = config.reward
     return dataclasses.replace(
         config,

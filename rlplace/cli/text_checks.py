@@ -1,4 +1,4 @@
-"""What a language-model run needs beside its config, checked before launch: a task, an engine, a whole model."""
+"""What a job with a language model needs beside a placement: a task, engines that can do it, whole models."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlplace.config import Config, FrozenConfig, TrainedConfig
+from rlplace.config.model_folder import no_folder, not_a_model
 from rlplace.envs.registry import check_task
 from rlplace.errors import ConfigError, Problem, Source, source_of
-from rlplace.model_folder import no_folder, not_a_model
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.layout import Layout
@@ -23,20 +23,34 @@ _SIMULATORS = ("env", "agent")  # roles without a model
 
 
 def check_launch(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
-    """Everything that would stop a run of this plan after its workers have started."""
-    problems = check_sizes(config, layout, sources)
+    """What a machine must have to run this plan: the engine's library, weights, a tokenizer that takes the prompts."""
+    problems: list[Problem] = []
     if config.text_rollout.engine == "vllm":
         kind = "emulated" if layout.topology.nodes[0].kind == "emulated" else "gpu"
         problem = vllm_support.installation_problem(vllm_support.installed(), kind)
         problems += [problem] if problem is not None else []
-    problems += [p for p in _check_folder(config, sources) if p.code not in {problem.code for problem in problems}]
+    problems += _check_folder(config, sources)
     problems += _check_own_models(config, layout, sources)
     return [_placed(p, sources) for p in problems]
 
 
-def check_sizes(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
-    """What can be said without the folder: the task and its rewards, the context, the engines' shares of the model."""
-    assert config.runs, "only these are checked"
+def missing_in_a_run(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
+    """The keys that a run of this job needs beside those of a plan."""
+    return [
+        Problem(
+            code="plan-only",
+            key=key,
+            what="is required in a run",
+            source=sources.get(key),
+            why=f"{why}; without it the job is planned only",
+            fix=f"{fix}        (or only plan: dry_run: true)",
+        )
+        for key, (why, fix) in config.missing.items()
+    ]
+
+
+def check_text_job(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+    """What is wrong without regard to a machine: task and rewards, context, the engines' shares of the model."""
     runner, engines = config.runner, layout.placement.spec("rollout")
     problems = list(check_task(config.text_env, seed=runner.seed, evaluated=runner.eval_every > 0))
     problems += not_run("actor", config.actor)

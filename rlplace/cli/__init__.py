@@ -1,0 +1,1 @@
+"""The command lines: what is checked before anything starts, the plan, the run."""

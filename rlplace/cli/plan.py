@@ -1,0 +1,261 @@
+"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
+
+Exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from rlplace.cli.prepare import Prepared, measurements, planned_only, prepare_composed
+from rlplace.codes import codes
+from rlplace.config import compose
+from rlplace.config.json_schema import config_schema
+from rlplace.envs import describe
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.placement.memory import Knob, Measurements, solve
+from rlplace.placement.memory.solve import render_solution
+from rlplace.placement.show.diff import diff_record, render_diff
+from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
+from rlplace.placement.show.html import render_html
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView
+
+FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
+USAGE = """\
+Shows where and when each component runs, what it holds and whether that fits, before anything starts.
+
+    {program} --config-name hybrid_ppo                            the whole plan
+    {program} --config-name hybrid_ppo cluster=48xA100            on a cluster that is only declared
+    {program} --config-name hybrid_ppo cluster.component_placement.env=0-1
+    {program} --config-name hybrid_ppo --format html > plan.html  text, json, svg or html
+    {program} --config-name hybrid_ppo --diff disaggregated_ppo   beside another config
+    {program} --config-name hybrid_ppo --diff cluster.component_placement.env=0-1
+    {program} --config-name hybrid_ppo --measured runs/.../memory.json
+    {program} --config-name hybrid_ppo --simulator                builds one to count the policy's weights
+
+    {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
+    {program} explain 3 --config-name hybrid_ppo                  who is on an accelerator, stage by stage
+    {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
+    {program} explain rank-gap                                    what an error code means
+    {program} solve micro_batch [actor] --config-name rlhf_ppo_colocated
+                                          the largest micro_batch, token_budget, sequence_length or
+                                          gpu_memory_utilization that fits
+    {program} schema > config.schema.json                         for completion in editors
+    {program} import openrlhf "<flags>"                           settings of another library as a config of this one
+
+configs:
+{configs}
+
+clusters:
+{clusters}
+
+exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
+
+_FORMATS: Mapping[str, Callable[[PlanView], str]] = {
+    "text": render_text,
+    "json": lambda report: json.dumps(render_json(report), indent=1),
+    "svg": render_svg,
+    "html": render_html,
+}
+_OPTIONS = ("--format", "--diff", "--measured")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line, without what belongs to Hydra."""
+
+    words: tuple[str, ...]  # for Hydra: flags and overrides
+    form: str = "text"
+    diff: str | None = None
+    measured: Measurements = dataclasses.field(default_factory=dict)
+    simulator: bool = False  # build one to count the policy's weights
+
+    def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
+        """One job for every config that the words name."""
+        composed = compose.with_hydra(self.words if words is None else words)
+        return [prepare_composed(c, self.measured, describe if self.simulator else None) for c in composed]
+
+    def reports(self, words: Sequence[str] | None = None) -> list[PlanView]:
+        return [job.view for job in self.jobs(words)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what one command line asks for and returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if ("--help" in words or "-h" in words) and words[0] != "import":
+        print(usage("python -m rlplace.plan"))
+        return FITS
+    try:
+        return _answer(words)
+    except (ProblemsError, ClusterError) as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except SystemExit as done:  # Hydra's own flags and argparse
+        return done.code if isinstance(done.code, int) else WRONG
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+
+
+def usage(program: str) -> str:
+    def listed(names: Mapping[str, str]) -> str:
+        return "\n".join(f"    {name:<22}{about}" for name, about in names.items())
+
+    return USAGE.format(
+        program=program, configs=listed(compose.config_names()), clusters=listed(compose.group_names(compose.CLUSTER))
+    )
+
+
+def _answer(words: list[str]) -> int:
+    match words:
+        case ["schema"]:
+            print(json.dumps(config_schema(), indent=1))
+            return FITS
+        case ["import", *rest]:
+            from rlplace.imports.command import run_import
+
+            return run_import(rest)
+        case ["explain", one, rank, other, another, *rest] if rank.isdecimal() and another.isdecimal():
+            return _explain_pair([(one, int(rank)), (other, int(another))], rest)
+        case ["explain", topic, *rest]:
+            return _explain(topic, rest)
+        case ["explain"]:
+            raise _wrong("unknown-topic", "explain", "what?", None, "a component, an accelerator or an error code")
+        case ["solve", *rest]:
+            return _solve(rest)
+        case _:
+            return _plan(_request(words))
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Takes our own options out of the words. Raises ConfigError."""
+    options: dict[str, str] = {}
+    rest: list[str] = []
+    simulator = False
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, value = word.partition("=")
+        if word == "--simulator":
+            simulator = True
+        elif name in _OPTIONS:
+            options[name] = value if equals else next(waiting, "")
+        else:
+            rest.append(word)
+    form = options.get("--format", "text")
+    if form not in _FORMATS:
+        near = did_you_mean(form, _FORMATS)
+        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(_FORMATS), near)
+    if "--diff" in options and not options["--diff"]:
+        raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
+    if "--diff" in options and form not in ("text", "json"):
+        raise _wrong("bad-option", "--format", "two plans are compared as text or json", form, "--diff has no picture")
+    measured = measurements(options["--measured"]) if "--measured" in options else {}
+    diff = options.get("--diff")
+    return Request(words=tuple(rest), form=form, diff=diff, measured=measured, simulator=simulator)
+
+
+def _plan(request: Request) -> int:
+    jobs = request.jobs()
+    reports = [job.view for job in jobs]
+    if request.diff is None:
+        for job in jobs:
+            print(_FORMATS[request.form](job.view))
+            if job.not_run:
+                print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
+        return _verdict(reports)
+    others = request.reports(_other_words(request.words, request.diff))
+    if len(reports) != 1 or len(others) != 1:
+        raise _wrong(
+            "bad-option", "--diff", "compares one config with one other", request.diff, "a sweep names several"
+        )
+    left, right = reports[0], others[0]
+    if left.name == right.name:
+        right = dataclasses.replace(right, name=request.diff)
+    print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
+    return _verdict([left, right])
+
+
+def _other_words(words: Sequence[str], other: str) -> list[str]:
+    """Overrides come on top of this command line; another config takes over nothing but the cluster."""
+    if "=" in other:
+        return [*words, *shlex.split(other)]
+    directory = compose.directory_words(words)
+    return [*directory, "--config-name", other, *(w for w in words if w.startswith("cluster="))]
+
+
+def _verdict(reports: Sequence[PlanView]) -> int:
+    """Says on stderr what does not fit."""
+    short = [p for report in reports for p in report.shortages]
+    if not short:
+        return FITS
+    print("\n".join(p.render() for p in short), file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _explain(topic: str, words: Sequence[str]) -> int:
+    if topic in codes():
+        print(codes()[topic].render())
+        return FITS
+    near = did_you_mean(topic, codes())
+    if "-" in topic and compose.config_name(words) is None:
+        why = f"there are {len(codes())} error codes"
+        raise _wrong("unknown-topic", "explain", "no such error code", topic, why, near and f"explain {near}")
+    for report in _request(words).reports():
+        placement = report.plan.placement
+        count = placement.topology.num_accelerators
+        if topic in placement.components:
+            print(explain_component(report, topic))
+        elif topic.isdecimal() and int(topic) < count:
+            print(explain_accelerator(report, int(topic)))
+        else:
+            near = did_you_mean(topic, [*placement.components, *codes()])
+            why = f"components are {', '.join(placement.components)}; accelerators 0-{count - 1}"
+            raise _wrong(
+                "unknown-topic", "explain", "nothing here is called so", topic, why, near and f"explain {near}"
+            )
+    return FITS
+
+
+def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int:
+    for report in _request(words).reports():
+        placement = report.plan.placement
+        for component, rank in ranks:
+            if component not in placement.components:
+                near = did_you_mean(component, placement.components)
+                why = "components are " + ", ".join(placement.components)
+                raise _wrong("unknown-topic", "explain", "no such component", component, why, near)
+            count = placement.world_size(component)
+            if rank >= count:
+                why = f"its ranks are 0-{count - 1}"
+                raise _wrong("unknown-topic", "explain", f"{component} has no such rank", f"{component} {rank}", why)
+        print(explain_pair(report.plan, *ranks))
+    return FITS
+
+
+def _solve(words: Sequence[str]) -> int:
+    named = [w for w in words[:2] if not w.startswith("-") and "=" not in w]
+    knobs = {knob.value: knob for knob in Knob}
+    if not named or named[0] not in knobs:
+        got = named[0] if named else None
+        near = did_you_mean(got or "", knobs) or next(iter(knobs))
+        why = "sizes to solve for are " + ", ".join(knobs)
+        raise _wrong("bad-option", "solve", "no such size" if got else "for what?", got, why, f"solve {near}")
+    component = named[1] if len(named) > 1 else None
+    code = FITS
+    for report in _request(words[len(named) :]).reports():
+        solution = solve(report.case, knobs[named[0]], component)
+        print(render_solution(report.case, knobs[named[0]], component, solution))
+        code = code if solution is not None else DOES_NOT_FIT
+    return code
+
+
+def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix or "see --help")])

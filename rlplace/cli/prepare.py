@@ -1,0 +1,114 @@
+"""From a config to a job: read, checked and planned, the same for `plan`, `train dry_run=true` and `train`.
+
+Nothing is started, and no GPU is needed. What is wrong is raised, whatever the job is prepared for. What can be planned
+and not run is listed in `Prepared.not_run`: a plan shows it, a run refuses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.config import Config, SimulatorEnvConfig, read_config
+from rlplace.config.compose import Composed
+from rlplace.config.model_folder import with_folder
+from rlplace.envs import check
+from rlplace.errors import ConfigError, Problem, ProblemsError, Source
+from rlplace.placement.counts import explain_counts
+from rlplace.placement.llm import llm_memory_case, make_llm_layout
+from rlplace.placement.memory import Measurements, MemoryCase, PolicySpaces, memory_case, read_measurements
+from rlplace.placement.plan import make_plan
+from rlplace.placement.show.view import PlanView, view_plan
+from rlplace.placement.transfers import AnyPlan
+from rlplace.workers.machines import declared_topology
+
+Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
+PLAN_ONLY = "plan-only"  # code of what can be planned and not run
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job that holds; whether it fits, its view says."""
+
+    config: Config  # with the keys of its models' config.json
+    plan: AnyPlan
+    case: MemoryCase
+    view: PlanView
+    mapping: Mapping[str, Any]  # the config as it was composed
+    sources: Mapping[str, Source]
+    not_run: tuple[Problem, ...]  # why it can be planned and not run
+
+
+def prepare(
+    mapping: Mapping[str, Any],
+    *,
+    name: str = "config",
+    sources: Mapping[str, Source] | None = None,
+    measured: Measurements | None = None,
+    describe: Describe | None = None,
+) -> Prepared:
+    """The job of a config given as plain values, such as a YAML file holds.
+
+    `describe` builds a simulator to count the policy's weights (`rlplace.envs.describe`); without it, the weights of a
+    policy that learns from a simulator are not counted. Raises ConfigError, PlacementError or ClusterError with every
+    problem.
+    """
+    places = sources or {}
+    config = with_folder(read_config(mapping, places), places)
+    topology = declared_topology(config.cluster, places)
+    plan: AnyPlan
+    if config.kind == "causal_lm":
+        from rlplace.cli.text_checks import check_text_job, missing_in_a_run  # tokenizers need numpy
+
+        layout = make_llm_layout(config, topology, places)
+        problems = check_text_job(config, layout, places) if config.runs else missing_in_a_run(config, places)
+        plan, case, counts = layout, llm_memory_case(layout, config, measured), explain_counts(config, layout.placement)
+    else:
+        problems = list(check(config.simulator_env, places))
+        try:
+            plan = make_plan(config, topology, sources=places)
+        except ProblemsError as error:
+            raise type(error)([*error.problems, *problems]) from None
+        spaces = describe(config.simulator_env) if describe is not None and not problems else None
+        case, counts = memory_case(plan, config, spaces, measured), ()
+    if wrong := [problem for problem in problems if problem.code != PLAN_ONLY]:
+        raise ConfigError(wrong)
+    view = view_plan(plan, case, name=name, counts=counts)
+    return Prepared(
+        config=config,
+        plan=plan,
+        case=case,
+        view=view,
+        mapping=mapping,
+        sources=places,
+        not_run=tuple(problems),
+    )
+
+
+def prepare_composed(
+    composed: Composed, measured: Measurements | None = None, describe: Describe | None = None
+) -> Prepared:
+    """The job of what `compose.with_hydra` returns."""
+    return prepare(composed.mapping, name=composed.name, sources=composed.sources, measured=measured, describe=describe)
+
+
+def planned_only(problems: Sequence[Problem]) -> str:
+    """What a plan says of a job that cannot be run."""
+    texts = "\n".join(problem.render() for problem in problems)
+    return f"\nthis job can be planned, not run:\n{texts}"
+
+
+def measurements(file: str) -> Measurements:
+    """What an earlier run measured, from its `memory.json`. Raises ConfigError."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        fix = "--measured <folder of a run>/memory.json"
+        raise ConfigError(
+            [Problem(code="not-measurements", key="--measured", what="cannot be read", got=file, why=why, fix=fix)]
+        ) from error
+    return read_measurements(record, key=file)

@@ -1,0 +1,140 @@
+"""`python -m rlplace.train --config-name hybrid_ppo [key=value ...]`: config, plan, launch, loop.
+
+Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 it does not fit in memory, 130 and 143 stopped by
+Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rlplace.cli.prepare import Prepared, planned_only, prepare_composed
+from rlplace.config import compose
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
+from rlplace.placement import Layout, Plan
+from rlplace.placement.show.text import render_text
+
+if TYPE_CHECKING:  # what starts workers waits until the plan was shown
+    from rlplace.run import JobSpec
+
+USAGE = """\
+Trains a policy on a declared placement.
+
+    {program} --config-name hybrid_ppo                                 train
+    {program} --config-name hybrid_ppo dry_run=true                    print the plan, start nothing
+    {program} --config-name hybrid_ppo algorithm.gamma=0.98            override any key
+    {program} --config-name hybrid_ppo 'cluster.component_placement.env=[0-1,4-5]'
+    {program} --config-name hybrid_ppo --cfg job                       print the composed config
+    {program} --config-dir my_configs --config-name my_run             a config of your own
+
+configs:
+{configs}
+
+exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
+
+DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in argv or "-h" in argv:
+        print(usage("python -m rlplace.train", argv))
+        return 0
+    stop_on_signals()
+    try:
+        return max((_job(composed) for composed in compose.with_hydra(argv)), default=DONE)
+    except (ProblemsError, ClusterError) as error:
+        print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
+        return WRONG
+    except RlplaceError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except Stopped as stopped:
+        print(f"stopped by {stopped}", file=sys.stderr)
+        return stopped.exit_code
+    except SystemExit as done:  # Hydra's own flags and argparse
+        return done.code if isinstance(done.code, int) else FAILED
+
+
+def usage(program: str, argv: Sequence[str]) -> str:
+    names = compose.config_names()
+    text = USAGE.format(program=program, configs="\n".join(f"    {n:<22}{about}" for n, about in names.items()))
+    name = compose.config_name(argv)
+    file = compose.config_directory(argv) / f"{name}.yaml"
+    return f"{text}\n\n{file.name}:\n\n{file.read_text(encoding='utf-8')}" if file.is_file() else text
+
+
+def stop_on_signals() -> None:
+    """Turns SIGINT and SIGTERM into Stopped, once: while stopping, where every wait is bounded, more are ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
+def _job(composed: compose.Composed) -> int:
+    job = prepare_composed(composed)
+    lacking = list(job.not_run)
+    if not job.config.dry_run and isinstance(job.plan, Layout) and not lacking:
+        from rlplace.cli.text_checks import check_launch
+
+        lacking += check_launch(job.config, job.plan, job.sources)
+    if lacking and not job.config.dry_run:
+        raise ConfigError(lacking)
+    _show(render_text(job.view))
+    if job.not_run:
+        _show(planned_only(job.not_run))
+    if not job.view.fits:
+        print(_counted(job.view.shortages), file=sys.stderr)
+        return DOES_NOT_FIT
+    if job.config.dry_run:
+        _show("\ndry run: the plan holds, nothing was started")
+        return DONE
+    from rlplace.run import run
+
+    run(_spec_of(job), job.view, resolved=job.mapping)
+    return DONE
+
+
+def _spec_of(job: Prepared) -> JobSpec:
+    if isinstance(job.plan, Plan):
+        from rlplace.ppo_run import ppo_run
+
+        return ppo_run(job.config, job.plan)
+    from rlplace.llm_run import llm_run
+
+    return llm_run(job.config, job.plan)
+
+
+def _show(text: str) -> None:
+    """To whoever still reads: `... | head` may have seen enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _counted(problems: Sequence[Problem]) -> str:
+    texts = "\n".join(problem.render() for problem in problems)
+    return f"{texts}\n\n{len(problems)} problem{'s' if len(problems) > 1 else ''}; nothing was started"

@@ -1,0 +1,44 @@
+"""The shipped configs: each is valid, plans the same by every command, and the main ones explain every key."""
+
+from __future__ import annotations
+
+import re
+
+import jsonschema
+import pytest
+import yaml
+
+from rlplace import plan, train
+from rlplace.config import compose
+from rlplace.config.json_schema import config_schema
+
+CONFIGS = sorted(compose.config_names())
+MAIN = ("hybrid_ppo", "hybrid_grpo_llm", "rlhf_tiny")  # one for each kind of job
+VALIDATOR = jsonschema.Draft202012Validator(config_schema())
+PARTS = ("plan: ", "stages: ", "routes: ", "savings: ", "memory: fits")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_config_is_planned_and_fits(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--config-name", name]) == 0
+    planned = capsys.readouterr()
+    assert [part for part in PARTS if part not in planned.out] == []
+    assert planned.err == ""
+    assert train.main(["--config-name", name, "dry_run=true"]) == 0
+    dry = capsys.readouterr().out
+    assert dry.startswith(planned.out)
+    assert "nothing was started" in dry
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_config_is_valid_and_says_what_it_is(name: str) -> None:
+    text = (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))] == []
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_the_main_configs_explain_every_key(name: str) -> None:
+    lines = (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    keys = [line for line in lines if re.match(r" *[a-z_]+: *[^ #]", line)]
+    assert [line for line in keys if "  # " not in line] == []

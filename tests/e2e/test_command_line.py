@@ -67,7 +67,7 @@ def test_a_problem_in_a_file_names_file_and_line(tmp_path: Path, capsys: pytest.
     text = (compose.CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
     (tmp_path / "mine.yaml").write_text(text.replace("rollout: 4-7", "rollout: 4–7"), encoding="utf-8")
     assert train.main(["--config-dir", str(tmp_path), "--config-name", "mine"]) == 2
-    line = 1 + text.splitlines().index("    rollout: 4-7")
+    (line,) = (i for i, written in enumerate(text.splitlines(), start=1) if written.startswith("    rollout: 4-7"))
     assert f"mine.yaml:{line})" in capsys.readouterr().err
 
 
@@ -78,11 +78,11 @@ def test_what_is_new_in_a_block_is_added_key_by_key(capsys: pytest.CaptureFixtur
 
 
 TWO_REWARDS = """
-defaults: [{/model@actor.model: tiny}, _self_]
+defaults: [{/model@actor.model: tiny}, {/model@reward.math.model: tiny_reward}, _self_]
 cluster:
   accelerators_per_node: 2
   component_placement: {actor: 0, rollout: 0, env: 0, reward.math: 1, reward.brief: cpu}
-algorithm: {name: grpo, prompts: 2, samples_per_prompt: 2}
+algorithm: {name: grpo, prompts: 2, samples_per_prompt: 2, max_prompt_length: 64, max_new_tokens: 8}
 env: {task: arithmetic, chat: false, enable_offload: true}
 actor: {optimizer: {lr: 1.0e-5}, enable_offload: true}
 rollout: {engine: transformers, kv_cache_memory: 16MiB, enable_offload: true}

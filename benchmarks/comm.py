@@ -1,10 +1,14 @@
-"""How fast values travel between processes of one node, beside a plain Ray-actor channel and the machine's own limits.
+"""How fast values travel between processes of one node, beside other libraries and the machine's own limits.
+
+The other columns promise less: PUSH/PULL sockets of pyzmq (pickle 5, arrays out of band) have no keys, ends, deadlines
+or recovery and run one to one; multiprocessing.Queue (bounded) has none of these either and copies arrays in band; the
+Ray-actor channel has keys and loses everything with its actor.
 
     python benchmarks/comm.py                      the whole table: medians of 5 repetitions, everything in turns
     python benchmarks/comm.py --quick --rows small round-trip
     python benchmarks/comm.py --json comm.json     the figures as well
 
-Read ratios, not absolutes: what else the machine does meets all three columns alike.
+Read ratios, not absolutes: what else the machine does meets all columns alike.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import comm_jobs as jobs
-from comm_sides import RayActors, Shared, Side
+from comm_sides import Queues, RayActors, Shared, Side, Sockets
 
 MIB = 1 << 20
 Measure = Callable[[Side, float], float]  # side, and how much of the full number of messages to send
@@ -46,6 +50,7 @@ class Row:
     unit: str
     ours: Measure
     ray: Measure | None = None
+    one_to_one: bool = True  # whether sockets and queues of other libraries can do it
     limit: Measure | None = None
     limit_is: str = ""
     goal: Goal
@@ -153,7 +158,7 @@ def rows() -> list[Row]:
             goal=Goal(absolute=100, to_ray=20)),
         Row(name="small", what="small dicts 1→1", unit="msg/s", ours=rate(0, 30_000), ray=rate(0, 30_000), **pour,
             goal=Goal(absolute=30_000, to_ray=20)),
-        Row(name="small-4", what="small dicts 4→4", unit="msg/s", ours=rate(0, 8_000, pairs=4),
+        Row(name="small-4", what="small dicts 4→4", one_to_one=False, unit="msg/s", ours=rate(0, 8_000, pairs=4),
             ray=rate(0, 8_000, pairs=4), **pour, goal=Goal(absolute=20_000)),
         Row(name="round-trip", what="env → rollout → env, 64 envs", unit="µs", ours=round_trip, ray=round_trip, **ping,
             goal=Goal(absolute=300)),
@@ -164,8 +169,8 @@ def rows() -> list[Row]:
         found.append(Row(name=label, what=f"{label} arrays 1→1, owned", unit="MiB/s", ours=measure, ray=measure,
                          goal=Goal(absolute=500 if size < MIB else 3000), **copies))  # fmt: skip
     measure = rate(MIB, 250, pairs=4)
-    found.append(Row(name="1 MiB-4", what="1 MiB arrays 4→4, owned", unit="MiB/s", ours=measure, ray=measure,
-                     limit=memcpy(MIB), limit_is="memcpy", goal=Goal(absolute=2000, to_ray=5)))  # fmt: skip
+    found.append(Row(name="1 MiB-4", what="1 MiB arrays 4→4, owned", one_to_one=False, unit="MiB/s", ours=measure,
+                     ray=measure, limit=memcpy(MIB), limit_is="memcpy", goal=Goal(absolute=2000, to_ray=5)))  # fmt: skip
     for mib, count in ((16, 100), (256, 10)):
         copies = {"limit": memcpy(mib * MIB), "limit_is": "memcpy"}
         measure = rate(mib * MIB, count)
@@ -173,11 +178,14 @@ def rows() -> list[Row]:
                          ray=measure, goal=Goal(to_limit=0.45)))  # fmt: skip
     return [
         *found,
-        Row(name="weights", what="weight sync 2→2, 1 GiB, mapped", unit="MiB/s", ours=weight_sync(load=False),
+        Row(name="weights", one_to_one=False,
+            what="weight sync 2→2, 1 GiB, mapped", unit="MiB/s", ours=weight_sync(load=False),
             limit=memcpy(64 * MIB), limit_is="memcpy", goal=Goal(to_limit=0.7)),
-        Row(name="weights-loaded", what="and copied into 2 engines", unit="MiB/s", ours=weight_sync(load=True),
+        Row(name="weights-loaded", one_to_one=False,
+            what="and copied into 2 engines", unit="MiB/s", ours=weight_sync(load=True),
             limit=memcpy(64 * MIB), limit_is="memcpy", goal=Goal()),
-        Row(name="idle", what="a consumer that waits in vain", unit="% of a core", ours=idle, goal=Goal(absolute=1)),
+        Row(name="idle", one_to_one=False,
+            what="a consumer that waits in vain", unit="% of a core", ours=idle, goal=Goal(absolute=1)),
     ]  # fmt: skip
 
 
@@ -190,6 +198,8 @@ class Result:
 
     row: Row
     ours: float
+    zmq: float | None
+    queue: float | None
     ray: float | None
     limit: float | None
 
@@ -215,8 +225,8 @@ class Result:
 
 
 def measure(chosen: Sequence[Row], repetitions: int, share: float, *, with_ray: bool) -> list[Result]:
-    ours, ray = Shared(8), RayActors(8) if with_ray else None
-    figures: dict[str, list[tuple[float, float | None, float | None]]] = {row.name: [] for row in chosen}
+    ours, sockets, queues, ray = Shared(8), Sockets(2), Queues(), RayActors(8) if with_ray else None
+    figures: dict[str, list[tuple[float | None, ...]]] = {row.name: [] for row in chosen}
     try:
         for _ in range(repetitions):
             for row in chosen:
@@ -224,31 +234,38 @@ def measure(chosen: Sequence[Row], repetitions: int, share: float, *, with_ray: 
                 found = row.ours(ours, share)
                 # fewer messages where each takes a thousand times as long
                 baseline = row.ray(ray, share * (0.03 if "MiB/s" not in row.unit else 0.3)) if row.ray and ray else None
-                figures[row.name].append((found, baseline, limit))
+                zmq = row.ours(sockets, share) if row.one_to_one else None
+                queue = row.ours(queues, share * 0.3) if row.one_to_one else None
+                figures[row.name].append((found, zmq, queue, baseline, limit))
                 print(".", end="", file=sys.stderr, flush=True)
     finally:
         ours.close()
+        sockets.close()
         if ray is not None:
             ray.close()
     print(file=sys.stderr)
     return [Result(row=row, **_medians(figures[row.name])) for row in chosen]
 
 
-def _medians(figures: Sequence[tuple[float, float | None, float | None]]) -> dict[str, float | None]:
-    columns = zip(("ours", "ray", "limit"), zip(*figures, strict=True), strict=True)
+_COLUMNS = ("ours", "zmq", "queue", "ray", "limit")
+
+
+def _medians(figures: Sequence[tuple[float | None, ...]]) -> dict[str, float | None]:
+    columns = zip(_COLUMNS, zip(*figures, strict=True), strict=True)
     return {name: None if column[0] is None else statistics.median(column) for name, column in columns}
 
 
 def table(results: Sequence[Result]) -> str:
-    lines = [("what", "", "ours", "Ray actor", "×", "limit", "of it", "", "goal", "")]
+    lines = [("what", "", "ours", "pyzmq", "×", "mp.Queue", "×", "Ray actor", "×", "limit", "of it", "", "goal", "")]
     for r in results:
         goals, met = ", ".join(text for text, _ in r.verdicts), all(met for _, met in r.verdicts)
         lines.append((
-            r.row.what, r.row.unit, _number(r.ours), _number(r.ray), _number(r.ratio(r.ray)), _number(r.limit),
+            r.row.what, r.row.unit, _number(r.ours), _number(r.zmq), _number(r.ratio(r.zmq)),
+            _number(r.queue), _number(r.ratio(r.queue)), _number(r.ray), _number(r.ratio(r.ray)), _number(r.limit),
             _number(r.ratio(r.limit)), r.row.limit_is, goals, ("reached" if met else "MISSED") if goals else "",
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = "<<>>>>><<<"
+    aligned = "<<>>>>>>>>><<<"
     return "\n".join(
         "  ".join(f"{cell:{to}{width}}" for cell, to, width in zip(line, aligned, widths, strict=True)).rstrip()
         for line in lines
@@ -276,7 +293,7 @@ def main(arguments: Sequence[str]) -> None:
     results = measure(chosen, repetitions, share, with_ray=not options.no_ray)
     print(table(results))
     if options.json:
-        figures = {r.row.name: {"unit": r.row.unit, "ours": r.ours, "ray": r.ray, "limit": r.limit} for r in results}
+        figures = {r.row.name: {"unit": r.row.unit} | {name: getattr(r, name) for name in _COLUMNS} for r in results}
         options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 

@@ -1,9 +1,10 @@
-"""Two sides of one comparison: our channels between processes, and a plain Ray-actor channel between actors."""
+"""The sides of one comparison: our channels, sockets of pyzmq, queues of multiprocessing, and a Ray-actor channel."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -80,6 +81,112 @@ class Shared:
             process.join(10.0)
             process.kill()  # one that is stuck
         self._folder.close()
+
+
+class Sockets(Shared):
+    """Spawned processes, and PUSH/PULL sockets of pyzmq over ipc between two of them."""
+
+    def channel(self, capacity_items: int) -> Any:
+        self._made += 1
+        return SocketChannel(f"ipc://{self.folder}/{self._made}", capacity_items)
+
+
+class SocketChannel:
+    """One producer, one consumer; arrays travel out of band as frames, not copied where pyzmq can. No keys, no ends,
+    no deadlines, no recovery: what a pair of sockets gives by itself. Each side may hold `capacity_items`.
+    """
+
+    def __init__(self, endpoint: str, capacity_items: int) -> None:
+        self._endpoint, self._capacity_items = endpoint, capacity_items
+        self._socket: Any = None
+
+    def put(self, item: Any) -> None:
+        import zmq
+
+        buffers: list[pickle.PickleBuffer] = []
+        header = pickle.dumps(item, 5, buffer_callback=buffers.append)
+        socket = self._socket or self._open(zmq.PUSH)
+        if buffers:
+            socket.send_multipart((header, *buffers), copy=False)
+        else:
+            socket.send(header)
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        import zmq
+
+        socket = self._socket or self._open(zmq.PULL)
+        if timeout_s is not None and not socket.poll(1000 * timeout_s):
+            raise TimeoutError
+        frames = socket.recv_multipart(copy=False)
+        return pickle.loads(frames[0].buffer, buffers=[frame.buffer for frame in frames[1:]])
+
+    def destroy(self) -> None:
+        """The sockets are their processes'."""
+
+    def _open(self, kind: int) -> Any:
+        import zmq
+
+        self._socket = zmq.Context.instance().socket(kind)
+        self._socket.set_hwm(self._capacity_items)
+        if kind == zmq.PULL:
+            self._socket.bind(self._endpoint)
+        else:
+            self._socket.connect(self._endpoint)
+        return self._socket
+
+
+class Queues:
+    """Queues of multiprocessing, which only processes that are started with them can use: new ones for each run."""
+
+    def __init__(self) -> None:
+        self._spawn = multiprocessing.get_context("spawn")
+
+    def channel(self, capacity_items: int) -> Any:
+        return QueueChannel(self._spawn.Queue(capacity_items))
+
+    def run(self, *jobs: Job) -> list[Any]:
+        ends = [self._spawn.Pipe() for _ in jobs]
+        processes = [
+            self._spawn.Process(target=_run_once, args=(there, job), daemon=True)
+            for (_, there), job in zip(ends, jobs, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for here, _ in ends:
+            here.recv()  # it has started
+        start = time.monotonic() + _HEAD_START_S
+        for here, _ in ends:
+            here.send(start)
+        results = [here.recv() for here, _ in ends]
+        for process in processes:
+            process.join(10.0)
+            process.kill()
+        return results
+
+    def close(self) -> None:
+        """Nothing is left between runs."""
+
+
+class QueueChannel:
+    """A bounded queue; a thread of the producer pickles and sends."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def put(self, item: Any) -> None:
+        self._queue.put(item)
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        return self._queue.get(timeout=timeout_s)
+
+    def destroy(self) -> None:
+        self._queue.close()
+
+
+def _run_once(line: Connection, job: Job) -> None:
+    line.send("started")
+    start, (function, *arguments) = line.recv(), job
+    line.send(function(start, *arguments))
 
 
 def _wake(start: float) -> None:

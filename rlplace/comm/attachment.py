@@ -143,13 +143,16 @@ class Attachment:
 
     def _sleep(self, step: Callable[..., bool], request: Put | Get, waker: Waker, deadline: float) -> None:
         now = time.monotonic()
+        next_look = now + LOOK_S
         while not self.run(step, request, waker.number, now):
             left = deadline - now
             if left <= 0:
                 raise self.run(self.queue.expired, request, time.monotonic())
-            if not waker.wait(min(left, TICK_S)):
-                self.look_for_dead(time.monotonic())
+            woken = waker.wait(min(left, TICK_S))
             now = time.monotonic()
+            if not woken and now >= next_look:
+                next_look = now + LOOK_S
+                self.look_for_dead(now)
 
     def withdraw(self, request: Put | Get) -> None:
         try:

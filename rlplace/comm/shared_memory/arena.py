@@ -18,7 +18,9 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)  # SIZE: bytes with this h
 FREE, LENT = 0, -1  # instead of a process as HOLDER
 _HEADER_BYTES = 64
 _ALIGNMENT = 64  # bytes: a cache line
+_LARGE = 32 << 10  # bytes: pieces from here on are copied by numpy
 _PAGE = 4096
 
 SMALLEST = 16 << 10  # bytes
@@ -75,8 +78,9 @@ class Arena:
         except FileNotFoundError:
             raise lost(folder) from None
         self._map = mmap.mmap(self._descriptor, 0)
-        data = memoryview(self._map)
-        self._words, self._reals = data.cast("q"), data.cast("d")
+        self._data = memoryview(self._map)
+        self._words, self._reals = self._data.cast("q"), self._data.cast("d")
+        self._change = _Change(self)
         self._me = process.this_process()
         self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
         process.tell_of_forks(self)
@@ -87,21 +91,29 @@ class Arena:
     @property
     def held_bytes(self) -> tuple[int, int]:
         """Memory of segments in use, and of free ones."""
-        with self._locked():
+        with self._change:
             return self._words[IN_USE], self._words[IDLE]
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, pieces: Sequence[Bytes]) -> int:
-        """Copy `pieces` into a segment that this process holds. NoRoomError when there is no memory for it."""
-        lengths = np.array([piece.nbytes for piece in pieces], np.int64)
-        size = _HEADER_BYTES + _aligned(lengths.nbytes) + sum(_aligned(piece.nbytes) for piece in pieces)
+    def write(self, pieces: Sequence[Any]) -> int:
+        """Copy contiguous `pieces` into a segment that this process holds. NoRoomError when there is no memory."""
+        sizes = [len(piece) if type(piece) is bytes else memoryview(piece).nbytes for piece in pieces]
+        table = array("q", sizes).tobytes()
+        size = _HEADER_BYTES + _aligned(len(table)) + sum(map(_aligned, sizes))
         segment = self._allocate(segment_bytes(size))
         try:
-            self._words[segment // 8 + PIECES] = len(pieces)
+            self._words[segment // 8 + PIECES] = len(sizes)
             self._populate(segment)
-            for place, piece in zip(self._places(segment, lengths), (lengths.view(np.uint8), *pieces), strict=True):
-                np.copyto(place, piece)  # lets other threads run meanwhile, as mmap and memoryview do not
+            at = segment + _HEADER_BYTES
+            self._map[at : at + len(table)] = table
+            at += _aligned(len(table))
+            for piece, length in zip(pieces, sizes, strict=True):
+                if length < _LARGE:
+                    self._map[at : at + length] = piece
+                else:  # numpy lets other threads run meanwhile, as mmap does not
+                    np.copyto(self._bytes(at, length), np.frombuffer(piece, np.uint8))
+                at += _aligned(length)
         except BaseException:
             self.free(segment)
             raise
@@ -115,21 +127,33 @@ class Arena:
         """This process holds the segment. Under the channel's lock, before it leaves the channel."""
         self._words[segment // 8 + HOLDER] = self._me
 
-    def pieces(self, segment: int) -> list[Bytes]:
-        """The pieces where they lie. Valid until `free`."""
-        count = self._words[segment // 8 + PIECES]
-        self._populate(segment)
-        lengths = np.frombuffer(self._map, np.int64, count, segment + _HEADER_BYTES)
-        return list(self._places(segment, lengths))[1:]
+    def copy(self, segment: int, own: Callable[[int], Bytes]) -> list[Any]:
+        """The pieces in memory of the caller's own, large ones in that of `own`; the segment goes back."""
+        try:
+            self._populate(segment)
+            at = segment + _HEADER_BYTES
+            sizes = self._words[at // 8 : at // 8 + self._words[segment // 8 + PIECES]].tolist()
+            at += _aligned(8 * len(sizes))
+            pieces: list[Any] = []
+            for length in sizes:
+                if length < _LARGE:
+                    pieces.append(bytearray(self._data[at : at + length]))
+                else:
+                    pieces.append(own(length))
+                    np.copyto(pieces[-1], self._bytes(at, length))
+                at += _aligned(length)
+            return pieces
+        finally:
+            self.free(segment)
 
     def free(self, segment: int) -> None:
         """A segment that this process holds goes back."""
-        with self._locked():
+        with self._change:
             self._free(segment)
 
     def free_lent(self, segment: int) -> None:
         """The channel in which the segment lay is broken. Ignored if a process holds it by now."""
-        with self._locked():
+        with self._change:
             if self._words[segment // 8 + HOLDER] == LENT:
                 self._free(segment)
 
@@ -139,11 +163,8 @@ class Arena:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _places(self, segment: int, lengths: Any) -> Iterator[Bytes]:
-        at = segment + _HEADER_BYTES
-        for length in (lengths.nbytes, *lengths.tolist()):
-            yield np.frombuffer(self._map, np.uint8, length, at)
-            at += _aligned(length)
+    def _bytes(self, at: int, length: int) -> Bytes:
+        return np.frombuffer(self._map, np.uint8, length, at)
 
     def _populate(self, segment: int) -> None:
         first = segment // 8
@@ -155,7 +176,7 @@ class Arena:
 
     def _allocate(self, size: int) -> int:
         """A segment of at least `size` bytes with memory, held by this process."""
-        with self._locked():
+        with self._change:
             segment = self._pop_warm(size)
             if not segment and self._free_of_dead():
                 segment = self._pop_warm(size)
@@ -167,12 +188,12 @@ class Arena:
         try:
             self._take_memory(segment, size)
         except OSError as full:
-            with self._locked():
+            with self._change:
                 self._push(segment, EMPTY)
             if full.errno not in space.FULL:
                 raise
             raise NoRoomError from None
-        with self._locked():
+        with self._change:
             first = segment // 8
             self._words[first + MEMORY] = 1
             self._words[first + SERIAL] += 1
@@ -186,31 +207,12 @@ class Arena:
         except OSError as full:
             if full.errno not in space.FULL:
                 raise
-            with self._locked():
+            with self._change:
                 self._free_of_dead()
                 self._drop_idle(_MOST_BYTES)
             os.posix_fallocate(self._descriptor, segment, size)
 
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            while not self._lock.acquire(_PATIENCE_S):
-                pass  # a process is stopped in a change of microseconds: nothing can be done before it goes on
-        except FileNotFoundError:
-            raise lost(self._folder) from None
-        try:
-            if self._words[CHANGING]:
-                self._repair()
-            self._words[CHANGING] = self._me
-            yield
-            self._words[CHANGING] = 0
-        except NoRoomError:  # raised before anything was changed
-            self._words[CHANGING] = 0
-            raise
-        finally:
-            self._lock.release()
 
     def _pop_warm(self, size: int) -> int:
         """A free segment with memory that is not much too large, last freed first; 0 if there is none."""
@@ -322,6 +324,30 @@ class Arena:
                 words[IDLE if free else IN_USE] += words[first + SIZE]
             if free:
                 self._push(segment, WARM if words[first + MEMORY] else EMPTY)
+
+
+class _Change:
+    """The lock of an arena, for one change at a time; a change that was broken off is repaired first."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = weakref.proxy(arena)
+
+    def __enter__(self) -> None:
+        arena = self._arena
+        try:
+            while not arena._lock.acquire(_PATIENCE_S):
+                pass  # a process is stopped in a change of microseconds: nothing can be done before it goes on
+        except FileNotFoundError:
+            raise lost(arena._folder) from None
+        if arena._words[CHANGING]:
+            arena._repair()
+        arena._words[CHANGING] = arena._me
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        arena = self._arena
+        if kind is None or issubclass(kind, NoRoomError):  # raised before anything was changed
+            arena._words[CHANGING] = 0
+        arena._lock.release()
 
 
 def lost(folder: Path) -> ChannelBroken:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rlplace.comm import codec
 from rlplace.comm.shared_memory import process, space
 from rlplace.comm.shared_memory.arena import Arena, NoRoomError, lost
@@ -54,13 +52,12 @@ class Arenas:
 
     def write(self, packed: codec.Packed) -> Segment:
         """Copy an item into a segment. OutputError when neither shared memory nor the disk has room."""
-        whole: Sequence[Any] = (packed,) if isinstance(packed, bytes) else packed.pieces
-        pieces = [np.frombuffer(piece, np.uint8) for piece in whole]
+        pieces: Sequence[Any] = (packed,) if isinstance(packed, bytes) else packed.pieces
         try:
             return Segment(self._in_memory().write(pieces))
         except NoRoomError:
             pass
-        size = sum(piece.nbytes for piece in pieces)
+        size = sum(memoryview(piece).nbytes for piece in pieces)
         disk = self._on_disk()
         if disk is not None:
             try:
@@ -80,15 +77,7 @@ class Arenas:
     def copy(self, address: int) -> codec.Encoded:
         """The pieces in memory of the caller's own; the segment goes back."""
         arena, segment = self._find(address)
-        try:
-            pieces = []
-            for piece in arena.pieces(segment):
-                own = self._owned.take(piece.nbytes)
-                np.copyto(own, piece)
-                pieces.append(own)
-            return codec.Encoded.of(pieces)
-        finally:
-            arena.free(segment)
+        return codec.Encoded.of(arena.copy(segment, self._owned.take))
 
     def free(self, address: int) -> None:
         arena, segment = self._find(address)

@@ -170,7 +170,8 @@ def rows() -> list[Row]:
                          goal=Goal(absolute=500 if size < MIB else 3000), **copies))  # fmt: skip
     measure = rate(MIB, 250, pairs=4)
     found.append(Row(name="1 MiB-4", what="1 MiB arrays 4→4, owned", one_to_one=False, unit="MiB/s", ours=measure,
-                     ray=measure, limit=memcpy(MIB), limit_is="memcpy", goal=Goal(absolute=2000, to_ray=5)))  # fmt: skip
+                     ray=measure, limit=memcpy(MIB), limit_is="memcpy",
+                     goal=Goal(absolute=2000, to_ray=5)))  # fmt: skip
     for mib, count in ((16, 100), (256, 10)):
         copies = {"limit": memcpy(mib * MIB), "limit_is": "memcpy"}
         measure = rate(mib * MIB, count)

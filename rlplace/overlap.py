@@ -27,8 +27,7 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
 from rlplace.report.utilisation import Occupancy, Usage
-from rlplace.workers.launch import deadlines
-from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
+from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed, wait_all
 
 _GENERATING = ("env", "rollout")
 
@@ -210,7 +209,7 @@ class Overlap(Loop):
                 continue  # its last call has ended just now
             patience_s = max(0.0, deadline_s - time.monotonic())
             if not concurrent.futures.wait(left, patience_s, concurrent.futures.FIRST_COMPLETED).done:
-                raise deadlines.passed(waiting, self._timeout_s)
+                raise deadline_passed(waiting, self._timeout_s)
 
     @contextmanager
     def _in(self, stage: str) -> Iterator[None]:

@@ -156,7 +156,8 @@ def _watched(channels: Mapping[str, Channel], stall_s: float) -> AbstractContext
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan, runner = job.plan, job.runner
-    cluster.reserve([slot for c in plan.placement.components for slot in plan.placement.slots(c)])
+    slots = {component: tuple(plan.placement.slots(component)) for component in plan.placement.components}
+    cluster.reserve([slot for placed in slots.values() for slot in placed])
     channels = {
         c.name: cluster.channel(
             ChannelSpec(
@@ -175,7 +176,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
         for component in plan.placement.components
     }
     builders = {
-        component: (job.workers[component].create_group(job.arguments), plan.placement.get_strategy(component), own)
+        component: (job.workers[component].create_group(job.arguments), slots[component], own)
         for component, own in ends.items()
     }
     return cluster.launch_all(builders, seed=runner.seed)

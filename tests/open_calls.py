@@ -16,6 +16,18 @@ from rlplace.workers.launch.launcher import Call
 from rlplace.workers.worker import MoveReport
 
 
+def slot_of(component: str, rank: int = 0) -> Slot:
+    return Slot(
+        component=component,
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        local_world_size=1,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
+    )
+
+
 class OpenGroup:
     """`log` gets what is called, `rollout generate 3`, also of other groups. Calls of `at_once` end by themselves."""
 
@@ -38,6 +50,10 @@ class OpenGroup:
             return pending
 
         return call
+
+    @property
+    def slot(self) -> Slot:
+        return slot_of(self.name)
 
     def end(self, call: Call, *, moved: bool = False) -> None:
         still = MoveReport(residency=Residency.FULL, accelerator_bytes=0, host_bytes=0, seconds=0.0)

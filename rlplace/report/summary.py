@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.comm.waiting import ChannelView
+from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.report.utilisation import usage_lines
@@ -152,7 +153,7 @@ def waits_of(views: Mapping[str, ChannelView]) -> dict[str, dict[str, Any]]:
 
 def _components(owners: Iterable[str]) -> list[str]:
     """Return the components of owners such as "env rank 2"."""
-    return list(dict.fromkeys(owner.rpartition(" rank ")[0] or owner for owner in owners))
+    return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
 
 
 def summary_text(report: Mapping[str, Any]) -> str:

@@ -58,7 +58,7 @@ class WorkerContext:
     @property
     def owner(self) -> str:
         """This worker's name in errors and statistics."""
-        return f"{self.slot.component} rank {self.slot.rank}"
+        return self.slot.owner
 
     @property
     def log(self) -> logging.Logger:

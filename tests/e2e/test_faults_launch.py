@@ -126,7 +126,7 @@ def four_gpus() -> Iterator[Any]:
     """A Ray that believes in four GPUs, which is enough to see who would get which."""
     import ray
 
-    from rlplace.workers.ray_launch.environment import ray_environment
+    from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment(None):
         ray.init(address="local", num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False)

@@ -35,7 +35,7 @@ def nodes() -> Iterator[Any]:
     """A Ray of two nodes on this machine."""
     from ray.cluster_utils import Cluster as Nodes
 
-    from rlplace.workers.ray_launch.environment import ray_environment
+    from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment("auto"):
         nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

@@ -19,7 +19,7 @@ def test_ranks_sit_on_the_nodes_of_the_plan() -> None:
     import ray
     from ray.cluster_utils import Cluster as Nodes
 
-    from rlplace.workers.ray_launch.environment import ray_environment
+    from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment("auto"):
         nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})

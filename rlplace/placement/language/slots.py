@@ -47,6 +47,16 @@ class Slot:
     runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
     process: str = ""  # slots of one name live in one process: "env+rollout 3"; "": a process of its own
 
+    @property
+    def owner(self) -> str:
+        """Name of the worker that lives here, in errors, accounts and statistics: "actor rank 3"."""
+        return f"{self.component} rank {self.rank}"
+
+
+def component_of(owner: str) -> str:
+    """The component of `Slot.owner`; "" for other names."""
+    return owner.rpartition(" rank ")[0]
+
 
 class HasTopology(Protocol):
     """A cluster, as far as placement cares. One with labelled nodes has them in `node_groups`, a NodeGroups."""

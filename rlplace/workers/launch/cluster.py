@@ -18,7 +18,8 @@ from rlplace.workers.launch.inline import InlineLauncher
 from rlplace.workers.launch.launcher import GroupOrder, Launcher, StartReport
 from rlplace.workers.machines import count_topology, declared_topology
 
-Launch = tuple[GroupBuilder, PlacementStrategy, Mapping[str, Channel]]
+# What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
+Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
 
 
 class Cluster:
@@ -69,26 +70,8 @@ class Cluster:
             shared_bytes=shared_bytes,
         )
 
-    @classmethod
-    def of_ray(cls, address: str = "auto", *, memory_bytes: int = 0) -> Cluster:
-        """The running Ray cluster at `address`, with the nodes and GPUs it has; `memory_bytes` is one accelerator's.
-
-        Raises ClusterError when nobody answers, PlacementError when nodes have contradicting ranks.
-        """
-        from rlplace.placement.machines.nodes import topology_of_ray
-        from rlplace.workers.ray_launch.session import RaySession
-
-        ray = RayConfig(address=address)
-        session = RaySession(ray)
-        session.start()
-        try:
-            topology = topology_of_ray(session.nodes(), memory_bytes)
-        finally:
-            session.close()
-        return cls(topology=topology, ray=ray)
-
     def start(self) -> None:
-        """Reaches the machines; done by the first `channel` or launch otherwise. Idempotent. Raises ClusterError."""
+        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
         if self._closed:
             raise ClusterError(
                 Problem(code="cluster-closed", key="cluster", what="is closed", fix="make a new Cluster(...)")
@@ -98,9 +81,9 @@ class Cluster:
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
-        """Takes what `slots` use, or all accelerators of all nodes; once: what a launch before it took stays.
+        """Take what `slots` use, or all accelerators of all nodes; once: what a launch before it took stays.
 
-        Raises ClusterError, which says what is missing and where.
+        Raises ClusterError, which names what is missing and where.
         """
         self.start()
         if not self._reserved:
@@ -108,7 +91,7 @@ class Cluster:
             self._reserved = True
 
     def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome] = ()) -> Channel:
-        """The driver's end of a new channel; workers get theirs at launch. Names are used once in a cluster's life.
+        """Make a channel and return the driver's end; workers get theirs at launch. A name is used once per cluster.
 
         `homes`: where its keys live, as planned; without them all of it lives on the driver's node.
         """
@@ -121,7 +104,7 @@ class Cluster:
     def launch_all(
         self, launches: Mapping[str, Launch], *, seed: int = 0, timeout_s: float | None = None
     ) -> dict[str, WorkerGroup]:
-        """Groups by name, all started, verified and set up together, or none.
+        """Start, verify and set up groups together, all or none. Returns them by name.
 
         Raises ClusterError, WorkerError and, after `timeout_s` (None: `ray.start_timeout_s`), WorkerTimeout.
         """
@@ -152,7 +135,12 @@ class Cluster:
         return groups
 
     def _order(
-        self, name: str, builder: GroupBuilder, strategy: PlacementStrategy, channels: Mapping[str, Channel], seed: int
+        self,
+        name: str,
+        builder: GroupBuilder,
+        placed: PlacementStrategy | Sequence[Slot],
+        channels: Mapping[str, Channel],
+        seed: int,
     ) -> GroupOrder:
         if name in self._groups and not self._groups[name].closed:
             raise ClusterError(
@@ -164,13 +152,18 @@ class Cluster:
                     fix=f'close it first, or launch(..., name="{name}_2")',
                 )
             )
-        slots = tuple(dataclasses.replace(slot, component=name) for slot in strategy.get_placement(self))
+        slots = placed if isinstance(placed, Sequence) else placed.get_placement(self)
         return GroupOrder(
-            name=name, worker=builder.worker, config=builder.config, slots=slots, channels=channels, seed=seed
+            name=name,
+            worker=builder.worker,
+            config=builder.config,
+            slots=tuple(s if s.component == name else dataclasses.replace(s, component=name) for s in slots),
+            channels=channels,
+            seed=seed,
         )
 
     def describe(self) -> str:
-        """One line: the accelerators, whether they are emulated, the workers, and where start-up time went."""
+        """Describe in one line the accelerators, whether emulated, the workers, and where start-up time went."""
         kinds = {node.kind for node in self.topology.nodes}
         emulated = " emulated (computing on the CPU)" if kinds == {"emulated"} else ""
         workers = ", ".join(f"{g.world_size} {name}" for name, g in self._groups.items())
@@ -180,7 +173,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Ends all groups and whatever was started for them. Idempotent; bounded in time."""
+        """End all groups and whatever was started for them. Idempotent; bounded in time."""
         if self._closed:
             return
         self._closed = True
@@ -197,7 +190,7 @@ class Cluster:
 
 
 def whole(topology: Topology) -> tuple[Slot, ...]:
-    """One slot per node with all its accelerators: what to reserve when the job's slots are not known yet."""
+    """Make one slot per node with all its accelerators: what to reserve when the job's slots are not known yet."""
     return tuple(
         Slot(
             component="",
@@ -227,7 +220,7 @@ def _make_launcher(
 ) -> Launcher:
     if kind == "inline":
         return InlineLauncher(topology)
-    from rlplace.workers.ray_launch.environment import ray_environment
+    from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment(ray.address):
         from rlplace.workers.ray_launch.launcher import RayLauncher

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
-from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.slots import Slot, component_of
 from rlplace.units import exact_bytes
 
 
@@ -108,7 +108,7 @@ def out_of_memory(
     lines = [f"{resident}: {label} {exact_bytes(size)}" for (resident, label), size in largest if size]
     free = capacity_bytes - sum(held.values())
     has = f"accelerator {number} has {exact_bytes(capacity_bytes)}, {exact_bytes(free)} free"
-    strangers = [r.partition(" rank ")[0] for (r, _), size in largest if r != owner and " rank " in r and size]
+    strangers = [component_of(r) for (r, _), size in largest if r != owner and component_of(r) and size]
     needed = capacity_bytes - free + size_bytes
     fix = f"cluster.accelerator.memory: {needed}"
     if strangers:
@@ -132,7 +132,7 @@ def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemo
     torch = sys.modules.get("torch")  # not imported: most workers that come by here never need it
     if torch is None or not isinstance(error, torch.OutOfMemoryError):
         return None
-    owner, text = f"{slot.component} rank {slot.rank}", str(error)
+    owner, text = slot.owner, str(error)
     asked, free = (_size_after(words, text) for words in ("Tried to allocate", "of which"))
     gpu = re.search(r"GPU (\d+)", text)
     at = int(gpu.group(1)) if gpu is not None else 0
@@ -181,7 +181,7 @@ class EmulatedDevice:
 
     def __init__(self, account: Account, slot: Slot) -> None:
         self._account = account
-        self._holding = Holding(owner=f"{slot.component} rank {slot.rank}", accelerators=slot.accelerators)
+        self._holding = Holding(owner=slot.owner, accelerators=slot.accelerators)
 
     def acquire(self, size_bytes: int, what: str) -> None:
         self._account.acquire(self._holding, size_bytes, what)
@@ -221,7 +221,7 @@ class CudaDevice:
 
     @property
     def _owner(self) -> str:
-        return "this process" if self._slot is None else f"{self._slot.component} rank {self._slot.rank}"
+        return "this process" if self._slot is None else self._slot.owner
 
     @property
     def _number(self) -> int:

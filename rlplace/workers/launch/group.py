@@ -5,8 +5,10 @@
     group.generate(3) ──▶ Pending ──┐
     group.run(3) ───────▶ Pending ──┴─ wait_all ──▶ results by rank
                                           │
-            first failure of any rank ────┘  cancel its group and those waited for with it, break their channels,
-                                             stop whoever does not react, raise the failure as one WorkerError
+            first failure of any rank ────┘  wind down its group and those waited for with it, raise one WorkerError
+
+    wind down (in a thread of the group's own):
+        cancel all ranks, break their channels ──▶ wait for their open calls, at most `grace_s` ──▶ stop all ranks
 """
 
 from __future__ import annotations
@@ -14,17 +16,26 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelBroken, ChannelError, ClusterError, PlacementError, Problem, WorkerError, did_you_mean
+from rlplace.comm.waiting import report, view
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelError,
+    ClusterError,
+    PlacementError,
+    Problem,
+    WorkerError,
+    WorkerTimeout,
+    did_you_mean,
+)
 from rlplace.placement.language.slots import PlacementStrategy, Slot
-from rlplace.workers.launch import deadlines
 from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.worker import Worker
 
@@ -34,6 +45,8 @@ if TYPE_CHECKING:
 WAIT_S = 600.0  # deadline of a wait that names none
 GRACE_S = 2.0  # how long cancelled ranks may take to give up before they are stopped
 CLOSE_S = 5.0  # how long ranks may take to close by themselves
+SETTLE_S = 30.0  # longest wait for a group to wind down; its parts have shorter limits
+_ASK_S = 1.0  # how long a rank may take to answer where it is
 
 
 class Pending:
@@ -48,65 +61,97 @@ class Pending:
         return all(call.done() for call in self.calls.values())
 
     def seconds(self) -> list[float]:
-        """What each rank spent inside the method, by its own clock, in the order of `wait`; once all have ended."""
+        """Return what each rank spent inside the method, by its own clock, in the order of `wait`; once all ended."""
         return [call.seconds for call in self.calls.values()]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
-        """One result per rank, in rank order. Raises WorkerError; WorkerTimeout, after which one may wait again."""
+        """Return one result per rank. Raises WorkerError; WorkerTimeout, after which one may wait again."""
         return wait_all([self], timeout_s)[0]
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
-    """The results of all, in order. The first failure fails them together: their groups are cancelled, it is raised.
+    """Return the results of all, in order. The first failure fails all of them: their groups wind down, it is raised.
 
     A group that failed raises the same error from then on. Raises WorkerTimeout when the deadline passes; nothing is
     cancelled then.
     """
     calls = [call for p in pending for call in p.calls.values()]
     done, waiting = concurrent.futures.wait(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
-    failed = [call for call in done if call.exception() is not None]
-    if failed:
-        raise _fail_together(pending, failed)
+    if any(call.exception() is not None for call in done):
+        raise _fail_together(list(dict.fromkeys(p.group for p in pending)), calls)
     if waiting:
-        raise deadlines.passed(pending, timeout_s)
+        raise deadline_passed(pending, timeout_s)
     return [[call.result() for call in p.calls.values()] for p in pending]
 
 
-def _fail_together(pending: Sequence[Pending], failed: Sequence[concurrent.futures.Future[Any]]) -> BaseException:
-    groups = list(dict.fromkeys(p.group for p in pending))
-    for p in pending:
-        for call in p.calls.values():
-            if call in failed:
-                p.group.ended(call)  # the future tells us before it tells the group
+def _fail_together(groups: Sequence[WorkerGroup], calls: Sequence[Call]) -> BaseException:
+    """Wind all groups down and choose the failure that explains the others."""
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
     for group in groups:
-        group.wait_settled()
-    failures = [f for group in groups for f in group.failures.values()]
-    if not failures:  # the groups were closed while we waited
+        group.wait_wound_down()
+    failed = [call for call in calls if call.done() and call.exception() is not None]
+    first = _blamed([*failed, *(call for group in groups for call in group.failed_calls)])
+    if first is None:  # the groups were closed while we waited
         return failed[0].exception() or AssertionError("a call that failed has an exception")
-    first = min(failures, key=_blame).error
     for group in groups:
-        group.failure = first
+        if not group._closed:
+            group.failure = first
     return first
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Failed:
-    at_s: float  # monotonic clock
-    error: WorkerError
+def _blamed(calls: Iterable[Call]) -> WorkerError | None:
+    """Choose the failure that is likeliest the root, of those that are not due to stopping.
+
+    A death explains the errors of its peers; a broken channel is explained by others'; else the first counts.
+    """
+    found: list[tuple[int, float, WorkerError]] = []
+    for call in calls:
+        error = call.exception()
+        if isinstance(error, WorkerError) and not call.stopped:
+            died = error.cause is None and error.remote_traceback is None
+            found.append((0 if died else 2 if isinstance(error.cause, ChannelBroken) else 1, call.failed_at_s, error))
+    return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
-def _blame(failed: _Failed) -> tuple[int, float]:
-    """Smaller is likelier the root: a death explains its peers' errors, a broken channel is explained by others'."""
-    error = failed.error
-    died = error.cause is None and error.remote_traceback is None
-    rank = 0 if died else 2 if isinstance(error.cause, ChannelBroken) else 1
-    return rank, failed.at_s
+def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
+    """Describe which ranks still work, where in their code, and on which channels they wait.
+
+    Asks the ranks that are late; blocks about a second when they cannot answer.
+    """
+    late = {p: ranks for p in pending if (ranks := [rank for rank, call in p.calls.items() if not call.done()])}
+    working = [
+        f"{p.group.name} {'rank' if len(ranks) == 1 else 'ranks'} {','.join(map(str, sorted(ranks)))} in {p.method}"
+        for p, ranks in late.items()
+    ]
+    asked = {handle: handle.where() for p, ranks in late.items() for handle in (p.group.handles[r] for r in ranks)}
+    concurrent.futures.wait(asked.values(), _ASK_S)
+    places: dict[str, list[str]] = {}
+    for handle, answer in asked.items():
+        place = "does not answer"
+        if answer.done() and answer.exception() is None:
+            place = answer.result() or "has not begun"
+        places.setdefault(place, []).append(handle.slot.owner)
+    lines = [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
+    waits = report(view({name: channel for p in late for name, channel in p.group.channels.items()}))
+    first = next(iter(late))
+    return WorkerTimeout(
+        Problem(
+            code="worker-deadline",
+            key=f"{first.group.name}.{first.method}",
+            what=f"not finished after {timeout_s:g} s",
+            got="still working: " + "; ".join(working),
+            why="\n".join([*lines, waits] if waits else lines) or None,
+            fix="a longer timeout_s (runner.stage_timeout_s in a run), or end what they wait for",
+        )
+    )
 
 
 class WorkerGroup:
-    """All ranks of a component. Any public method of the worker class can be called on it; owns the group's failure."""
+    """All ranks of a component. Any public method of the worker class can be called on it: `group.method(args)`.
+
+    Owns the group's failure and its end, which comes once: by `close`, or by winding down after a failure.
+    """
 
     def __init__(
         self,
@@ -122,16 +167,14 @@ class WorkerGroup:
         self.worker = worker
         self.channels = channels
         self.failure: WorkerError | None = None  # what every later call raises
-        self.failures: dict[concurrent.futures.Future[Any], _Failed] = {}  # before the ranks were stopped
+        self.failed_calls: list[Call] = []  # while the group was not closed
         self.handles = tuple(handles)
         self._forget = forget
         self._grace_s = grace_s
-        self._open: set[concurrent.futures.Future[Any]] = set()
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._stopped = False
+        self._open: set[Call] = set()
+        self._lock = threading.Lock()  # for what follows, and the calls above
+        self._winding_down: threading.Thread | None = None
         self._closed = False
-        self._settled = threading.Event()
 
     @property
     def world_size(self) -> int:
@@ -140,73 +183,72 @@ class WorkerGroup:
     @property
     def closed(self) -> bool:
         """Whether its ranks have ended, by `close` or by a failure."""
-        return self._closed or self._cancelled
+        return self._closed or self._winding_down is not None
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return tuple(handle.slot for handle in self.handles)
 
+    # ── calling ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def __getattr__(self, method: str) -> Callable[..., Pending]:
-        return self._bound(method, range(self.world_size))
+        return self._caller(method, range(self.world_size))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
-        """Only some ranks: `group.execute_on(0, 2).method(...)` or `group.execute_on([0, 2])`."""
+        """Select some ranks: `group.execute_on(0, 2).method(...)` or `group.execute_on([0, 2])`."""
         chosen = [r for item in ranks for r in ([item] if isinstance(item, int) else item)]
         wrong = [r for r in chosen if not 0 <= r < self.world_size]
         if wrong or not chosen:
             raise PlacementError([_no_such_rank(self.name, self.world_size, chosen, wrong)])
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
-    def _bound(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
+    def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
+        """Bind a method of the worker class. Raises AttributeError for one that it does not have."""
         if method.startswith("_") or not inspect.isfunction(getattr(self.worker, method, None)):
             raise _no_such_method(self.worker, method)
+        return functools.partial(self._call, method, ranks)
 
-        def call(*args: Any, **kwargs: Any) -> Pending:
-            return self._call(method, ranks, args, kwargs)
-
-        return call
-
-    def _call(self, method: str, ranks: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pending:
+    def _call(self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Pending:
         if self.failure is not None:
             raise self.failure
-        if self._closed or self._cancelled:
-            raise _closed(self.name, method)
+        if self.closed:
+            raise _group_closed(self.name, method)
         calls = {rank: self.handles[rank].call(method, args, kwargs) for rank in ranks}
         with self._lock:
             self._open.update(calls.values())
         for call in calls.values():
-            call.add_done_callback(self.ended)
+            call.add_done_callback(self._ended)
         return Pending(self, method, calls)
 
     # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ended(self, call: concurrent.futures.Future[Any]) -> None:
-        """Takes note of how a call ended, once. Runs in whichever thread ended it, so it must not wait."""
-        error = call.exception()
+    def _ended(self, call: concurrent.futures.Future[Any]) -> None:
+        """Note the end of a call. Runs in the thread that ended it, so it must not wait."""
+        assert isinstance(call, Call)
         with self._lock:
             self._open.discard(call)
-            if not isinstance(error, WorkerError) or self._stopped or call in self.failures:
+            if call.exception() is None or call.stopped or self._closed:
                 return
-            self.failures[call] = _Failed(at_s=time.monotonic(), error=error)
-        self.cancel(str(error).partition("\n")[0])
+            self.failed_calls.append(call)
+        self.cancel(str(call.exception()).partition("\n")[0])
 
     def cancel(self, why: str) -> None:
-        """Winds the group down in the background: cancel, break its channels, wait a little, stop. Idempotent."""
+        """Start to wind the group down, in a thread of its own. Idempotent."""
         with self._lock:
-            if self._cancelled or self._closed:
+            if self.closed:
                 return
-            self._cancelled = True
-        threading.Thread(target=self._wind_down, args=(why,), name=f"{self.name} winds down", daemon=True).start()
+            name = f"{self.name} winds down"
+            self._winding_down = threading.Thread(target=self._wind_down, args=(why,), name=name, daemon=True)
+            self._winding_down.start()
 
     def _wind_down(self, why: str) -> None:
         self._give_up(why)
         with self._lock:
             left = set(self._open)
         concurrent.futures.wait(left, self._grace_s)
-        with self._lock:
-            self._stopped = True
-            if self.failure is None and self.failures:
-                self.failure = min(self.failures.values(), key=_blame).error
+        if self.failure is None:
+            with self._lock:
+                self.failure = _blamed(self.failed_calls)
         self._stop()
 
     def _give_up(self, why: str) -> None:
@@ -219,35 +261,32 @@ class WorkerGroup:
     def _stop(self) -> None:
         for handle in self.handles:
             handle.stop()
-            self._forget(f"{self.name} rank {handle.slot.rank}")
-        self._settled.set()
+            self._forget(handle.slot.owner)
 
-    def wait_settled(self) -> None:
-        """Until a cancelled group's ranks are stopped."""
-        if not self._settled.wait(deadlines.SETTLE_S):
-            logging.getLogger("rlplace").warning(
-                "%s: the ranks did not stop within %g s", self.name, deadlines.SETTLE_S
-            )
+    def wait_wound_down(self) -> None:
+        """Wait until the ranks of a cancelled group are stopped."""
+        if self._winding_down is not None:
+            self._winding_down.join(SETTLE_S)
+            if self._winding_down.is_alive():
+                logging.getLogger("rlplace").warning("%s: its ranks did not stop within %g s", self.name, SETTLE_S)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self, grace_s: float = CLOSE_S) -> None:
-        """Closes and ends all ranks; running calls are cancelled. Idempotent."""
+        """Close and end all ranks; running calls are cancelled. Idempotent."""
         close_all([self], grace_s)
 
-    def _begin_close(self) -> list[concurrent.futures.Future[Any]]:
+    def _begin_close(self) -> list[Call]:
+        """Ask all ranks to close. Nothing is left to ask after an end."""
         with self._lock:
-            if self._closed:
-                return []
-            self._closed = True
-            cancelled, busy = self._cancelled, bool(self._open)
-            self._stopped = True  # what fails from here on fails because of the end
-        if cancelled:
-            self.wait_settled()
+            ended, self._closed = self.closed, True  # what fails from here on fails because of the end
+            busy = bool(self._open)
+        if ended:
+            self.wait_wound_down()
             return []
         if busy:
             self._give_up(f"{self.name} was closed")
-        return [handle.close() for handle in self.handles]
+        return [handle.call("close") for handle in self.handles]
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -261,7 +300,7 @@ class WorkerGroup:
 
 
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
-    """Closes several groups at once; they share one grace. A `close` that raises is logged, not raised."""
+    """Close several groups at once; they share one grace. A `close` that raises is logged, not raised."""
     closing = {group: group._begin_close() for group in groups}
     done, _ = concurrent.futures.wait([call for calls in closing.values() for call in calls], grace_s)
     for error in (call.exception() for call in done):
@@ -280,7 +319,7 @@ class Ranks:
         self._ranks = ranks
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
-        return self._group._bound(method, self._ranks)
+        return self._group._caller(method, self._ranks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,9 +339,9 @@ class GroupBuilder:
         seed: int = 0,
         timeout_s: float | None = None,
     ) -> WorkerGroup:
-        """Starts one process per slot and returns when all are set up. `name` is the component in errors.
+        """Start one process per slot and return when all are set up. `name` is the component in errors.
 
-        `cluster.launch_all` starts several groups at once; it says what is raised.
+        `cluster.launch_all` starts several groups at once, and names the errors that this raises.
         """
         cluster.reserve()  # which groups will follow is not known
         launch = {name: (self, placement_strategy, channels or {})}
@@ -327,7 +366,7 @@ def _no_such_rank(name: str, world_size: int, chosen: Sequence[int], wrong: Sequ
     )
 
 
-def _closed(name: str, method: str) -> ClusterError:
+def _group_closed(name: str, method: str) -> ClusterError:
     return ClusterError(
         Problem(
             code="group-closed",

@@ -1,4 +1,4 @@
-"""The worker's side of a call: makes the worker, runs its methods, turns what goes wrong into a value."""
+"""The worker's side of a call: makes the workers of a process, runs their methods, turns errors into values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class WorkerSpec:
     """Everything a worker is made from."""
 
     worker: type[Worker]
@@ -46,15 +46,15 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A method raised. Pickling keeps `cause` when it survives a round trip, else only the texts."""
+    """A method raised, or its process died. Pickling keeps `cause` if it survives a round trip, else only the texts."""
 
     what: str
-    traceback: str
-    cause: BaseException | None
+    traceback: str | None = None
+    cause: BaseException | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The innermost frames matter to the reader: this module's own are left out."""
+        """Keep the innermost frames, which matter to the reader; this module's own are left out."""
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
@@ -63,24 +63,17 @@ class Failure:
         return cls(what=text, traceback="".join(lines), cause=error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revived, (self.what, self.traceback, _pickled(self.cause))
+        data = None
+        if self.cause is not None:
+            try:
+                data = pickle.dumps(self.cause)
+                pickle.loads(data)
+            except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept
+                data = None
+        return _revived, (self.what, self.traceback, data)
 
 
-Outcome = Done | Failure
-
-
-def _pickled(error: BaseException | None) -> bytes | None:
-    if error is None:
-        return None
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept anyway
-        return None
-    return data
-
-
-def _revived(what: str, text: str, cause: bytes | None) -> Failure:
+def _revived(what: str, text: str | None, cause: bytes | None) -> Failure:
     error = None
     if cause is not None:
         try:
@@ -90,84 +83,93 @@ def _revived(what: str, text: str, cause: bytes | None) -> Failure:
     return Failure(what=what, traceback=text, cause=error)
 
 
-def _end(channel: Channel | ChannelAddress, place: Place) -> Channel:
-    return channel.connect(place) if isinstance(channel, ChannelAddress) else channel
+Outcome = Done | Failure
+
+
+@dataclasses.dataclass(slots=True)
+class _Hosted:
+    """One worker of the process, from the moment it is expected."""
+
+    worker: Worker | None = None
+    context: WorkerContext | None = None
+    failure: Failure | None = None  # why there is no worker; every call answers with it
+    running: tuple[int, str] | None = None  # thread and method
+    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 class WorkerHost:
-    """Holds one worker. `build` and `call` come from one thread, `cancel` and `where` from any other."""
+    """Holds the workers of one process, by number.
 
-    def __init__(self, ends: ProcessChannels | None = None) -> None:
-        """`ends`: what the hosts of one process have in common."""
-        self._ends = ends or ProcessChannels()
-        self._context: WorkerContext | None = None
-        self._worker: Worker | None = None
-        self._unborn: Failure | None = None
-        self._cancelled = threading.Event()
-        self._running: tuple[int, str] | None = None  # thread and method
+    `build` and `call` of a worker come from one thread, which is its own; `cancel` and `where` from any other.
+    """
 
-    def build(self, birth: Birth, rendezvous: Rendezvous) -> None:
-        """A constructor that raises is told to the first call, so that nobody needs to wait in between."""
-        slot = birth.slot
+    def __init__(self, workers: int = 1) -> None:
+        self._ends = ProcessChannels()
+        self._hosted = [_Hosted() for _ in range(workers)]
+
+    def build(self, number: int, spec: WorkerSpec, rendezvous: Rendezvous) -> None:
+        """Make a worker. A constructor that raises fails the first call, so that no caller needs to wait in between."""
+        hosted, slot = self._hosted[number], spec.slot
         place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
-            owner = f"{slot.component} rank {slot.rank}"
-            self._context = WorkerContext(
+            ends = {
+                name: channel.connect(place) if isinstance(channel, ChannelAddress) else channel
+                for name, channel in spec.channels.items()
+            }
+            hosted.context = WorkerContext(
                 slot=slot,
-                world_size=birth.world_size,
-                device=birth.device,
+                world_size=spec.world_size,
+                device=spec.device,
                 rendezvous=rendezvous,
-                channels={name: _end(at, place).named(owner) for name, at in birth.channels.items()},
-                seed=birth.seed,
-                folder=birth.folder,
-                cancelled=self._cancelled,
+                channels={name: end.named(slot.owner) for name, end in ends.items()},
+                seed=spec.seed,
+                folder=spec.folder,
+                cancelled=hosted.cancelled,
             )
-            self._worker = birth.worker(birth.config, self._context)
+            hosted.worker = spec.worker(spec.config, hosted.context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            self._unborn = Failure.of(error)
+            hosted.failure = Failure.of(error)
 
-    def refuse(self, error: BaseException) -> None:
-        """There will be no worker; every call answers with `error`."""
-        self._unborn = Failure.of(error)
+    def refuse(self, number: int, error: BaseException) -> None:
+        """Answer every call to this worker, which will not be made, with `error`."""
+        self._hosted[number].failure = Failure.of(error)
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-        if self._unborn is not None:
-            return self._unborn
-        assert self._worker is not None, f"{method} was called before build"
-        self._running = (threading.get_ident(), method)
+    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+        """Run a method of a worker. After `close`, which is called at most once, there is no worker."""
+        hosted = self._hosted[number]
+        worker, context = hosted.worker, hosted.context
+        if method == "close":
+            if worker is None:
+                return Done(None)
+            hosted.worker, hosted.failure = None, Failure.of(RuntimeError("the worker is closed"))
+        elif hosted.failure is not None:
+            return hosted.failure
+        assert worker is not None, f"{method} was called before build"
+        assert context is not None, "a worker has a context"
+        hosted.running = (threading.get_ident(), method)
         began = time.perf_counter()
         try:
-            value = getattr(self._worker, method)(*args, **kwargs)
+            value = getattr(worker, method)(*args, **kwargs)
             return Done(value, time.perf_counter() - began)
         except ChannelTimeout as late:
-            assert self._context is not None
-            late.add_note(report(view(self._context.channels)) or "nobody else waits")  # before the failure breaks them
+            late.add_note(report(view(context.channels)) or "nobody else waits")  # before the failure breaks them
             return Failure.of(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            return Failure.of(self._named(error))
+            full = cuda_out_of_memory(error, context.slot)
+            return Failure.of(error if full is None else full.with_traceback(error.__traceback__))
         finally:
-            self._running = None
+            hosted.running = None
+            self._ran(method)
 
-    def _named(self, error: BaseException) -> BaseException:
-        """A GPU that is full says so in the house form, with the place where it happened."""
-        assert self._context is not None, "there was a worker to call"
-        full = cuda_out_of_memory(error, self._context.slot)
-        return error if full is None else full.with_traceback(error.__traceback__)
+    def _ran(self, method: str) -> None:
+        """A method has ended."""
 
-    def close(self) -> Outcome:
-        """Closes the worker, once; without one there is nothing to close."""
-        if self._worker is None:
-            return Done(None)
-        outcome = self.call("close", (), {})
-        self._worker, self._unborn = None, Failure.of(RuntimeError("the worker is closed"))
-        return outcome
+    def cancel(self, number: int) -> None:
+        self._hosted[number].cancelled.set()
 
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def where(self) -> str:
-        """The method that runs and the lines it is at, "" when none: `generate, at rollout.py:83 in generate, ...`."""
-        running = self._running
+    def where(self, number: int) -> str:
+        """Name the method that runs and the lines it is at, "" when none: `generate, at rollout.py:83 in generate`."""
+        running = self._hosted[number].running
         if running is None:
             return ""
         frame = sys._current_frames().get(running[0])

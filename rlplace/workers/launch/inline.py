@@ -16,11 +16,10 @@ from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Account, CudaDevice, Device, EmulatedDevice, HostDevice
-from rlplace.workers.launch.host import Birth, Outcome, WorkerHost
+from rlplace.workers.launch.host import WorkerHost, WorkerSpec
 from rlplace.workers.launch.launcher import (
     Call,
     GroupOrder,
-    OpenCalls,
     StartReport,
     WorkerHandle,
     memory_account,
@@ -33,7 +32,7 @@ class InlineLauncher:
     """One thread per worker in this process.
 
     Cancelling is cooperative: a worker that neither looks at `context.cancelled` nor waits on a channel goes on until
-    its method returns, but nobody waits for it.
+    its method returns, but no caller waits for it.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -43,10 +42,10 @@ class InlineLauncher:
         self._handles: list[InlineWorker] = []
 
     def start(self, report: StartReport) -> None:
-        """Nothing: this process runs already."""
+        """Do nothing: this process runs already."""
 
     def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        """Nothing: threads are always free."""
+        """Do nothing: threads are always free."""
 
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
         _check_single(orders)
@@ -63,9 +62,9 @@ class InlineLauncher:
             device = EmulatedDevice(self._account, slot)
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
         if order.worker.needs_own_process:
-            door = open_rendezvous("127.0.0.1")
-            rendezvous = Rendezvous(host="127.0.0.1", port=door.getsockname()[1], listen_fd=door.detach())
-        handle = InlineWorker(order.birth(slot, device), rendezvous)
+            listening = open_rendezvous("127.0.0.1")
+            rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
+        handle = InlineWorker(order.spec(slot, device), rendezvous)
         self._handles.append(handle)
         return handle
 
@@ -105,48 +104,32 @@ def _check_single(orders: Sequence[GroupOrder]) -> None:
         )
 
 
-class InlineWorker:
-    """A WorkerHandle whose worker is a thread with a mailbox."""
+class InlineWorker(WorkerHandle):
+    """A worker in a thread with a mailbox."""
 
-    def __init__(self, birth: Birth, rendezvous: Rendezvous) -> None:
-        self._slot = birth.slot
+    def __init__(self, spec: WorkerSpec, rendezvous: Rendezvous) -> None:
+        super().__init__(spec.slot)
         self._host = WorkerHost()
-        self._calls = OpenCalls(birth.slot)
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._mailbox.put(lambda: self._host.build(birth, rendezvous))
-        name = f"{birth.slot.component} rank {birth.slot.rank}"
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    @property
-    def slot(self) -> Slot:
-        return self._slot
+        self._mailbox.put(lambda: self._host.build(0, spec, rendezvous))
+        threading.Thread(target=self._work, name=spec.slot.owner, daemon=True).start()
 
     def _work(self) -> None:
         while (task := self._mailbox.get()) is not None:
             task()
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        return self._submit(method, lambda: self._host.call(method, args, kwargs))
-
-    def close(self) -> Future[Any]:
-        return self._submit("close", self._host.close)
-
-    def _submit(self, method: str, work: Callable[[], Outcome]) -> Call:
-        future = self._calls.begin(method)
-        if not future.done():
-            self._mailbox.put(lambda: self._calls.settle(future, work()))
-        return future
+    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._mailbox.put(lambda: self.settle(call, self._host.call(0, method, args, kwargs)))
 
     def where(self) -> Future[str]:
         future: Future[str] = Future()
-        future.set_result(self._host.where())
+        future.set_result(self._host.where(0))
         return future
 
     def cancel(self) -> None:
-        self._host.cancel()
+        self._host.cancel(0)
 
-    def stop(self) -> None:
-        self._host.cancel()
-        if self._calls.end("the worker was stopped"):
-            self._mailbox.put(self._host.close)  # once it gives up
-            self._mailbox.put(None)
+    def _end(self) -> None:
+        self._host.cancel(0)
+        self._mailbox.put(lambda: self._host.call(0, "close", (), {}))  # once it gives up
+        self._mailbox.put(None)

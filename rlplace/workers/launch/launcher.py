@@ -1,7 +1,8 @@
-"""The Launcher contract: slots become workers that can be called, and the calls of a worker always end."""
+"""The Launcher contract: slots become workers that can be called, and every call of a worker ends."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import socket
@@ -19,7 +20,7 @@ from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount
-from rlplace.workers.launch.host import Birth, Done, Outcome
+from rlplace.workers.launch.host import Done, Failure, WorkerSpec
 from rlplace.workers.worker import Worker
 
 
@@ -34,15 +35,15 @@ class GroupOrder:
     channels: Mapping[str, Channel]
     seed: int
 
-    def birth(
+    def spec(
         self,
         slot: Slot,
         device: Device,
         channels: Mapping[str, Channel | ChannelAddress] | None = None,
         folder: Path | None = None,
-    ) -> Birth:
+    ) -> WorkerSpec:
         """`channels`: how the slot's process reaches those of the order; None: it can use their ends as they are."""
-        return Birth(
+        return WorkerSpec(
             worker=self.worker,
             config=self.config,
             slot=slot,
@@ -76,50 +77,113 @@ class StartReport:
         return f"{self.total_s:.1f} s (" + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items()) + ")"
 
 
-class WorkerHandle(Protocol):
-    """One started worker, as the driver holds it."""
+class Call(Future[Any]):
+    """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
 
-    @property
-    def slot(self) -> Slot: ...
+    seconds = 0.0  # inside the method, on the worker's clock; known when the call has ended well
+    failed_at_s = 0.0  # monotonic clock of the driver
+    stopped = False  # it failed because its worker was stopped
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Calls run one after the other in the order given. The future fails with WorkerError only; it always ends once
-        the worker has died or was stopped."""
-        ...
 
-    def close(self) -> Future[Any]:
-        """Like a call of the worker's `close`, after which every call fails."""
-        ...
+class WorkerHandle(abc.ABC):
+    """One started worker, as the driver holds it. Owns the calls that have not ended; thread-safe.
 
-    def where(self) -> Future[str]:
-        """What the worker is doing right now; answered beside a running call."""
-        ...
+    A launcher's own subclass carries calls to the worker's WorkerHost and hands each Outcome to `settle`.
+    """
 
-    def cancel(self) -> None:
-        """Tells the worker to give up. Does not wait."""
-        ...
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._open: dict[Call, str] = {}  # with the method
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def call(self, method: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Call:
+        """Start a method. Calls run one after the other in the order given; after `close` every call fails."""
+        call = Call()
+        with self._lock:
+            self._open[call] = method
+            stopped = self._stopped
+        if stopped:
+            self.settle(call, _STOPPED)
+        else:
+            self._send(call, method, args, kwargs or {})
+        return call
+
+    def settle(self, call: Call, outcome: Done | Failure) -> None:
+        """End a call. Only the first outcome counts."""
+        with self._lock:
+            method = self._open.pop(call, None)
+        if method is None:
+            return
+        if isinstance(outcome, Done):
+            call.seconds = outcome.seconds
+            call.set_result(outcome.value)
+            return
+        call.failed_at_s, call.stopped = time.monotonic(), outcome is _STOPPED
+        call.set_exception(failed(self.slot, method, outcome))
 
     def stop(self) -> None:
-        """Ends the worker now, whatever it is doing, and fails its calls. Does not wait; idempotent."""
-        ...
+        """End the worker now, whatever it is doing, and fail its calls. Does not wait; idempotent."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            left = list(self._open)
+        for call in left:
+            self.settle(call, _STOPPED)
+        self._end()
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Ask the worker to give up. Does not wait."""
+
+    @abc.abstractmethod
+    def where(self) -> Future[str]:
+        """Ask what the worker is doing right now; answered beside a running call."""
+
+    @abc.abstractmethod
+    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Carry the call to the worker. It is settled when the worker has answered or died."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """End the worker. Does not wait."""
+
+
+_STOPPED = Failure(what="the worker was stopped")
+
+
+def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
+    error = WorkerError(
+        component=slot.component,
+        rank=slot.rank,
+        node=slot.node,
+        accelerators=slot.accelerators,
+        method=method,
+        what=failure.what,
+        remote_traceback=failure.traceback,
+        cause=failure.cause,
+    )
+    error.__cause__ = failure.cause
+    return error
 
 
 class Launcher(Protocol):
     """Starts what a plan says. Owns the processes, the channels and the accounts of one cluster."""
 
     def start(self, report: StartReport) -> None:
-        """Reaches the machines. Raises ClusterError. Idempotent."""
+        """Reach the machines. Raises ClusterError. Idempotent."""
         ...
 
     def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        """Takes what `slots` use and keeps it until `close`; called once.
+        """Take what `slots` use and keep it until `close`; called once.
 
-        Blocks until it is free. Raises ClusterError, which says what is missing and where.
+        Blocks until it is free. Raises ClusterError, which names what is missing and where.
         """
         ...
 
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
-        """Workers of all groups, started together and verified to sit where they should; by name, then rank.
+        """Start the workers of all groups together and verify that they are where they should be; by name, then rank.
 
         Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
         slot outside of what is reserved.
@@ -127,91 +191,18 @@ class Launcher(Protocol):
         ...
 
     def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
-        """The driver's end of a new channel that lives in `homes`; without any, on the driver's node."""
+        """Make a channel that lives in `homes`; without any, on the driver's node. Returns the driver's end."""
         ...
 
     def forget(self, owner: str) -> None:
-        """Releases what a worker that ended held on its accelerators."""
+        """Release what a worker that ended held on its accelerators."""
         ...
 
     def describe(self) -> str: ...
 
     def close(self) -> None:
-        """Idempotent and bounded in time; nothing that was started here is left."""
+        """End everything that was started here. Idempotent and bounded in time."""
         ...
-
-
-def failed(slot: Slot, method: str, what: str, *, trace: str | None = None, cause: Any = None) -> WorkerError:
-    error = WorkerError(
-        component=slot.component,
-        rank=slot.rank,
-        node=slot.node,
-        accelerators=slot.accelerators,
-        method=method,
-        what=what,
-        remote_traceback=trace,
-        cause=cause,
-    )
-    error.__cause__ = cause
-    return error
-
-
-class Call(Future[Any]):
-    """The result to come of one call."""
-
-    seconds = 0.0  # inside the method, on the worker's clock; known when the call has ended well
-
-
-class OpenCalls:
-    """The calls of one worker that have not ended. Thread-safe; each is ended once, by whoever takes it first."""
-
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-        self._open: dict[Future[Any], str] = {}  # with the method
-        self._ended: str | None = None
-        self._lock = threading.Lock()
-
-    def begin(self, method: str) -> Call:
-        """A future for a new call; it has failed already when the worker has ended."""
-        future = Call()
-        with self._lock:
-            ended = self._ended
-            if ended is None:
-                self._open[future] = method
-        if ended is not None:
-            future.set_exception(failed(self._slot, method, ended))
-        return future
-
-    def settle(self, future: Call, outcome: Outcome) -> None:
-        method = self._take(future)
-        if method is None:
-            return
-        if isinstance(outcome, Done):
-            future.seconds = outcome.seconds
-            future.set_result(outcome.value)
-        else:
-            future.set_exception(failed(self._slot, method, outcome.what, trace=outcome.traceback, cause=outcome.cause))
-
-    def fail(self, future: Future[Any], what: str) -> None:
-        """The call ended without an outcome: its process died."""
-        method = self._take(future)
-        if method is not None:
-            future.set_exception(failed(self._slot, method, what))
-
-    def end(self, what: str) -> bool:
-        """Fails all calls, and those to come. Whether this was the first time."""
-        with self._lock:
-            if self._ended is not None:
-                return False
-            self._ended = what
-            left, self._open = self._open, {}
-        for future, method in left.items():
-            future.set_exception(failed(self._slot, method, what))
-        return True
-
-    def _take(self, future: Future[Any]) -> str | None:
-        with self._lock:
-            return self._open.pop(future, None)
 
 
 def memory_account(topology: Topology) -> MemoryAccount:
@@ -219,5 +210,5 @@ def memory_account(topology: Topology) -> MemoryAccount:
 
 
 def open_rendezvous(host: str) -> socket.socket:
-    """A listening socket on a free port of `host`. Rank 0 keeps it open, so no other process can take the port."""
+    """Listen on a free port of `host`. Rank 0 keeps the socket open, so no other process can take the port."""
     return socket.create_server((host, 0), backlog=1024)

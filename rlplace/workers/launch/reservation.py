@@ -1,14 +1,20 @@
-"""What a job asks of real machines and whether it got it: demands per node, what is missing, who sits wrong."""
+"""What a job asks of real machines and whether it got it: demands per node, processes, visible GPUs, what is missing.
+
+CUDA_VISIBLE_DEVICES of a worker is decided here (`expected`), set by RayHost before anything imports torch, and read
+back here (`visible_in`) to verify the worker.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlplace.errors import Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.workers.launch.launcher import GroupOrder
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CPU_SHARE = 0.01  # of the emulated reservation: workers ask for no CPU, so that many fit on few cores
 
 
@@ -40,12 +46,12 @@ class Demand:
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
-    """The accelerators, numbered within the node, that a rank may see."""
+    """List the accelerators, numbered within the node, that a rank may see."""
     return slot.visible_accelerators or slot.local_accelerators
 
 
 def demands(slots: Sequence[Slot], topology: Topology) -> dict[int, Demand]:
-    """By node rank, ascending; only nodes that are used."""
+    """Sum up what slots use, by node rank, ascending; only nodes that are used."""
     used: dict[int, set[int]] = {}
     for slot in slots:
         used.setdefault(slot.node, set()).update(visible_to(slot))
@@ -53,12 +59,12 @@ def demands(slots: Sequence[Slot], topology: Topology) -> dict[int, Demand]:
 
 
 def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem | None:
-    """A slot outside of what was reserved at the first launch."""
+    """Find a slot outside of what was reserved at the first launch."""
     for slot in slots:
         if slot.node not in reserved or not reserved[slot.node].covers(slot):
             return Problem(
                 code="not-reserved",
-                key=f"{slot.component} rank {slot.rank}",
+                key=slot.owner,
                 what=f"its accelerators on node {slot.node} were not reserved",
                 got=",".join(map(str, visible_to(slot))) or "no accelerator",
                 why="the first launch_all reserves what its groups use, and a reservation does not grow",
@@ -68,7 +74,7 @@ def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem
 
 
 def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address: str) -> Problem | None:
-    """What the cluster does not have even when nobody else uses it. `machines` in order."""
+    """Find what the cluster does not have even when no other job uses it. `machines` in order."""
     most = max(needed, default=0)
     if most >= len(machines):
         return Problem(
@@ -97,7 +103,7 @@ def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address
 def still_missing(
     needed: Mapping[int, Demand], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
 ) -> Problem:
-    """What kept the reservation waiting. `free` maps machine ids to what is free there now."""
+    """Describe what kept the reservation waiting. `free` maps machine ids to what is free there now."""
     lines = []
     for node, demand in needed.items():
         lack = _lack(demand, free.get(machines[node].id, {}))
@@ -126,7 +132,7 @@ def _count(number: int, word: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a started process says about itself."""
+    """What a started process reports of itself."""
 
     machine: str  # id of the node it runs on
     host: str
@@ -143,25 +149,91 @@ class Expected:
     machine: str
     visible: tuple[str, ...]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make CUDA show the worker these GPUs alone.
+
+        GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed, another one where products
+        differ.
+        """
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(self.visible)}
+
     def misfit(self, slot: Slot, report: WorkerReport) -> Problem | None:
-        """What is wrong about where the worker is."""
+        """Compare where the worker is with the plan."""
         if (report.machine, report.visible) == (self.machine, self.visible):
             return None
         elsewhere = report.machine != self.machine
         return Problem(
             code="worker-misplaced",
-            key=f"{slot.component} rank {slot.rank}",
+            key=slot.owner,
             what="runs on another node than planned" if elsewhere else "sees other accelerators than planned",
             got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
             why=f"planned is node {slot.node}, {self.machine[:8]}, visible {_names(self.visible)}",
-            fix="start again; if it stays, look for something that sets CUDA_VISIBLE_DEVICES on that host",
+            fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
         )
 
 
-def _names(ids: tuple[str, ...]) -> str:
-    return ",".join(ids) or "none"
+def _names(ids: Iterable[object]) -> str:
+    return ",".join(map(str, ids)) or "none"
 
 
 def expected(slot: Slot, machine: Machine, physical: Mapping[int, str]) -> Expected:
-    """`physical` maps a node's reserved local numbers to GPU ids; empty where accelerators are emulated."""
+    """Decide what a rank sees. `physical`: a node's reserved local numbers -> GPU ids; empty where emulated."""
     return Expected(machine=machine.id, visible=tuple(physical[n] for n in visible_to(slot) if physical))
+
+
+def visible_in(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Read back the ids of the GPUs that a process with this environment sees."""
+    return tuple(environment[VISIBLE].split(",")) if environment.get(VISIBLE) else ()
+
+
+def rendezvous_host(reserved: Mapping[int, Demand]) -> str:
+    """Where ranks 0 listen: "" is the address of their node, needed where any reserved node is another.
+
+    Later launches count as well: their workers may have to reach a group that was launched on one node alone.
+    """
+    return "127.0.0.1" if len(reserved) == 1 else ""
+
+
+# ── processes that several workers share ─────────────────────────────────────────────────────────────────────────────
+
+
+def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
+    """Group slots by process, in the order of its first slot."""
+    found: dict[tuple[str, int, str], list[Slot]] = {}
+    for slot in slots:
+        own = ("", 0) if slot.process else (slot.component, slot.rank)
+        found.setdefault((*own, slot.process), []).append(slot)
+    return [tuple(sharing) for sharing in found.values()]
+
+
+def cannot_share(orders: Sequence[GroupOrder], running: Iterable[str]) -> Problem | None:
+    """Find what keeps workers from sharing the processes that their slots name. `running`: processes there are."""
+    classes = {order.name: order.worker for order in orders}
+    for sharing in processes(slot for order in orders for slot in order.slots):
+        first = sharing[0]
+        if not first.process:
+            continue
+        if first.process in running:
+            why = "the workers of a process start together"
+            return _unshareable(first, "its process runs already", why, "launch all that share with one launch_all")
+        for slot in sharing:
+            if classes[slot.component].needs_own_process:
+                why = f"a process can join only one process group, and {classes[slot.component].__name__} joins one"
+                return _unshareable(slot, "needs a process of its own", why, "leave its slots' `process` empty")
+            if slot.runtime_env != first.runtime_env:
+                why = f"{first.owner} and {slot.owner} have other environment variables or another Python"
+                return _unshareable(
+                    slot, "needs another runtime environment than its process", why, "give both node groups the same"
+                )
+            if (slot.node, visible_to(slot)) != (first.node, visible_to(first)):
+                why = f"{first.owner} is on node {first.node} and sees accelerators {_names(visible_to(first))} there, "
+                why += f"{slot.owner} is on node {slot.node} and sees {_names(visible_to(slot))}"
+                return _unshareable(slot, "sees other things than its process", why, "place them alike")
+    return None
+
+
+def _unshareable(slot: Slot, what: str, why: str, fix: str) -> Problem:
+    return Problem(
+        code="process-cannot-be-shared", key=slot.owner, what=what, got=f"process {slot.process!r}", why=why, fix=fix
+    )

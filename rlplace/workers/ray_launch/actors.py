@@ -1,4 +1,4 @@
-"""What runs in Ray processes, and the driver's hold on it: the workers of one process in their hosts."""
+"""What runs in Ray processes, and the driver's hold on it: workers, and the account of emulated memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,70 +15,58 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError
 
-from rlplace.comm.address import ProcessChannels
 from rlplace.comm.channel import ChannelSpec
+from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.host import Birth, Outcome, WorkerHost
-from rlplace.workers.launch.launcher import Call, OpenCalls, open_rendezvous
-from rlplace.workers.launch.reservation import WorkerReport
+from rlplace.workers.launch.devices import Holding, MemoryAccount
+from rlplace.workers.launch.host import Failure, Outcome, WorkerHost, WorkerSpec
+from rlplace.workers.launch.launcher import Call, WorkerHandle, open_rendezvous
+from rlplace.workers.launch.reservation import WorkerReport, visible_in
 from rlplace.workers.worker import Rendezvous
 
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
 
 
-class RayHost:
-    """The WorkerHosts of one process, by number. Each worker has one thread, in which all its methods run."""
+class RayHost(WorkerHost):
+    """A WorkerHost that is a Ray actor: each of its workers has one thread, in which all its methods run."""
 
     def __init__(self, environment: Mapping[str, str], workers: int) -> None:
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        self._ends = ProcessChannels()
-        self._hosts = [WorkerHost(self._ends) for _ in range(workers)]
-        self._door: socket.socket | None = None
+        super().__init__(workers)
+        self._listening: socket.socket | None = None
 
     def report(self, serve_at: str | None) -> WorkerReport:
-        """Says where this process is; opens the rendezvous at the address `serve_at` ("": this node's), None: not."""
+        """Report where this process is. Opens the rendezvous at address `serve_at` ("": this node's) unless None."""
         if serve_at is not None:
-            self._door = open_rendezvous(serve_at or ray.util.get_node_ip_address())
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            self._listening = open_rendezvous(serve_at or ray.util.get_node_ip_address())
+        address, port = self._listening.getsockname()[:2] if self._listening else ("", 0)
         return WorkerReport(
             machine=ray.get_runtime_context().get_node_id(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            visible=tuple(visible.split(",")) if visible else (),
-            address=self._door.getsockname()[0] if self._door else "",
-            port=self._door.getsockname()[1] if self._door else 0,
+            visible=visible_in(os.environ),
+            address=address,
+            port=port,
         )
 
-    def build(self, number: int, common: bytes, own: Mapping[str, Any], host: str, port: int) -> None:
-        """Unpickled here: what it imports may be missing or broken, which is then a failure of this rank."""
-        listen_fd = self._door.detach() if self._door else None
+    def make(self, number: int, common: bytes, own: Mapping[str, Any], host: str, port: int) -> None:
+        """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank."""
+        listen_fd = self._listening.detach() if self._listening else None
         try:
-            birth: Birth = dataclasses.replace(cloudpickle.loads(common), **own)
+            spec: WorkerSpec = dataclasses.replace(cloudpickle.loads(common), **own)
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
-            self._hosts[number].refuse(error)
+            self.refuse(number, error)
             return
-        self._hosts[number].build(birth, Rendezvous(host=host, port=port, listen_fd=listen_fd))
+        self.build(number, spec, Rendezvous(host=host, port=port, listen_fd=listen_fd))
 
-    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-        try:
-            return self._hosts[number].call(method, args, kwargs)
-        finally:
-            if method == "setup":
-                gc.freeze()  # modules stay for good: no later collection needs to look at them
-                gc.enable()
-
-    def close(self, number: int) -> Outcome:
-        return self._hosts[number].close()
-
-    def where(self, number: int) -> str:
-        return self._hosts[number].where()
-
-    def cancel(self, number: int) -> None:
-        self._hosts[number].cancel()
+    def _ran(self, method: str) -> None:
+        if method == "setup":
+            gc.freeze()  # modules stay for good: no later collection needs to look at them
+            gc.enable()
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method that does not wait of a channel inside this process."""
+        """Call a method, one that does not wait, of a channel inside this process."""
         return getattr(self._ends.local(spec), method)(*args)
 
 
@@ -95,7 +83,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """One of its workers was stopped."""
+        """Count a worker that was stopped."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():
@@ -107,59 +95,37 @@ def thread_of(number: int) -> str:
     return f"worker {number}"
 
 
-class RayWorker:
-    """A WorkerHandle over one worker of a process."""
+class RayWorker(WorkerHandle):
+    """One worker of a process; `number` counts those of the process."""
 
     def __init__(self, slot: Slot, process: RayProcess, number: int) -> None:
-        """`number` counts the workers of the process."""
-        self._slot = slot
+        super().__init__(slot)
         self._process = process
         self._number = number
-        self._calls = OpenCalls(slot)
         actor, own = process.actor, thread_of(number)
         self._report = actor.report.options(concurrency_group=own)
-        self._build = actor.build.options(concurrency_group=own)
+        self._make = actor.make.options(concurrency_group=own)
         self._call = actor.call.options(concurrency_group=own)
-        self._close = actor.close.options(concurrency_group=own)
         self._where = actor.where.options(concurrency_group=CONTROL)
         self._cancel = actor.cancel.options(concurrency_group=CONTROL)
 
-    @property
-    def slot(self) -> Slot:
-        return self._slot
-
     def report(self, serve_at: str | None) -> Any:
-        """A reference to its WorkerReport."""
+        """Ask for its WorkerReport. Returns a reference to it."""
         return self._report.remote(serve_at)
 
-    def build(self, common: Any, own: Mapping[str, Any], host: str, port: int) -> None:
-        """`common`: a reference to the pickled Birth that the group shares; `own`: what differs in it for this worker.
+    def make(self, common: Any, own: Mapping[str, Any], host: str, port: int) -> None:
+        """Have the worker built. Does not wait: what goes wrong fails the first call.
 
-        Does not wait: a failure is told to the first call.
+        `common`: a reference to the pickled WorkerSpec that the group shares; `own`: what differs for this worker.
         """
-        self._build.remote(self._number, common, own, host, port)
+        self._make.remote(self._number, common, own, host, port)
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        future = self._calls.begin(method)
-        if not future.done():
-            self._bridge(future, self._call.remote(self._number, method, args, kwargs))
-        return future
-
-    def close(self) -> Future[Any]:
-        future = self._calls.begin("close")
-        if not future.done():
-            self._bridge(future, self._close.remote(self._number))
-        return future
-
-    def _bridge(self, future: Call, reference: Any) -> None:
+    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def ended(source: Future[Outcome]) -> None:
             error = source.exception()
-            if error is None:
-                self._calls.settle(future, source.result())
-            else:
-                self._calls.fail(future, explain(error))
+            self.settle(call, source.result() if error is None else Failure(what=explain(error)))
 
-        reference.future().add_done_callback(ended)
+        self._call.remote(self._number, method, args, kwargs).future().add_done_callback(ended)
 
     def where(self) -> Future[str]:
         answer: Future[str] = self._where.remote(self._number).future()
@@ -168,20 +134,73 @@ class RayWorker:
     def cancel(self) -> None:
         self._cancel.remote(self._number)
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         """In a shared process the others go on: what this one is stuck in ends with the last of them."""
-        if self._calls.end("the worker was stopped"):
-            if ray.is_initialized():
-                self._cancel.remote(self._number)
-                self._close.remote(self._number)  # once it gives up
-            self._process.leave()
+        if ray.is_initialized():
+            self._cancel.remote(self._number)
+            self._call.remote(self._number, "close", (), {})  # once it gives up
+        self._process.leave()
 
 
 def explain(error: BaseException) -> str:
-    """One line for a call that ended without an outcome."""
+    """Describe in one line why a call ended without an outcome."""
     text = str(error)
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
     pid = next((line.strip() for line in text.splitlines() if line.strip().startswith("pid:")), "")
     detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip().rstrip(".")
     return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
+
+
+class AccountKeeper:
+    """The MemoryAccount of a job in a process that all its workers can ask."""
+
+    def __init__(self, capacity_bytes: Sequence[int]) -> None:
+        self._account = MemoryAccount(capacity_bytes)
+
+    def acquire(self, holding: Holding, size_bytes: int, what: str) -> AcceleratorOutOfMemory | None:
+        try:
+            self._account.acquire(holding, size_bytes, what)
+        except AcceleratorOutOfMemory as refusal:
+            return refusal
+        return None
+
+    def release(self, owner: str, what: str) -> None:
+        self._account.release(owner, what)
+
+    def release_all(self, owner: str) -> None:
+        self._account.release_all(owner)
+
+    def held_bytes(self, owner: str) -> int:
+        return self._account.held_bytes(owner)
+
+
+class RayAccount:
+    """An Account whose keeper is an actor. Picklable; every question waits for its answer."""
+
+    def __init__(self, keeper: Any) -> None:
+        self._keeper = keeper
+
+    @classmethod
+    def start(cls, account: MemoryAccount) -> RayAccount:
+        return cls(ray.remote(AccountKeeper).options(num_cpus=0).remote(account.capacity_bytes))
+
+    def acquire(self, holding: Holding, size_bytes: int, what: str) -> None:
+        asked = self._keeper.acquire.remote(holding, size_bytes, what)
+        refusal: AcceleratorOutOfMemory | None = ray.get(asked, timeout=60.0)
+        if refusal is not None:
+            raise refusal
+
+    def release(self, owner: str, what: str) -> None:
+        ray.get(self._keeper.release.remote(owner, what), timeout=60.0)
+
+    def release_all(self, owner: str) -> None:
+        """Release everything of a worker. Does not wait: the driver asks for it when things end."""
+        self._keeper.release_all.remote(owner)
+
+    def held_bytes(self, owner: str) -> int:
+        held: int = ray.get(self._keeper.held_bytes.remote(owner), timeout=60.0)
+        return held
+
+    def stop(self) -> None:
+        ray.kill(self._keeper)

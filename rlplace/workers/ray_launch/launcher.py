@@ -25,12 +25,20 @@ from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch import reservation, sharing
+from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import CudaDevice, Device, EmulatedDevice, HostDevice
+from rlplace.workers.launch.host import Failure
 from rlplace.workers.launch.launcher import GroupOrder, StartReport, WorkerHandle, failed, memory_account
-from rlplace.workers.launch.reservation import Demand, Expected, Machine, WorkerReport
-from rlplace.workers.ray_launch.account import RayAccount
-from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
+from rlplace.workers.launch.reservation import Demand, Expected, Machine, WorkerReport, rendezvous_host
+from rlplace.workers.ray_launch.actors import (
+    CONTROL,
+    RayAccount,
+    RayHost,
+    RayProcess,
+    RayWorker,
+    explain,
+    thread_of,
+)
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
 
@@ -118,17 +126,19 @@ class RayLauncher:
     def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
         slots = [slot for order in orders for slot in order.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
-        problem = reservation.unreserved(slots, self._reserved) or sharing.cannot_share(orders, running)
+        problem = reservation.unreserved(slots, self._reserved) or reservation.cannot_share(orders, running)
         if problem is not None:
             raise ClusterError(problem)
-        expected = {slot: self._expected(slot) for slot in slots}
+        expected = {
+            slot: reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
+            for slot in slots
+        }
         with report.phase("processes"):
-            started = {w.slot: w for s in sharing.processes(slots) for w in self._process(s, expected[s[0]])}
+            started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, expected[s[0]])}
             groups = {order.name: [started[slot] for slot in order.slots] for order in orders}
             workers = list(started.values())
             self._workers += workers
-            one_node = len({slot.node for slot in expected}) == 1
-            reports = self._reports(workers, {o.name for o in orders if o.worker.needs_own_process}, one_node)
+            reports = self._reports(workers, {o.name for o in orders if o.worker.needs_own_process})
             self._processes += _processes_here(reports.values())
             for worker in workers:
                 problem = expected[worker.slot].misfit(worker.slot, reports[worker])
@@ -139,29 +149,23 @@ class RayLauncher:
         return {name: tuple(group) for name, group in groups.items()}
 
     def _build(self, order: GroupOrder, workers: Sequence[RayWorker], first: WorkerReport) -> None:
-        """`first`: of rank 0, where the group meets."""
+        """Have the workers of a group built. `first`: report of rank 0, where the group meets."""
         assert self._channels is not None, "start makes the channels' homes"
         nodes = {slot.node for slot in order.slots}
-        told = self._channels.addresses_for(nodes, order.channels)
+        channels = self._channels.addresses_for(nodes, order.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
-        # Once for all: where thousands of channels' keys live is much to tell each of thousands of workers.
-        common = ray.put(cloudpickle.dumps(order.birth(workers[0].slot, self._device(workers[0].slot), told)))
+        # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
+        common = ray.put(cloudpickle.dumps(order.spec(workers[0].slot, self._device(workers[0].slot), channels)))
         for worker in workers:
             slot = worker.slot
             own = {"slot": slot, "device": self._device(slot), "folder": folders[slot.node]}
-            worker.build(common, own, first.address, first.port)
-
-    def _expected(self, slot: Slot) -> Expected:
-        return reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
+            worker.make(common, own, first.address, first.port)
 
     def _process(self, slots: Sequence[Slot], expected: Expected) -> list[RayWorker]:
-        """The process of `slots` with a thread for each of its workers."""
+        """Start the process of `slots`, with a thread for each of its workers."""
         slot = slots[0]
         runtime_env = slot.runtime_env
-        # By place on the bus, as Ray numbers them: CUDA's own order is by speed, another one where products differ.
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        environment = {"OMP_NUM_THREADS": "1", **order, **dict(runtime_env.env_vars)}
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(expected.visible)
+        environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars), **expected.environment}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         # The stubs of ray.remote leave out concurrency_groups.
         host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]
@@ -176,26 +180,25 @@ class RayLauncher:
             self._shared[slot.process] = process
         return [RayWorker(slot, process, number) for number, slot in enumerate(slots)]
 
-    def _reports(
-        self, workers: Sequence[RayWorker], serving: set[str], one_node: bool
-    ) -> dict[RayWorker, WorkerReport]:
-        """What the processes say once they run. Raises ClusterError for late ones, WorkerError for dead ones."""
+    def _reports(self, workers: Sequence[RayWorker], serving: set[str]) -> dict[RayWorker, WorkerReport]:
+        """Wait for the reports of the processes. Raises ClusterError for late ones, WorkerError for dead ones.
+
+        `serving`: the groups whose rank 0 opens a rendezvous.
+        """
         asked = {}
         for worker in workers:
             serves = worker.slot.rank == 0 and worker.slot.component in serving
-            asked[worker] = worker.report(("127.0.0.1" if one_node else "") if serves else None)
+            asked[worker] = worker.report(rendezvous_host(self._reserved) if serves else None)
         _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=self._config.start_timeout_s)
         if late:
-            missing = [
-                f"{w.slot.component} rank {w.slot.rank} (node {w.slot.node})" for w in workers if asked[w] in late
-            ]
+            missing = [f"{w.slot.owner} (node {w.slot.node})" for w in workers if asked[w] in late]
             raise ClusterError(_late(missing, self._config.start_timeout_s))
         reports = {}
         for worker, reference in asked.items():
             try:
                 reports[worker] = ray.get(reference)
             except RayActorError as error:
-                raise failed(worker.slot, "start", explain(error)) from error
+                raise failed(worker.slot, "start", Failure(what=explain(error))) from error
         return reports
 
     def _device(self, slot: Slot) -> Device:

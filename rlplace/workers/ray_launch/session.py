@@ -1,9 +1,10 @@
-"""Starting or joining Ray, what its nodes are, and leaving it without a trace."""
+"""Start or join Ray, list its nodes, and leave it without a trace. Imports Ray only inside `ray_environment`."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -17,11 +18,35 @@ from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine
-from rlplace.workers.ray_launch.environment import ray_environment
 from rlplace.workers.ray_launch.guard import Guard
+
+# Messages of Ray that say again, at length, what our own errors say, or that fear many small workers.
+_QUIET = "worker died or was killed|PYTHON worker processes have been started"
+
+_ALWAYS = {
+    "RAY_worker_niceness": "0",  # Ray's default of 15 starves workers on a busy machine
+    "OMP_NUM_THREADS": "1",  # parallelism is by processes
+    "RAY_USAGE_STATS_ENABLED": "0",  # a run reports its use to no server
+    "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
+}
+# A Ray that is started here for one run listens on the loopback address: Ray's own switch, whatever its name says.
+_STARTED_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
+
+
+@contextlib.contextmanager
+def ray_environment(address: str | None) -> Iterator[None]:
+    """Settings for importing and starting Ray (`address` None) or joining one; the user's own settings win."""
+    wanted = _ALWAYS if address else _ALWAYS | _STARTED_HERE
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 class RaySession:

@@ -12,42 +12,27 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
-from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.host import Done, Failure
-from rlplace.workers.launch.launcher import OpenCalls
+from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.worker import Worker
+from tests.open_calls import slot_of
 
 
 class Stepper(Worker):
     def step(self) -> None: ...
 
 
-class Handle:
+class Handle(WorkerHandle):
     """A WorkerHandle without a worker."""
 
     def __init__(self, component: str, rank: int) -> None:
-        self.slot = Slot(
-            component=component,
-            rank=rank,
-            node=0,
-            local_rank=rank,
-            local_world_size=1,
-            accelerators=(rank,),
-            local_accelerators=(rank,),
-        )
-        self.calls = OpenCalls(self.slot)
-        self.last: Future[Any] = Future()
+        super().__init__(slot_of(component, rank))
+        self.last = Call()
         self.cancelled = threading.Event()
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
-        self.last = self.calls.begin(method)
-        return self.last
-
-    def close(self) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
+    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.last = call
 
     def where(self) -> Future[str]:
         return Future()
@@ -55,14 +40,14 @@ class Handle:
     def cancel(self) -> None:
         self.cancelled.set()
 
-    def stop(self) -> None:
-        self.calls.end("the worker was stopped")
+    def _end(self) -> None:
+        """There is nothing to end."""
 
     def die(self) -> None:
-        self.calls.fail(self.last, "the worker process died")
+        self.settle(self.last, Failure(what="the worker process died"))
 
     def raises(self, cause: BaseException) -> None:
-        self.calls.settle(self.last, Failure(what=str(cause), traceback="a traceback", cause=cause))
+        self.settle(self.last, Failure(what=str(cause), traceback="a traceback", cause=cause))
 
 
 class Job:
@@ -91,7 +76,7 @@ def test_a_death_explains_the_errors_of_its_peers() -> None:
     pending = job.group.step()
     job.handles[2].raises(RuntimeError("connection closed by peer"))
     job.handles[1].die()
-    job.handles[0].calls.settle(job.handles[0].last, Done(None))
+    job.handles[0].settle(job.handles[0].last, Done(None))
     with pytest.raises(WorkerError, match=r"actor rank 1.*died"):
         pending.wait(timeout_s=30)
 
@@ -118,7 +103,7 @@ def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
     with pytest.raises(WorkerError, match=r"rank 2.*first") as raised:
         pending.wait(timeout_s=30)
     assert isinstance(job.handles[1].last.exception(), WorkerError)
-    assert len(job.group.failures) == 2
+    assert [call.stopped for call in job.group.failed_calls] == [False, False]
     assert sorted(job.forgotten) == ["actor rank 0", "actor rank 1", "actor rank 2"]
     with pytest.raises(ChannelBroken, match="actor rank 2"):
         channel.get()
@@ -129,9 +114,12 @@ def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
 
 def test_calls_of_an_ended_worker_fail_at_once() -> None:
     handle = Handle("env", 0)
-    waiting = handle.call("step", (), {})
-    assert handle.calls.end("gone")
-    assert not handle.calls.end("gone again")
-    for future in (waiting, handle.call("step", (), {})):
-        with pytest.raises(WorkerError, match="step failed: gone"):
-            future.result(timeout=0)
+    waiting = handle.call("step")
+    handle.stop()
+    handle.stop()
+    for call in (waiting, handle.call("step")):
+        assert call.stopped
+        with pytest.raises(WorkerError, match="step failed: the worker was stopped"):
+            call.result(timeout=0)
+    handle.settle(waiting, Done(None))  # an answer that comes late changes nothing
+    assert isinstance(waiting.exception(), WorkerError)

@@ -14,7 +14,7 @@ from rlplace.comm.local import LocalChannel
 from rlplace.errors import AcceleratorOutOfMemory, ChannelTimeout, NotResident, Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.launch.host import Birth, Done, Failure, WorkerHost
+from rlplace.workers.launch.host import Done, Failure, WorkerHost, WorkerSpec
 from rlplace.workers.worker import Rendezvous, Worker
 
 
@@ -61,9 +61,9 @@ def test_an_exception_that_cannot_travel_keeps_its_text() -> None:
 
 def test_a_host_without_a_worker_answers_with_the_reason() -> None:
     host = WorkerHost()
-    assert host.where() == ""
-    host.refuse(ImportError("no module called simulator"))
-    for outcome in (host.call("setup", (), {}), host.call("run", (), {})):
+    assert host.where(0) == ""
+    host.refuse(0, ImportError("no module called simulator"))
+    for outcome in (host.call(0, "setup", (), {}), host.call(0, "run", (), {})):
         assert isinstance(outcome, Failure)
         assert outcome.what == "ImportError: no module called simulator"
 
@@ -73,9 +73,11 @@ ENV = Slot(
 )
 
 
-def born(worker: type[Worker], slot: Slot = ENV, channels: Mapping[str, LocalChannel] | None = None) -> Birth:
+def spec_of(worker: type[Worker], slot: Slot = ENV, channels: Mapping[str, LocalChannel] | None = None) -> WorkerSpec:
     device = EmulatedDevice(MemoryAccount([0] * 12), slot)
-    return Birth(worker=worker, config=None, slot=slot, world_size=4, device=device, channels=channels or {}, seed=0)
+    return WorkerSpec(
+        worker=worker, config=None, slot=slot, world_size=4, device=device, channels=channels or {}, seed=0
+    )
 
 
 class Impatient(Worker):
@@ -86,12 +88,12 @@ class Impatient(Worker):
 def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywhere() -> None:
     channels = {name: LocalChannel(ChannelSpec(name=name, capacity_items=1)) for name in ("actions", "observations")}
     host = WorkerHost()
-    host.build(born(Impatient, channels=channels), Rendezvous(host="", port=0))
+    host.build(0, spec_of(Impatient, channels=channels), Rendezvous(host="", port=0))
     with ThreadPoolExecutor() as threads:
         threads.submit(channels["observations"].named("rollout rank 0").get)
         while not channels["observations"].stats().waits:
             pass
-        failure = host.call("take", (), {})
+        failure = host.call(0, "take", (), {})
         channels["observations"].break_("the test is over")
     assert isinstance(failure, Failure)
     assert isinstance(failure.cause, ChannelTimeout)
@@ -118,8 +120,8 @@ def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster()
         local_accelerators=(2, 3),
     )
     host = WorkerHost()
-    host.build(born(Large, slot), Rendezvous(host="", port=0))
-    failure = host.call("learn", (), {})
+    host.build(0, spec_of(Large, slot), Rendezvous(host="", port=0))
+    failure = host.call(0, "learn", (), {})
     assert isinstance(failure, Failure)
     failure = pickle.loads(pickle.dumps(failure))
     assert isinstance(failure.cause, AcceleratorOutOfMemory)
@@ -137,8 +139,8 @@ class Counting(Worker):
 
 def test_a_method_s_seconds_come_with_its_value() -> None:
     host = WorkerHost()
-    host.build(born(Counting), Rendezvous(host="", port=0))
-    outcome = host.call("count", (threading.Event(),), {})
+    host.build(0, spec_of(Counting), Rendezvous(host="", port=0))
+    outcome = host.call(0, "count", (threading.Event(),), {})
     assert isinstance(outcome, Done)
     assert outcome.value == 7
     assert outcome.seconds >= 0.01

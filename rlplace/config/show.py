@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+
+_PLAIN = re.compile(r"[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that YAML gives a meaning in a block
+_OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
+    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+|0[0-9]+|0[xob].*|[-+]?(?:[0-9][0-9_]*)?\.[0-9]*|[-+]?[0-9.]+[eE][-+]?[0-9]+|"
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
+    re.IGNORECASE,
+)
 
 
 def show(value: object) -> str:
-    """A value as it would be written in YAML, on one line."""
+    """A value as it would be written in YAML, on one line; text by itself is not quoted."""
+    if isinstance(value, str):
+        return value
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return value
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")  # YAML 1.1 reads 5e-06 as text
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {show(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{quote(k)}: {quote(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence):
-        return "[" + ", ".join(show(v) for v in value) + "]"
+        return "[" + ", ".join(quote(v) for v in value) + "]"
     return str(value)
+
+
+def quote(value: object, *, inside: bool = True) -> str:
+    """The same with text in quotes where YAML needs them; `inside` braces or brackets, commas do."""
+    if not isinstance(value, str):
+        return show(value)
+    plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value
+    return value if plain and not (inside and "," in value) else json.dumps(value, ensure_ascii=False)

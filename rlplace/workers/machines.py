@@ -27,9 +27,9 @@ def detect_accelerators() -> int:
 
 
 def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | None = None) -> Topology:
-    """The machines as the config says; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
+    """The machines of the config; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
 
-    Machines declared one by one need not exist: whether they do, the launcher finds out.
+    Machines declared one by one need not exist: the launcher checks them.
     """
     if config.nodes:
         kind = "emulated" if config.accelerator.kind == "emulated" else "cuda"

@@ -1,1 +1,1 @@
-"""The placement language: what `cluster.component_placement` and `cluster.node_groups` say -> slots of ranks."""
+"""The placement language: `cluster.component_placement` and `cluster.node_groups` -> slots of ranks."""

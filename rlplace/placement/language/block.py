@@ -18,14 +18,15 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.config.show import quote
+from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_parallel, respread
 from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.presets import expand_preset
 from rlplace.placement.language.relative import Count, Line, Numbers, Resolution, Rest, SameAs
 from rlplace.placement.language.spec import CPU, ComponentSpec, Homes, Parallel, Segment, role_of
-from rlplace.placement.language.text import PATH, Text, show
+from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
 
 _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
@@ -44,7 +45,7 @@ def read_block(
     if not isinstance(value, Mapping) or not value:
         what = "places no component" if value is None or value == {} else "expected one line per component"
         fix = block.line(dict.fromkeys(components or ("actor",), "all"))
-        block.reject("empty-placement", what, "it tells which accelerators each component uses", fix)
+        block.reject("empty-placement", what, "it places each component on accelerators", fix)
         return {}, block.problems
     if "preset" in value:
         plain = expand_preset(block, groups.topology.num_accelerators, components)
@@ -108,7 +109,7 @@ def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> boo
     if at == 0 or block.child(keys[at - 1]).value is not None:  # once for all keys that were split
         what = f"YAML ends a key at the comma, so that {', '.join(joined[:-1])} has no value"
         why = "inside braces, commas separate entries; a key with a comma is quoted there"
-        fix = f"{show(','.join(joined), inside=True)}: {show(following.value, inside=True)}"
+        fix = f"{quote(','.join(joined))}: {quote(following.value)}"
         text.reject("comma-in-braces", what, why, fix, got=", ".join([*joined[:-1], f"{joined[-1]}: {following.text}"]))
     return True
 
@@ -125,16 +126,16 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
             why = "a component has one placement; several pieces of it are joined by commas"
             text.reject("component-placed-twice", what, why, fix, span=span, got=got)
         elif not name:
-            fix = f"{','.join(n for n in names if n) or 'actor'}: {show(text.value, inside=True)}"
+            fix = f"{','.join(n for n in names if n) or 'actor'}: {quote(text.value)}"
             why = "a comma in the key gives several components the same placement"
             text.reject("unknown-component", "a component name is missing", why, fix, span=span, got=got)
         elif components is not None and name not in components:
             near = did_you_mean(name, [c for c in components if c not in names])
-            what = f"no component is called {name!r}" + (f", did you mean {near!r}?" if near else "")
+            what = f"no component is called {name!r}" + suggestion(near)
             why = "the components of this algorithm are " + ", ".join(components)
             fix = f"rename or remove {name}"
             if near and len(names) == 1:
-                fix = f"{near}: {show(text.value, inside=True)}"
+                fix = f"{near}: {quote(text.value)}"
             text.reject("unknown-component", what, why, fix, span=span, got=got)
 
 

@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
+from rlplace.config.show import show
 from rlplace.placement.language.spec import Segment
-from rlplace.placement.language.text import Text, show
+from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.ranges import show_range
 
@@ -76,7 +77,7 @@ def _segment(text: Text, span: tuple[int, int], following: int, pool: Pool) -> S
     if text.text[slice(*at)] == "all":
         why = "a segment is accelerators:ranks, and ranks have no number of their own to stop at"
         ranks = show_range(range(following, following + max(1, len(numbers))))
-        text.reject("bad-placement", "all does not say which ranks", why, text.with_part(at, ranks), span=at)
+        text.reject("bad-placement", "all is no range of ranks", why, text.with_part(at, ranks), span=at)
         return None
     ranks_range = _range(text, parts[1], pool.count)
     if ranks_range is None:

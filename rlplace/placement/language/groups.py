@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.config.show import show
+from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.language.fit import check_exist
 from rlplace.placement.language.grammar import read_segments, split_at, stripped
-from rlplace.placement.language.text import Text, show
+from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import (
     ACCELERATOR,
     ANY_NODE,
@@ -96,7 +97,7 @@ class NodeGroups:
                 return None
             if label not in self.labels:
                 near = did_you_mean(label, self.labels)
-                what = f"there is no node group {label!r}" + (f", did you mean {near!r}?" if near else "")
+                what = f"there is no node group {label!r}" + suggestion(near)
                 text.reject("unknown-node-group", what, known, text.with_part(at, near or WHOLE_CLUSTER), span=at)
                 return None
             kinds = [f"{self[other].noun}s ({other})" for other in (*found[:1], label)]

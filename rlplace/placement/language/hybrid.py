@@ -1,4 +1,4 @@
-"""Specs x topology -> slots: who sits where, who shares with whom, and the words for it."""
+"""Specs x topology -> slots, and the relations between components: collocated, disaggregated or hybrid."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ class HybridComponentPlacement:
 
     @property
     def mode(self) -> str:
-        """The word all pairs with accelerators agree on, else hybrid. A component alone is disaggregated."""
-        seated = [c for c in self.components if self.accelerators(c)]
-        words = {self.relation(a, b) for a, b in itertools.combinations(seated, 2)} or {DISAGGREGATED}
+        """The relation of all pairs that have accelerators, else hybrid. A single component is disaggregated."""
+        placed = [c for c in self.components if self.accelerators(c)]
+        words = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)} or {DISAGGREGATED}
         return words.pop() if len(words) == 1 else HYBRID
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a config says about placement: the specs that are right, and the problems of the rest."""
+    """The placement part of a config, read: the specs that are right, and the problems of the rest."""
 
     specs: Mapping[str, ComponentSpec]
     groups: NodeGroups
@@ -135,7 +135,7 @@ def read_component_placement(
     components: Sequence[str] | None,
     sources: Mapping[str, Source],
 ) -> Reading:
-    """The components of a config on `topology`. Says everything that is wrong instead of raising."""
+    """The components of a config on `topology`. Collects all problems instead of raising."""
     block, groups = _blocks(cfg)
     node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlplace.errors import did_you_mean
+from rlplace.errors import did_you_mean, suggestion
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.ranges import show_range
 
@@ -68,7 +68,7 @@ def _together(preset: Text, names: Sequence[str]) -> list[tuple[str, ...]]:
                 near = "colocate_all"
             at = preset.text.find(word)
             fix = preset.text[:at] + near + preset.text[at + len(word) :] if near and at >= 0 else PRESETS[0]
-            what = f"there is no preset {word!r}" + (f", did you mean {near!r}?" if near else "")
+            what = f"there is no preset {word!r}" + suggestion(near)
             why = "presets are " + ", ".join(PRESETS) + "; the last two can be joined by +"
             preset.reject("unknown-preset", what, why, f"preset: {fix}")
             return []

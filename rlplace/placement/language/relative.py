@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from rlplace.errors import did_you_mean
+from rlplace.errors import did_you_mean, suggestion
 from rlplace.placement.language.fit import respread
 from rlplace.placement.language.spec import Parallel, Segment, spread
 from rlplace.placement.language.text import Text
@@ -28,7 +28,7 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """That many numbers that no other component has; `why` tells where the count comes from."""
+    """That many numbers that no other component has; `why` names the source of the count."""
 
     count: int
     why: str
@@ -171,7 +171,7 @@ class Resolution:
     def _reject_unknown(self, line: Line, target: str) -> None:
         others = [n for n in self._line_of if n not in line.names]
         near = did_you_mean(target, others)
-        what = f"no component is called {target!r}" + (f", did you mean {near!r}?" if near else "")
+        what = f"no component is called {target!r}" + suggestion(near)
         fix = line.where.line(near or others[0]) if others else line.instead("all")
         line.where.reject("unknown-component", what, "placed are " + (", ".join(others) or "no others"), fix)
 

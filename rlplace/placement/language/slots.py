@@ -1,4 +1,4 @@
-"""Slots: where one rank lives; and the strategies that turn what a Python caller asks for into one slot per process.
+"""Slots, each the place of one rank, and the placement strategies of Python callers, which give one slot per process.
 
 ::
 
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlplace.errors import PlacementError, Problem, did_you_mean
+from rlplace.errors import PlacementError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
 from rlplace.placement.language.spec import ComponentSpec, Homes, process_name
@@ -32,7 +32,7 @@ from rlplace.placement.machines.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where one rank of a component lives."""
+    """The place of one rank of a component."""
 
     component: str
     rank: int
@@ -45,7 +45,7 @@ class Slot:
     node_group: str = WHOLE_CLUSTER
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
     runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
-    process: str = ""  # slots of one name live in one process: "env+rollout 3"; "": a process of its own
+    process: str = ""  # slots of one name share one process: "env+rollout 3"; "": a process of its own
 
     @property
     def owner(self) -> str:
@@ -66,7 +66,7 @@ class HasTopology(Protocol):
 
 
 class PlacementStrategy(Protocol):
-    """Decides where the processes of one group live."""
+    """Places the processes of one group."""
 
     def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         """One slot per process, by rank. Raises PlacementError.
@@ -210,7 +210,7 @@ class _Call:
         if unknown is None:
             return self.groups[",".join(names)]
         near = did_you_mean(unknown, self.groups.labels)
-        what = f"there is no node group {unknown!r}" + (f", did you mean {near!r}?" if near else "")
+        what = f"there is no node group {unknown!r}" + suggestion(near)
         why = "the node groups of this cluster are " + ", ".join(self.groups.labels)
         fix = f'{field}="{near}"' if near else "leave the node group out"
         raise self.error("unknown-node-group", field, what, str(label), why, fix)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable
 from itertools import chain, repeat
 
-from rlplace.placement.language.text import show
+from rlplace.config.show import quote
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
 from rlplace.placement.machines.ranges import Ranges, show_range
 
@@ -107,10 +107,10 @@ class ComponentSpec:
 
     def render(self) -> str:
         """The canonical text: reading it gives the same ranks in the same places."""
-        return show(self.canonical())
+        return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:
-        """The value for the config: plain text where that says everything, else a block of keys."""
+        """The value for the config: plain text where that is enough, else a block of keys."""
         text = render_segments(self.written)
         if self.node_group == WHOLE_CLUSTER and self.parallel == Parallel() and not self.process:
             return text
@@ -183,7 +183,7 @@ def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Se
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """Where every rank of a component lives, as arrays by rank: 20 bytes for each."""
+    """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
 
     node: array[int]
     first: array[int]  # global number of its first accelerator; -1 without

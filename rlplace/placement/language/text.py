@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.errors import Problem, Source, did_you_mean, source_of
+from rlplace.config.show import quote, show
+from rlplace.errors import Problem, Source, did_you_mean, source_of, suggestion
 
 PATH = "cluster.component_placement"
 LONGEST = 160  # characters of a text that an error repeats; around the mistake where there are more
 MOST_MISTAKES = 8  # reported for one value; further ones usually repeat the first
 MOST_COUNTED = 10**6  # processes, accelerators; a larger count is a typing mistake
 _ONE_LINE = str.maketrans("\n\r\t", "   ")
-_PLAIN = re.compile(r"[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that YAML gives a meaning in a block
-_OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text
-    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+|0[0-9]+|0[xob].*|[-+]?(?:[0-9][0-9_]*)?\.[0-9]*|[-+]?[0-9.]+[eE][-+]?[0-9]+|"
-    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
-    re.IGNORECASE,
-)
-
-
-def show(value: object, *, inside: bool = False) -> str:
-    """One line of YAML that is read as `value` again; `inside` braces or brackets, where commas separate entries.
-
-    Text that looks like a whole number stays plain: placements take both.
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{show(k, inside=True)}: {show(v, inside=True)}" for k, v in value.items()) + "}"
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value
-        return value if plain and not (inside and "," in value) else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return "[" + ", ".join(show(v, inside=True) for v in value) + "]"
-    return str(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +41,13 @@ class Text:
             text = "["
             for item in value:
                 text += ", " if items else ""
-                shown = show(item, inside=True).translate(_ONE_LINE)
+                shown = quote(item).translate(_ONE_LINE)
                 quotes = int(isinstance(item, str) and shown[:1] == '"')
                 items.append((len(text) + quotes, len(text) + len(shown) - quotes, item))
                 text += shown
             text += "]"
         else:
-            text = (value if isinstance(value, str) else show(value)).translate(_ONE_LINE).strip()
+            text = show(value).translate(_ONE_LINE).strip()
             items.append((0, len(text), value))
         found = [] if problems is None else problems
         return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=found)
@@ -110,11 +85,11 @@ class Text:
 
     def line(self, value: object, remark: str = "") -> str:
         """The line to write instead: `actor: 0-7`. A remark follows in parentheses."""
-        return self._lead + show(value, inside=True) + (f"        ({remark})" if remark else "")
+        return self._lead + quote(value) + (f"        ({remark})" if remark else "")
 
     @property
     def _lead(self) -> str:
-        return "- " if self.leaf == "-" else f"{show(self.leaf, inside=True)}: "
+        return "- " if self.leaf == "-" else f"{quote(self.leaf)}: "
 
     def with_part(self, span: tuple[int, int], replacement: str) -> str:
         """The line with other text in the columns `span`; of a very long one, what to replace there."""
@@ -134,10 +109,10 @@ class Text:
             if key in known or key in split:
                 continue
             near = did_you_mean(key, [k for k in known if k not in value])
-            shown = show(given, inside=True).translate(_ONE_LINE)
+            shown = quote(given).translate(_ONE_LINE)
             self.child(key).reject(
                 "unknown-key",
-                "unknown key" + (f", did you mean {near!r}?" if near else ""),
+                "unknown key" + suggestion(near),
                 "known keys here: " + ", ".join(known),
                 f"{near}: {shown}" if near else f"remove {key}",
                 span=(0, max(1, len(key))),

@@ -5,7 +5,7 @@
     pool "cluster"      0 .. 15               accelerators of all nodes
     pool "4090"         0 .. 7                accelerators of the nodes in that group: 8 .. 15 of the cluster
     pool "4090,a800"    0 .. 7 | 8 .. 15      one group after the other, as written: 8 .. 15, then 0 .. 7
-    pool "node"         0 .. 17               nodes; who is placed on them holds no accelerator
+    pool "node"         0 .. 17               nodes; a component on them holds no accelerator
     pool "franka"       0 .. 1                robots
 """
 
@@ -32,7 +32,7 @@ class HardwareItem:
     number: int  # within its node group
     node: int
     type: str
-    config: Mapping[str, object]  # what its driver is told
+    config: Mapping[str, object]  # the block of keys as written
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

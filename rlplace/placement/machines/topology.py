@@ -45,7 +45,7 @@ class Node:
     memory_bytes: int = 0  # of one accelerator, the least where they differ; 0: not known
     host: str = ""  # "" until a cluster was met
     labels: tuple[str, ...] = ()
-    product: str = ""  # what the accelerators are sold as: "H100"; "" where nobody said
+    product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
     links: Links = Links()
     runs: tuple[Run, ...] = ()  # only where the accelerators are not all alike

@@ -1,1 +1,1 @@
-"""A plan shown: as text, JSON, SVG and HTML; explained, and beside another one."""
+"""Show a plan as text, JSON, SVG and HTML; explain it; compare it with another one."""

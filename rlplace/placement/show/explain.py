@@ -1,4 +1,4 @@
-"""Answers about a plan: why a component is where it is and when, who uses an accelerator, how two ranks connect."""
+"""Answers about a plan: why a component is where it is and when, what uses an accelerator, how two ranks connect."""
 
 from __future__ import annotations
 

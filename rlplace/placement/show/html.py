@@ -116,9 +116,9 @@ def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[st
     yield f"<h2>{title}</h2>"
     for p in problems:
         lines = [(label, text) for label, text in (("got", p.got), ("why", p.why), ("fix", p.fix)) if text]
-        told = "\n".join(f"{label}: " + text.replace("\n", "\n     ") for label, text in lines)
+        text = "\n".join(f"{label}: " + line.replace("\n", "\n     ") for label, line in lines)
         head = f"<b>{escape(p.key)}: {escape(p.what)}<code>{p.code}</code></b>"
-        yield f'<div class="problem{look}">{head}<pre>{escape(told)}</pre></div>'
+        yield f'<div class="problem{look}">{head}<pre>{escape(text)}</pre></div>'
 
 
 def _memory(view: PlanView, memory: MemoryView) -> Iterator[str]:
@@ -153,9 +153,9 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
             continue
         width = load.of(component) * scale
         lines = "\n".join(f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds)
-        told = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
+        title = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
         parts.append(
-            f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{told}</title></rect>'
+            f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{title}</title></rect>'
         )
         x += width
     if account.capacity_bytes and account.worst.total_bytes > account.capacity_bytes:

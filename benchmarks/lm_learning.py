@@ -23,12 +23,12 @@ from rlplace.config import Config, read_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.appraisal import Appraiser, Inferred
-from rlplace.workers.training.lm_learner import LmLearner
+from rlplace.workers.training.advantages import AdvantageEstimator, Inferred
+from rlplace.workers.training.lm_learner import ActorLearner
 from rlplace.workers.training.optimizer import Adam
 from rlplace.workers.training.ranks import Ranks, join_ranks
-from rlplace.workers.training.samples import share_out
-from rlplace.workers.training.sharded_lm import ShardedLm
+from rlplace.workers.training.trained_model import TrainedLm
+from rlplace.workers.training.trainer import Trainer
 from rlplace.workers.worker import Rendezvous
 
 BUDGET = 1024  # tokens of a micro-batch
@@ -51,7 +51,7 @@ def main() -> None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
         ranks, learner = make_learner(Path(folder), len(groups), options.checkpointing)
-        appraiser = Appraiser(
+        estimator = AdvantageEstimator(
             WorkerArguments(config=config_of(Path(folder), len(groups)), ranks={"actor": 1, "env": 1, "rollout": 1})
         )
         plain, ours = [], []
@@ -59,8 +59,8 @@ def main() -> None:
             began = time.process_time()
             plain_step(model.train(), optimizer, samples)
             between = time.process_time()
-            appraisal = appraiser.appraise(groups, {}, Inferred())
-            learner.learn(share_out(learner.shares(appraisal, 0), ranks), 0)
+            (shard,) = learner.shards(estimator(groups, {}, Inferred()), 0)
+            learner.learn(shard, 0)
             plain.append(between - began)
             ours.append(time.process_time() - between)
         ranks.close()
@@ -114,14 +114,17 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
     return model
 
 
-def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks, LmLearner]:
+def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks, ActorLearner]:
     config = config_of(folder, prompts)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     rendezvous = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach())
     ranks = join_ranks(0, 1, rendezvous, torch.device("cpu"))
-    lm = ShardedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
-    return ranks, LmLearner(config, lm, Adam(lm.trained_shards(), config.actor.optimizer), ranks, "actor rank 0")
+    lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
+    adam = config.actor.optimizer
+    optimizer = Adam(lm.trained_shards(), adam)
+    trainer = Trainer(lm, optimizer, adam, ranks, iterations=1, owner="actor rank 0", rate_key="actor.optimizer.lr")
+    return ranks, ActorLearner(config, lm, trainer, ranks)
 
 
 def config_of(folder: Path, prompts: int) -> Config:

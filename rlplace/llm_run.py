@@ -45,8 +45,8 @@ def llm_run(config: Config, layout: Layout) -> JobSpec:
 
 def worker_of(config: Config, component: str) -> type[Worker]:
     """What runs a component: by its role, a reward by what scores it."""
+    from rlplace.workers.roles.actor import LmActor
     from rlplace.workers.roles.critic import Critic
-    from rlplace.workers.roles.lm_actor import LmActor
     from rlplace.workers.roles.reference import ReferenceWorker
     from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker, RewardModelWorker
     from rlplace.workers.roles.text_env import TextEnvWorker

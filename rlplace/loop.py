@@ -151,8 +151,9 @@ class Loop:
         return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.active[stage]])
 
     def _appraise(self, index: int) -> list[Metrics]:
-        (appraised,) = self._wait([self._groups["actor"].appraise(index)])  # on the host, not on accelerators
-        return appraised
+        # On the host: no accelerator is in use.
+        (metrics,) = self._wait([self._groups["actor"].compute_advantages(index)])
+        return metrics
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
         learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.active[stage]])

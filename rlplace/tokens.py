@@ -1,12 +1,12 @@
-"""What travels between a text task, a generation engine and a learner: token ids, never text, so nothing is re-encoded.
+"""Messages between text environments, generation engines and learners: token ids, so that nothing is re-encoded.
 
 Letters: P prompt tokens, N new tokens, L tokens of a whole episode.
 
 ::
 
     env ── Request: the conversation so far ──▶ rollout ── Completion: what the policy added ──▶ env
-    env ── Sample: the whole episode, which tokens the policy wrote, what they were worth ──▶ actor, and all that judge
-    critic, reference, rewards ── Scores: what each says of a sample ──▶ actor ── Returns: what was to come ──▶ critic
+    env ── Sample: the whole episode, its loss mask and reward ──▶ actor, critic, reference, rewards
+    critic, reference, rewards ── Scores: of each sample ──▶ actor ── Returns: of each response token ──▶ critic
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Finish = Literal["stop", "length"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What an env rank asks a rollout rank to continue, `samples` times."""
+    """Produced by an env rank: a conversation for a rollout rank to continue, `samples` times."""
 
     env_rank: int
     iteration: int
@@ -44,7 +44,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished answer. A token and the log-probability of it are from the same forward pass."""
+    """Produced by a rollout rank: one finished answer. Tokens and log-probabilities are of the same forward pass."""
 
     group: int
     sample: int
@@ -58,19 +58,19 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One whole episode as the learner takes it. Where `mask` is false, logprobs are 0 and versions -1."""
+    """Produced by an env rank: one whole episode. Where `mask` is false, logprobs are 0 and versions -1."""
 
     group: int
     sample: int
-    tokens: Tokens  # [L], prompt, answers and what the environment said in between
-    mask: NDArray[np.bool_]  # [L], true where the policy sampled the token: only these are learned
+    tokens: Tokens  # [L], prompt, answers and what the environment wrote in between
+    mask: NDArray[np.bool_]  # [L], the loss mask: true at response tokens, which the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
     reward: float  # of the whole episode, all reward functions weighed
     rewards: Mapping[str, float]  # each reward function's own
     turns: int
     truncated: bool  # the last answer was cut by a length
-    transcript: Any = None  # the same as text (envs.text.Transcript), for judges that read text
+    transcript: Any = None  # the same as text (envs.text.Transcript), for scorers that read text
 
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in ("tokens", "mask", "logprobs", "versions")}
@@ -84,29 +84,29 @@ class Sample:
 
     @property
     def weight(self) -> int:
-        """Tokens in here, the weight of this item in a channel."""
+        """Tokens of the sample, its weight in a channel."""
         return len(self.tokens)
 
     @property
     def learned(self) -> int:
-        """Tokens the policy sampled."""
+        """Response tokens: those that the policy sampled."""
         return int(self.mask.sum())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What one component says of one sample."""
+    """Produced by a critic, reference or reward: its scores of one sample."""
 
     group: int
     sample: int
-    # [1] of a reward; of a critic or reference [N], by learned token: the value of the state in which it was chosen, or
-    # its log-probability at the temperature it was drawn at
+    # [1] of a reward; of a critic or reference [N], for each response token: the value of the state in which it was
+    # chosen, or its log-probability at the temperature it was drawn at
     values: NDArray[np.float32]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Returns:
-    """What one sample was worth from each of its learned tokens on."""
+    """Produced by actor rank 0 for the critic: the return from each response token of one sample on."""
 
     group: int
     sample: int
@@ -115,7 +115,7 @@ class Returns:
 
 @dataclasses.dataclass(slots=True)
 class Episode:
-    """A conversation in progress: grows by answers (learned) and by what the environment says (not learned)."""
+    """A conversation in progress: grows by answers and by what the environment writes, which is masked."""
 
     group: int
     sample: int
@@ -123,11 +123,11 @@ class Episode:
     pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
 
     def tokens(self) -> Tokens:
-        """All so far, [L]."""
+        """Return all tokens so far, [L]."""
         return np.concatenate([self.prompt, *(p.tokens if isinstance(p, Completion) else p for p in self.pieces)])
 
     def finish(self, rewards: Mapping[str, float], weights: Mapping[str, float]) -> Sample:
-        """The episode as a Sample; `weights` say how much of each reward counts."""
+        """Return the episode as a Sample; `weights` are those of the rewards in their sum."""
         answers = [p for p in self.pieces if isinstance(p, Completion)]
         return Sample(
             group=self.group,
@@ -143,14 +143,14 @@ class Episode:
         )
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
-        """One array over all tokens: `of(completion)` for answers, `otherwise` for everything else."""
+        """Return one array over all tokens: `of(completion)` for answers, `otherwise` for everything else."""
         parts = [np.full(len(self.prompt), otherwise, dtype)]
         parts += [of(p) if isinstance(p, Completion) else np.full(len(p), otherwise, dtype) for p in self.pieces]
         return np.concatenate(parts).astype(dtype, copy=False)
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Samples of each group in the order of their numbers, groups ascending."""
+    """Return the samples of each group in the order of their numbers, groups ascending."""
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda s: (s.group, s.sample)):
         groups.setdefault(sample.group, []).append(sample)

@@ -1,4 +1,4 @@
-"""What travels between simulator, policy and learner, and how it is cut and joined along the environments.
+"""Messages between simulators, rollout and learner, cut and joined along the environments.
 
 Letters: T steps of an iteration, B environments (rows), O observation shape, A action shape, K truncations.
 Rows are numbered over the whole job: row i is the same simulator in every placement. Arrays are numpy; env workers do
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What an env rank asks a rollout rank to decide on."""
+    """Produced by an env rank: observations for a rollout rank to decide on."""
 
     env_rank: int
     stage_group: int
@@ -35,7 +35,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActionChunk:
-    """The answer to one Observation, row for row."""
+    """Produced by a rollout rank: the actions for one Observation, row for row."""
 
     stage_group: int
     step: int
@@ -48,7 +48,7 @@ class ActionChunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """T steps of B neighbouring environments. `observations[t]` is what `actions[t]` answered.
+    """Produced by an env rank: T steps of B neighbouring environments. `actions[t]` answers `observations[t]`.
 
     An episode that ends at step t starts anew at once: `observations[t + 1]` is already the next episode's first. Where
     it was cut by a time limit (`truncated`), its last observation is in `final_observations`, in the order of
@@ -93,11 +93,11 @@ class Trajectory:
 
     @property
     def weight(self) -> int:
-        """Samples in here, the weight of this item in a channel."""
+        """Samples of the trajectory, its weight in a channel."""
         return int(self.rewards.size)
 
     def split(self, start: int, stop: int) -> Trajectory:
-        """Rows start..stop-1, counted within this trajectory; arrays are views where possible."""
+        """Cut out rows start..stop-1, counted within this trajectory; arrays are views where possible."""
         if not 0 <= start < stop <= self.rows:
             raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
         cut = np.argwhere(self.truncated)[:, 1]
@@ -115,7 +115,7 @@ class Trajectory:
 
 
 def concat(pieces: Sequence[Trajectory]) -> Trajectory:
-    """The trajectories of neighbouring rows as one, whatever order they came in.
+    """Join the trajectories of neighbouring rows, in any order.
 
     Raises ValueError when rows are missing or given twice.
     """

@@ -21,6 +21,7 @@ from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.config import Config, read_config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
+from rlplace.models.digest import digest
 from rlplace.models.distributions import noise_shape, sample
 from rlplace.models.mlp import ActorCritic, build_policy
 from rlplace.placement.flow import Delivery, Route, Routes, Share, Transport
@@ -158,8 +159,14 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Learned:
         weights={name: tensor.numpy() for name, tensor in policy.state_dict().items()},
         metrics=metrics,
         weights_digest=actor.digest(),
-        state_digest=actor.state_digest(),
+        state_digest=state_digest(actor),
     )
+
+
+def state_digest(actor: PolicyActor) -> str:
+    """Of the whole weights and of this rank's optimizer state."""
+    states = {f"{i}/{key}": value for i, s in enumerate(actor._optimizer.state()) for key, value in s.items()}
+    return digest(dict(actor._model.whole_weights()) | states)
 
 
 def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:

@@ -112,7 +112,7 @@ def iterate(critic: Critic, iteration: int = 0, groups: Groups | None = None) ->
 
 def whole_weights(critic: Critic) -> dict[str, torch.Tensor]:
     """A collective."""
-    return {name: tensor.cpu().clone() for name, tensor in critic._lm.whole_weights()}
+    return {name: tensor.cpu().clone() for name, tensor in critic._model.whole_weights()}
 
 
 def follow(scenario: CriticScenario, critic: Critic) -> Criticised:

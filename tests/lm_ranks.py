@@ -20,7 +20,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import SAMPLES, WEIGHTS, WorkerArguments
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.roles.lm_actor import LmActor
+from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 
@@ -139,7 +139,7 @@ def follow(scenario: LmScenario, actor: LmActor) -> LmLearned:
     for index in range(scenario.iterations):
         give(actor, made_up_samples(index, version=index))
         actor.move(Residency.FULL)
-        told = [actor.infer(index, index), actor.appraise(index)] if scenario.job.config.actor_infers else []
+        told = [actor.infer(index, index), actor.compute_advantages(index)] if scenario.job.config.actor_infers else []
         learned = actor.learn(index, index)
         metrics.append({name: metric for part in (*told, learned) for name, metric in part.items()})
         actor.move(Residency.OFF)

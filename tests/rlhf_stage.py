@@ -112,7 +112,7 @@ class RlhfStage:
         if self.job.config.actor_infers:
             numbers.append(self._alone(actor, "infer", iteration))
         if self.job.config.actor_infers or scorers:
-            numbers.append(actor.appraise(iteration))
+            numbers.append(actor.compute_advantages(iteration))
         learning = [self.workers[name] for name in ("critic", "actor") if name in self.workers]
         numbers += [self._alone(worker, "learn", iteration) for worker in learning]
         return reduce_metrics(numbers)
@@ -128,6 +128,6 @@ class RlhfStage:
         """Of one that learns, by their names in its folder."""
         worker = self.workers[component]
         worker.move(Residency.WEIGHTS)
-        found = {name: tensor.clone() for name, tensor in worker._lm.whole_weights()}
+        found = {name: tensor.clone() for name, tensor in worker._model.whole_weights()}
         worker.move(Residency.OFF)
         return found

@@ -98,7 +98,7 @@ WITHOUT = {
     | {
         "workers.roles.actor",
         "workers.roles.env",
-        "workers.roles.lm_actor",
+        "workers.roles.critic",
         "workers.roles.rollout",
         "workers.roles.text_env",
         "workers.roles.text_rollout",

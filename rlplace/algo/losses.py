@@ -1,25 +1,50 @@
-"""The terms of PPO, one small function each, and their sum over one rank's part of a minibatch.
+"""Loss terms of simulator policies and language models: the clipped surrogate, the value loss, how tokens are averaged.
 
-Every function here is per sample ([N] in, [N] out), so that a mean over ranks is a sum of local sums divided by the
-global count.
+Letters: N samples or response tokens of one minibatch or micro-batch; s sequences in it, each whole.
+
+Every term is per sample ([N] in, [N] out). A mean is a sum with weights, and the weights come from the totals of an
+optimizer step over all ranks and micro-batches. So neither packing nor the number of ranks changes the loss::
+
+    loss of the step = sum over ranks, micro-batches and tokens of weight * loss of the token
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlplace.algo.kl import kl_k3
 
-def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Clipped surrogate, to be minimised (Schulman et al. 2017, arXiv:1707.06347)."""
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """How far the ratio new / old may go before a sample stops pushing."""
+
+    low: float  # below 1
+    high: float  # above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher)
+
+
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """Return [N] to be minimised: max(-r * A, -clip(r, 1 - low, 1 + high) * A).
+
+    Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.1.
+    """
     ratio, losses = log_ratio.exp(), -advantages
-    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * losses)
+    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses)
+
+
+def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+    """Return [N] bool each: the ratio is below the lower bound, above the upper one."""
+    moved = log_ratio.exp() - 1.0
+    return moved < -clip.low, moved > clip.high
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
-    """Half the squared error; with `value_clip`, the worse of the free and the clipped estimate.
+    """Return [N] half the squared error; with `value_clip`, the worse of the free and the clipped estimate.
 
     The clip is that of the PPO authors' code (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function
     clipping").
@@ -32,29 +57,18 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: 
 
 
 def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
-    """1.0 where the loss is that of the clipped estimate, which has no gradient, else 0.0."""
+    """Return [N] 1.0 where the loss is that of the clipped estimate, which has no gradient, else 0.0."""
     if value_clip is None:
         return torch.zeros_like(values)
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     return ((near - returns).square() > (values - returns).square()).to(values.dtype)
 
 
-def kl_divergence(log_ratio: Tensor) -> Tensor:
-    """Estimates KL(old || new) from samples of old: r - 1 - log r, unbiased and never negative.
-
-    It is the estimator k3 of Schulman, "Approximating KL divergence" (2020), with r = new / old.
-    """
-    return log_ratio.expm1() - log_ratio
-
-
-def is_clipped(log_ratio: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """1.0 where the ratio left the trust region, else 0.0."""
-    change = log_ratio.exp() - 1.0
-    return ((change > clip_high) | (-change > clip_low)).to(log_ratio.dtype)
+# ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────
 
 
 class PPOTerms(NamedTuple):
-    """What PPO weighs, by sample, [N] each."""
+    """The terms of PPO by sample, [N] each."""
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -63,15 +77,15 @@ class PPOTerms(NamedTuple):
     clip_fraction: Tensor  # no gradient
 
     def loss(self, value_coef: float, entropy_coef: float, count: int) -> Tensor:
-        """[] to differentiate (Schulman et al. 2017, with the sign turned); see `shares`."""
+        """Return [] to differentiate (Schulman et al. 2017, with the sign turned); see `shares`."""
         each = self.policy_loss + value_coef * self.value_loss
-        if entropy_coef != 0.0:  # its gradient would be nothing, its cost would not
+        if entropy_coef != 0.0:  # a zero gradient is not worth its cost
             each = each - entropy_coef * self.entropy
         return each.sum() / count
 
     @torch.no_grad()
     def shares(self, count: int) -> Tensor:
-        """[5] float64, this rank's share of each mean: summed over ranks they are the means over `count` samples."""
+        """Return [5] float64, this rank's share of each mean: summed over ranks they are means over `count` samples."""
         return torch.stack(self).sum(dim=1, dtype=torch.float64) / count
 
 
@@ -84,18 +98,130 @@ def ppo_terms(
     old_values: Tensor,
     advantages: Tensor,
     returns: Tensor,
-    clip_low: float,
-    clip_high: float,
+    clip: Clip,
     value_clip: float | None,
 ) -> PPOTerms:
     """All tensors are [N], this rank's samples of a minibatch, possibly none."""
     log_ratio = logprobs - old_logprobs
     with torch.no_grad():
-        approx_kl, clipped = kl_divergence(log_ratio), is_clipped(log_ratio, clip_low, clip_high)
+        low, high = _outside(log_ratio, clip)
+        approx_kl, clipped = kl_k3(log_ratio), (low | high).to(log_ratio.dtype)
     return PPOTerms(
-        policy_loss=policy_loss(log_ratio, advantages, clip_low, clip_high),
+        policy_loss=clipped_surrogate(log_ratio, advantages, clip),
         value_loss=value_loss(values, old_values, returns, value_clip),
         entropy=entropies,
         approx_kl=approx_kl,
         clip_fraction=clipped,
+    )
+
+
+# ── language models: tokens are weighed by sequence and step ─────────────────────────────────────────────────────────
+
+
+def token_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
+    """Return [N] each token's own log-ratio, as PPO, GRPO and DAPO have it."""
+    return log_ratio
+
+
+def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
+    """Return [N] at each token the mean over its sequence: the logarithm of the length-normalised sequence ratio.
+
+    Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of
+    `sequence_mean`, the loss and its gradient are those of one term per sequence. `lengths` [s] are response tokens.
+    """
+    sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
+    sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
+    return (sums / lengths.clamp(min=1))[sequence]
+
+
+Ratio = Callable[[Tensor, Tensor], Tensor]
+RATIOS: Mapping[str, Ratio] = {"token": token_ratio, "sequence": sequence_ratio}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Of one optimizer step, over all ranks and micro-batches."""
+
+    samples: int
+    tokens: int  # response tokens
+    longest: int  # most response tokens a sample can have; a constant of the job, not of the step
+
+
+def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """Return [s] equal weights for all tokens: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.3."""
+    return torch.full(lengths.shape, 1.0 / max(1, totals.tokens), device=lengths.device)
+
+
+def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """Return [s] equal weights for all samples, whatever their length: Shao et al. 2024 (GRPO, arXiv:2402.03300)."""
+    return 1.0 / (lengths.clamp(min=1) * totals.samples).float()
+
+
+def constant_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """Return [s] a constant, so that the loss is a sum over tokens that favours no length.
+
+    Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783), section 3.2 and the implementation given there.
+    """
+    return torch.full(lengths.shape, 1.0 / (totals.samples * totals.longest), device=lengths.device)
+
+
+Mean = Callable[[Tensor, Totals], Tensor]
+MEANS: Mapping[str, Mean] = {"token": token_mean, "sequence": sequence_mean, "constant": constant_mean}
+
+
+def token_weights(mean: Mean, lengths: Tensor, totals: Totals) -> Tensor:
+    """Return [N] the weight of each token; `lengths` [s] int64 are the response tokens of each sequence, possibly 0."""
+    return mean(lengths, totals).repeat_interleave(lengths)
+
+
+class LmTerms(NamedTuple):
+    """The loss and metrics of a language model by token, [N] each."""
+
+    policy_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor  # of the old policy from the new; no gradient
+    clipped_low: Tensor  # 1.0 where a bad token was already unlikely enough to push no more; no gradient
+    clipped_high: Tensor  # 1.0 where a good one was already likely enough; no gradient
+
+    def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
+        """Return [] this micro-batch's share of the step's loss, to differentiate; without tokens a 0 that still is."""
+        each = self.policy_loss
+        if entropy_coef != 0.0:  # a zero gradient is not worth its cost
+            each = each - entropy_coef * self.entropy
+        return (weights * each).sum()
+
+    @torch.no_grad()
+    def shares(self, totals: Totals) -> Tensor:
+        """Return [5] float64, this micro-batch's part of the mean of each term over all response tokens of the step."""
+        return torch.stack(self).sum(dim=1, dtype=torch.float64) / max(1, totals.tokens)
+
+
+def lm_terms(
+    *,
+    logprobs: Tensor,
+    entropies: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    lengths: Tensor,
+    clip: Clip,
+    ratio: Ratio = token_ratio,
+    importance: Tensor | None = None,
+) -> LmTerms:
+    """All tensors are [N], `lengths` [s]; only `logprobs` and `entropies` carry a gradient.
+
+    `old_logprobs` are those of the policy before the first step on these tokens. `importance` weighs each token's
+    surrogate (`engine_mismatch.importance_weights`); None: all alike.
+    """
+    log_ratio = logprobs - old_logprobs
+    limited = ratio(log_ratio, lengths)
+    surrogate = clipped_surrogate(limited, advantages, clip)
+    with torch.no_grad():
+        low, high = _outside(limited, clip)
+        approx_kl = kl_k3(log_ratio)
+    return LmTerms(
+        policy_loss=surrogate if importance is None else importance * surrogate,
+        entropy=entropies,
+        approx_kl=approx_kl,
+        clipped_low=(low & (advantages < 0)).to(logprobs.dtype),
+        clipped_high=(high & (advantages > 0)).to(logprobs.dtype),
     )

@@ -1,4 +1,4 @@
-"""Which samples form a minibatch: decided over the whole job, then looked up by each rank for the rows it holds."""
+"""Minibatches of simulator samples: drawn over the whole job, then looked up by each rank for the rows it holds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Minibatch:
 
 
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
-    """The same stream on every rank; streams of different seeds or iterations are unrelated."""
+    """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
     return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
 
 
 def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator[Minibatch]:
-    """One pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
+    """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
     All ranks draw the same order, so membership does not depend on how rows are spread. There must be at least `number`
     samples.

@@ -1,7 +1,9 @@
-"""Running mean and variance that merge exactly over ranks, and reward scaling by the deviation of the return.
+"""Normalisation of observations, rewards, scores and advantages by moments that merge exactly over ranks.
 
 A batch is first reduced to three sums that simply add up over ranks; only then is it merged into the running moments.
 The result therefore does not depend on how rows are spread.
+
+Letters: N values, S scores.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+LEAST_DEVIATION = 1e-6  # added to deviations: values that differ by rounding are not to look far apart
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,7 @@ class Moments:
 
 
 def no_moments(shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> Moments:
-    """Nothing seen: scaling by these is the identity."""
+    """Return the moments of nothing: scaling by these is the identity."""
     return Moments(
         count=torch.zeros((), dtype=torch.float64, device=device),
         mean=torch.zeros(shape, dtype=torch.float64, device=device),
@@ -32,20 +36,19 @@ def no_moments(shape: tuple[int, ...] = (), device: torch.device | str = "cpu") 
 
 
 def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
-    """[1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
+    """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
 
     `samples` is [N, *S]. Shifting by a value near the mean (here: the running mean, equal on all ranks) keeps the sum
     of squares from cancelling (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance").
     """
-    centred = (
-        (samples.double() - shift).flatten(start_dim=1) if samples.dim() > 1 else (samples.double() - shift)[:, None]
-    )
+    centred = samples.double() - shift
+    centred = centred.flatten(start_dim=1) if samples.dim() > 1 else centred[:, None]
     count = torch.full((1,), float(len(samples)), dtype=torch.float64, device=samples.device)
     return torch.cat([count, centred.sum(dim=0), centred.square().sum(dim=0)])
 
 
 def merge(running: Moments, sums: Tensor) -> Moments:
-    """The moments of everything seen before and the batch of `sums`, which were shifted by `running.mean`.
+    """Return the moments of everything seen before and the batch of `sums`, which were shifted by `running.mean`.
 
     Chan, Golub, LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b). An empty batch changes
     nothing.
@@ -62,8 +65,28 @@ def merge(running: Moments, sums: Tensor) -> Moments:
     )
 
 
+def moments_of(values: Tensor) -> Moments:
+    """Return the moments of one tensor; for several ranks sum their `shifted_sums` and `merge` these."""
+    nothing = no_moments((), values.device)
+    return merge(nothing, shifted_sums(values, nothing.mean))
+
+
+def normalized(values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION) -> Tensor:
+    """Return [N] of zero mean and unit variance by `moments` [], which are those of all values over all ranks."""
+    return ((values - moments.mean) / (moments.var.sqrt() + least_deviation)).to(values.dtype)
+
+
+def normalize_scores(scores: Tensor, seen: Moments) -> tuple[Tensor, Moments]:
+    """Return [S] float64 scores by the moments of all that were ever seen, these included; and those moments.
+
+    Ziegler et al. 2019 (arXiv:1909.08593) normalise once, by samples of the first policy; this goes on with each batch.
+    """
+    seen = merge(seen, shifted_sums(scores, seen.mean))
+    return normalized(scores.double(), seen), seen
+
+
 class ReturnScale:
-    """Divides rewards by the running deviation of the discounted return; owns the return each row has gathered so far.
+    """Scale rewards by the running deviation of the discounted return. Owns the return that each row has gathered.
 
     Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
     """
@@ -76,7 +99,7 @@ class ReturnScale:
         self._returns = torch.zeros(rows, dtype=torch.float64, device=device)
 
     def __call__(self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
-        """[T, B] scaled rewards, by statistics that already include this batch.
+        """Return [T, B] scaled rewards, by statistics that already include this batch.
 
         `done` marks the last step of an episode, ended or cut. `sum_over_ranks` must be called by all ranks, also those
         without rows.

@@ -1,4 +1,4 @@
-"""Which samples form an optimizer step, which rank takes which of them, and which it computes at once.
+"""Packing: which samples form an optimizer step, which rank takes which of them, and in which micro-batches.
 
 ::
 
@@ -7,8 +7,8 @@
                                                                                          micro-batches, the same number
                                                                                          on all ranks, no padding
 
-Nothing here depends on anything but numbers: every rank comes to the same answer by itself. A loss divided by the
-totals of its step is the same however the step is packed.
+Packing depends on lengths and seeds alone, so every rank computes the same one by itself. A loss divided by the totals
+of its step is the same however the step is packed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
-MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank only keeps the others company
+MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +32,17 @@ class Packing:
 
     @property
     def samples(self) -> list[int]:
-        """Of all ranks."""
+        """Numbers of all samples of the step."""
         return [i for share in self.ranks for micro_batch in share for i in micro_batch]
 
     @property
     def micro_batches(self) -> int:
-        """Of each rank."""
+        """How many each rank has."""
         return len(self.ranks[0])
 
 
 def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[list[int]]:
-    """One epoch: samples 0, 1, ... in random order, cut into steps of `train_batch` at most; None: all in one.
+    """Cut one epoch of samples 0, 1, ... in random order into steps of `train_batch` at most; None: all in one.
 
     Steps differ by one sample at most. The order follows from `seed` alone: put run seed, iteration and epoch into it.
     """
@@ -58,25 +58,23 @@ def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[li
 def pack_steps(
     lengths: Sequence[int], *, epochs: int, train_batch: int | None, seed: str, ranks: int, token_budget: int
 ) -> tuple[Packing, ...]:
-    """All optimizer steps of an iteration, packed, equally many in each epoch; see `optimizer_steps` and `pack`."""
+    """Pack all optimizer steps of an iteration, equally many in each epoch; see `optimizer_steps` and `pack`."""
     return tuple(
-        _referring(pack([lengths[i] for i in picks], ranks, token_budget), picks)
+        pack(lengths, ranks, token_budget, picks)
         for epoch in range(epochs)
         for picks in optimizer_steps(len(lengths), train_batch, f"{seed} {epoch}")
     )
 
 
-def _referring(packing: Packing, picks: Sequence[int]) -> Packing:
-    """With the numbers that the samples have in the iteration."""
-    ranks = tuple(tuple(tuple(picks[i] for i in micro) for micro in share) for share in packing.ranks)
-    return dataclasses.replace(packing, ranks=ranks)
-
-
-def pack(lengths: Sequence[int], ranks: int, token_budget: int) -> Packing:
-    """Samples of `lengths` tokens (the whole of each, prompt included) over ranks and micro-batches.
+def pack(lengths: Sequence[int], ranks: int, token_budget: int, picks: Sequence[int] | None = None) -> Packing:
+    """Spread samples of `lengths` tokens (prompts included) over ranks and micro-batches; all, or those of `picks`.
 
     A micro-batch has `token_budget` tokens at most, or is one sample that alone has more.
     """
+    if picks is not None:
+        packing = pack([lengths[i] for i in picks], ranks, token_budget)
+        numbered = tuple(tuple(tuple(picks[i] for i in micro) for micro in share) for share in packing.ranks)
+        return dataclasses.replace(packing, ranks=numbered)
     shares = spread(lengths, ranks)
     packed = [_refer(fit([lengths[i] for i in share], token_budget), share) for share in shares]
     number = max(len(micro_batches) for micro_batches in packed)
@@ -88,7 +86,7 @@ def pack(lengths: Sequence[int], ranks: int, token_budget: int) -> Packing:
 
 
 def spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Item numbers in `parts` of about equal total length; parts may stay empty.
+    """Return item numbers in `parts` of about equal total length; parts may stay empty.
 
     Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to
     the part that has least. No part exceeds 4/3 - 1 / (3 * parts) of the best possible.
@@ -103,7 +101,7 @@ def spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Item numbers in few bins of `capacity` total length at most; an item above it has a bin of its own.
+    """Return item numbers in few bins of `capacity` total length at most; an item above it has a bin of its own.
 
     Best fit, longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case
     performance bounds for simple one-dimensional packing algorithms").
@@ -141,7 +139,7 @@ def _refer(bins: Sequence[Sequence[int]], items: Sequence[int]) -> list[list[int
 def _widen(
     micro_batches: Sequence[Sequence[int]], share: Sequence[int], lengths: Sequence[int], number: int, budget: int
 ) -> tuple[MicroBatch, ...]:
-    """Exactly `number` micro-batches, of even size where the budget allows it; the fullest first.
+    """Return exactly `number` micro-batches, of even size where the budget allows it; the fullest first.
 
     Ranks wait for each other in every micro-batch, so the n-th of each should take about the same time.
     """

@@ -1,16 +1,16 @@
-"""What was trained on: how old, how long, how good; counted where the samples are learned, not where they are made."""
+"""Metrics of the samples that are trained on: rewards, lengths and ages, taken where they are learned from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlplace.algo.dynamic_sampling import carries_signal
+from rlplace.algo.group_advantages import carries_signal
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample
 
 
 def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:
-    """Of groups about to be learned by the policy of `version`; of one rank's or all, they reduce alike."""
+    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike."""
     samples = [sample for group in groups for sample in group]
     if not samples:
         return {}
@@ -52,7 +52,7 @@ def _lengths(samples: Sequence[Sample]) -> dict[str, Metric]:
 
 
 def _ages(samples: Sequence[Sample], version: int) -> dict[str, Metric]:
-    """Age of a token: versions between the policy that sampled it and the one that learns from it; 0 is on-policy."""
+    """Count the versions between the policy that sampled a token and the one that learns from it; 0 is on-policy."""
     ages = [version - s.versions[s.mask] for s in samples]
     tokens = sum(len(age) for age in ages)
     return {

@@ -17,7 +17,7 @@ from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems
 from rlplace.workers.roles.prompts import check_prompts
 from rlplace.workers.roles.scorer_text import check_scorers
-from rlplace.workers.training.trained_lm import not_run
+from rlplace.workers.training.worker import not_run
 
 _SIMULATORS = ("env", "agent")  # roles without a model
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """What one row holds for one model."""
+    """The shape of one row for one model."""
 
     layers: int
     heads: int
@@ -66,7 +66,7 @@ class BatchCache(Cache):
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def extend(self, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The next pass adds a token to the first B rows, which have these lengths.
+        """Prepare a pass that adds one token to each of the first B rows, which have these lengths.
 
         Returns its positions [B, 1] and its mask [B, 1, 1, L], true where a row has a token.
         """
@@ -86,7 +86,7 @@ class BatchCache(Cache):
         return keys[:count, :, :longest], values[:count, :, :longest]
 
     def fill(self, first: int, count: int, prefix: DynamicCache) -> None:
-        """Puts what a pass over one sequence left in `prefix` into `count` rows from `first` on."""
+        """Copy what a pass over one sequence left in `prefix` into `count` rows from `first` on."""
         for keys, values, layer in zip(self._keys, self._values, prefix.layers, strict=True):
             assert isinstance(layer, DynamicLayer), "the only kind there is under full attention"
             for pool, made in ((keys, layer.keys), (values, layer.values)):

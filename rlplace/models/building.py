@@ -1,9 +1,9 @@
-"""One model at a time is built in a process, where others of the same process are threads that build theirs."""
+"""A lock: models are built one at a time in a process whose workers are threads."""
 
 from __future__ import annotations
 
 import threading
 
-# While they build, transformers, peft and vLLM change what all threads have in common: torch's default type, how
-# modules take parameters, how these begin. Two at once would build each other's, or leave such a change in place.
+# While they build, transformers, peft and vLLM change process-wide state: torch's default dtype, how modules register
+# parameters, how these are initialised. Two at once would see each other's changes, or leave one in place.
 BUILDING = threading.Lock()

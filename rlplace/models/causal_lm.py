@@ -1,4 +1,4 @@
-"""A language model of transformers as a learner uses it: built without memory, sharded, filled from files.
+"""Language models of transformers for training: built without memory, sharded by FSDP2, filled from files.
 
 ::
 
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -25,6 +25,7 @@ from rlplace.models.checkpoint import Checkpoint, model_mismatch
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed_attention import Packed, attend_packed
+from rlplace.models.sharding import own_rows
 from rlplace.models.token_scores import TokenScores, token_scores
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -33,7 +34,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LmSpec:
-    """Which model is trained, and how it lies in memory."""
+    """The model to train, and its dtypes and sharding."""
 
     folder: Path  # of transformers' format: config.json and safetensors
     weights: Dtype = "fp32"  # as the optimizer steps them
@@ -46,7 +47,7 @@ class LmSpec:
 
 
 class PackedLm(nn.Module):
-    """A decoder and its head over packed sequences. Sharded as a whole: what needs its weights is in `forward`.
+    """A decoder and its head over packed sequences. FSDP gathers its weights in `forward` only.
 
     Letters: T tokens of the sequences, N of them scored, E size of a state.
     """
@@ -60,11 +61,11 @@ class PackedLm(nn.Module):
         self.lm = lm
 
     def hidden(self, packed: Packed) -> Tensor:
-        """[N, E] before the head, of the states in which the scored tokens were chosen."""
+        """Return [N, E] before the head, of the states in which the scored tokens were chosen."""
         return self.states(packed)[packed.scored - 1]
 
     def states(self, packed: Packed) -> Tensor:
-        """[T, E] before the head, after each token."""
+        """Return [T, E] before the head, after each token."""
         states: Tensor = self.lm.base_model(
             input_ids=packed.tokens.unsqueeze(0),
             position_ids=packed.positions.unsqueeze(0),
@@ -75,7 +76,7 @@ class PackedLm(nn.Module):
 
     @property
     def head(self) -> nn.Module | None:
-        """The last layer."""
+        """Return the last layer."""
         return cast("nn.Module | None", self.lm.get_output_embeddings())
 
     @property
@@ -84,23 +85,27 @@ class PackedLm(nn.Module):
 
     @property
     def groups(self) -> list[nn.Module]:
-        """What FSDP gathers at once: each block, and all that belongs to none."""
+        """Return what FSDP gathers at once: each block, and all that belongs to none."""
         return [*self.blocks, self]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under the names they have in `lm`; tied ones under each."""
+        """Yield parameters under the names they have in `lm`; tied ones under each."""
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def add_factors(self, spec: LoraSpec) -> None:
-        """Puts factors without memory beside the weights; what else is trained is the model's own affair."""
+        """Put LoRA factors without memory beside the weights; a subclass may train more than them."""
         add_factors(self.lm, spec)
 
     def stored_as(self, name: str) -> tuple[str, ...]:
-        """What the files of a model may call a parameter."""
+        """Return the names that a parameter may have in the files of a model."""
         return (name,)
 
+    def saved_config(self) -> Mapping[str, object]:
+        """Return what the config.json of a saved model has beside what its folder's has."""
+        return {}
+
     def first_values(self, name: str, shape: tuple[int, ...], seed: int) -> Tensor | None:
-        """Of a parameter that the files lack; None: they must have it."""
+        """Return the first values of a parameter that the files lack; None: they must have it."""
         return None
 
 
@@ -108,7 +113,7 @@ class CausalLm(PackedLm):
     """Scores given tokens."""
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
-        """Of the scored tokens, each given its own sequence up to it, at `temperature`."""
+        """Score tokens at `temperature`, each given its own sequence up to it."""
         head = cast(nn.Linear, self.head)
         return token_scores(self.hidden(packed), head.weight, packed.targets, temperature)
 
@@ -117,12 +122,12 @@ Lm = TypeVar("Lm", bound=PackedLm)
 
 
 def build(spec: LmSpec, mesh: DeviceMesh) -> CausalLm:
-    """A model that scores tokens; see `build_sharded`."""
+    """Build a model that scores tokens; see `build_sharded`."""
     return build_sharded(CausalLm, spec, mesh)
 
 
 def build_sharded(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
-    """The model on this rank's device, its parameters sharded by rows over `mesh` and read from `spec.folder`.
+    """Build the model on this rank's device, sharded by rows over `mesh` and read from `spec.folder`.
 
     No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's.
     """
@@ -142,7 +147,7 @@ def build_sharded(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
-    """The model with parameters on the meta device and buffers in memory; to be made under BUILDING."""
+    """Build the model with parameters on the meta device and buffers in memory. Hold BUILDING meanwhile."""
     config = AutoConfig.from_pretrained(spec.folder)
     if kind.labels is not None:
         config.num_labels = kind.labels
@@ -168,14 +173,14 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
 
 
 def _as_computed(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    """What never changes has no use for more digits than a pass has."""
+    """Cast frozen parameters to the compute dtype: only trained ones need float32."""
     for parameter in lm.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
 
 
 def _no_dropout(module: nn.Module) -> None:
-    """The policy that learns is the one that sampled: the same tokens have the same probabilities in every pass."""
+    """Switch dropout off: the same tokens must have the same probabilities in every pass."""
     if isinstance(module, nn.Dropout):
         module.p = 0.0
     if hasattr(module, "attention_dropout"):
@@ -183,7 +188,7 @@ def _no_dropout(module: nn.Module) -> None:
 
 
 def _make_buffers(module: nn.Module, lm: PreTrainedModel) -> None:
-    """Buffers that no checkpoint has follow from the config alone, as those of rotary embeddings do."""
+    """Compute buffers that no checkpoint has, such as those of rotary embeddings, from the config."""
     fresh = dict(type(module)(lm.config).named_buffers(recurse=False))
     for name in dict(module.named_buffers(recurse=False)):
         setattr(module, name, fresh[name])
@@ -191,7 +196,7 @@ def _make_buffers(module: nn.Module, lm: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
-    """Gives every parameter its memory: this rank's rows of it, from the checkpoint or its first values."""
+    """Give every parameter its memory: this rank's rows of it, from the checkpoint or its first values."""
     checkpoint = Checkpoint(spec.folder, spec.key)
     made: dict[Tensor, nn.Parameter] = {}  # tied parameters stay one
     filled: dict[str, Tensor] = {}
@@ -219,18 +224,6 @@ def _rows(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint
         if first is not None:
             return first[start:stop]
     return checkpoint.rows(stored, shape, start, stop)
-
-
-def own_rows(parameter: Tensor) -> tuple[int, int]:
-    """What this rank has of a sharded parameter: FSDP gives each rank equally many rows, the last ones fewer."""
-    if not isinstance(parameter, DTensor):
-        return 0, len(parameter)
-    mesh, rows = parameter.device_mesh, parameter.shape[0]
-    each = -(-rows // mesh.size())
-    start = min(mesh.get_local_rank() * each, rows)
-    stop = min(start + each, rows)
-    assert stop - start == parameter.to_local().shape[0], f"FSDP sharded {rows} rows otherwise"
-    return start, stop
 
 
 def _as_sharded(parameter: Tensor, local: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models as folders of transformers' format: rows of weights read without reading the rest, whole folders written.
+"""Saved models: folders of transformers' format, read by rows of a weight and written whole, and single files.
 
 ::
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from rlplace.errors import ConfigError, OutputError, Problem
@@ -49,7 +49,7 @@ class Checkpoint:
         return frozenset(self._file_of)
 
     def rows(self, names: Sequence[str], shape: tuple[int, ...], start: int, stop: int) -> Tensor:
-        """Rows start..stop-1 of the weight that is stored under any of `names` and is of `shape` as a whole."""
+        """Read rows start..stop-1 of the weight that is stored under any of `names` and is of `shape` as a whole."""
         name = next((n for n in names if n in self._file_of), None)
         if name is None:
             raise model_mismatch(self._folder, f"its files have no weight {' or '.join(names)}", self._key)
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Replaces `folder` by a complete model once `finish` is called; until then it is what it was before.
+    """Replace `folder` by a complete model once `finish` is called; until then it is what it was before.
 
     `like` is the folder the model came from: its config, tokenizer and whatever else is no weights are copied; `config`
     are keys of config.json that are others now.
@@ -86,7 +86,7 @@ class CheckpointWriter:
         self._try(self._begin)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Keeps a copy of it until a file is full. A failure to write is kept for `finish`: others gather with us."""
+        """Keep a copy until a file is full. A failure to write is raised by `finish`: the other ranks gather meanwhile."""
         held = sum(t.nbytes for t in self._held.values())
         if self._held and held + tensor.nbytes > self._file_bytes:
             self._try(self._write_file)
@@ -96,7 +96,7 @@ class CheckpointWriter:
             self._dtype = str(tensor.dtype).removeprefix("torch.")
 
     def finish(self) -> None:
-        """Raises OutputError if anything could not be written; then `folder` is what it was before."""
+        """Move the folder into place. Raises OutputError if anything failed; then `folder` is what it was before."""
         self._try(self._write_file)
         self._try(self._complete)
         if self._failed is not None:
@@ -145,7 +145,7 @@ class CheckpointWriter:
 
 
 def _save(weights: dict[str, Tensor], file: Path) -> None:
-    """Raises OSError, where safetensors says only in words what the operating system said."""
+    """Save, and raise OSError where safetensors has the error of the operating system in words only."""
     try:
         save_file(weights, file, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -155,8 +155,23 @@ def _save(weights: dict[str, Tensor], file: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OutputError.of(path, error) from error
+
+
 def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
-    """The files of a model are not what its config says."""
+    """Report files of a model that do not fit its config."""
     return ConfigError(
         [
             Problem(

@@ -1,4 +1,4 @@
-"""How prompts and replies become tokens: each is encoded alone and appended, and what was sampled is never encoded.
+"""Turn prompts and replies into tokens: each is encoded alone and appended; sampled tokens are never encoded again.
 
 ::
 
@@ -21,19 +21,19 @@ _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"  # stands for an answer while
 
 
 class Conversation(Protocol):
-    """How a model and an environment take turns. Stateless."""
+    """The turns between a model and an environment, as tokens. Stateless."""
 
     def first(self, prompt: Prompt) -> Tokens:
-        """[P], up to where the first answer begins."""
+        """Return [P], up to where the first answer begins."""
         ...
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """What follows an answer, whose last token may be a stop token, up to where the next answer begins."""
+        """Return what follows an answer, which may end in a stop token, up to where the next answer begins."""
         ...
 
 
 class Chat:
-    """By the model's chat template."""
+    """Turns by the model's chat template."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +55,7 @@ class Chat:
 
 
 class PlainText:
-    """The text as it is, for models that were never taught to chat; a reply stands on lines of its own."""
+    """Turns of plain text, for models without chat training; a reply stands on lines of its own."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
         self._tokenizer, self._system = tokenizer, system

@@ -1,4 +1,4 @@
-"""What a policy says about a batch of observations, and what is asked of it: sample, log-probability, entropy.
+"""Action distributions of simulator policies: sample, log-probability, entropy.
 
 Letters: N observations, n choices, A action shape. Sampling is a pure function of noise that the caller draws per
 environment row, so that the same row gets the same action however rows are spread over ranks.
@@ -37,12 +37,12 @@ PolicyOutput = DiscreteOutput | ContinuousOutput
 
 
 def noise_shape(actions: DiscreteActions | ContinuousActions) -> tuple[int, ...]:
-    """Shape of the noise of one observation: uniform in [0, 1) for discrete, standard normal for continuous actions."""
+    """Return the shape of the noise of one observation: uniform in [0, 1) for discrete, standard normal for continuous actions."""
     return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
 
 
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions ([N] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
+    """Return actions ([N] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
 
     `noise` is [N, n] uniform in [0, 1) for discrete actions (the Gumbel-max trick: argmax of logits plus Gumbel noise
     is a draw from the softmax; Maddison et al. 2014, arXiv:1411.0030) and [N, *A] standard normal for continuous ones.
@@ -55,13 +55,8 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     return actions, logprob(output, actions)
 
 
-def mode(output: PolicyOutput) -> Tensor:
-    """The most likely actions, for evaluation."""
-    return output.logits.argmax(dim=-1) if isinstance(output, DiscreteOutput) else output.means
-
-
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
-    """[N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
+    """Return [N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
     if isinstance(output, DiscreteOutput):
         return output.logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     z = (actions - output.means) * torch.exp(-output.log_std)
@@ -71,7 +66,7 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
 
 
 def entropy(output: PolicyOutput) -> Tensor:
-    """[N] entropy in nats (differential for continuous actions)."""
+    """Return [N] entropy in nats (differential for continuous actions)."""
     if isinstance(output, DiscreteOutput):
         log_p = output.logits.log_softmax(dim=-1)
         return -(log_p.exp() * log_p).sum(dim=-1)

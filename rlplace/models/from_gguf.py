@@ -1,4 +1,4 @@
-"""`python -m rlplace.models.from_gguf FILE FOLDER`: a GGUF file as a Hugging Face folder, its weights unpacked."""
+"""`python -m rlplace.models.from_gguf FILE FOLDER`: convert a GGUF file to a Hugging Face folder, weights unpacked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def convert(file: Path, folder: Path) -> Path:
-    """Writes config, weights in bfloat16 and tokenizer with its chat template. Needs `gguf` beside transformers."""
+    """Write config, weights in bfloat16 and tokenizer with its chat template. Needs `gguf` beside transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -16,7 +16,7 @@ def convert(file: Path, folder: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     unpacked = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=unpacked)
-    vars(model.config).pop("quantization_config", None)  # it is said of the file, not of what is written here
+    vars(model.config).pop("quantization_config", None)  # true of the file, not of what is written here
     part = folder.with_name(folder.name + ".part")
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)

@@ -1,4 +1,4 @@
-"""A language model that only answers: no gradients, no optimizer, weights whole or sharded, on the accelerator or not.
+"""A language model for inference only: no gradients, no optimizer, weights whole or sharded, on device or host.
 
 ::
 
@@ -24,12 +24,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from rlplace.models.building import BUILDING
-from rlplace.models.causal_lm import DTYPES, Dtype, Lm, LmSpec, fill, own_rows, skeleton
+from rlplace.models.causal_lm import DTYPES, Dtype, Lm, LmSpec, fill, skeleton
+from rlplace.models.sharding import elements, own, own_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenSpec:
-    """Which model answers, and how it lies in memory."""
+    """The model, its dtype and where its weights are kept."""
 
     folder: Path  # of transformers' format: config.json and safetensors
     dtype: Dtype  # as it is kept and computes
@@ -62,41 +63,33 @@ class FrozenLm(Generic[Lm]):
         return [] if self._mesh is None else [cast(FSDPModule, sharded) for sharded in self.module.groups]
 
     def drop_gathered(self) -> None:
-        """Frees what a pass gathered."""
+        """Free what a pass gathered."""
         for sharded in self.fsdp_modules:
             sharded.reshard()
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def weight_tensors(self) -> list[Tensor]:
-        """This rank's parameters and buffers."""
-        return [*map(_own, self._parameters()), *self.module.buffers()]
+        """Return this rank's parameters and buffers."""
+        return [*map(own, self._parameters()), *self.module.buffers()]
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes this rank's rows of whole weights, by the names of the checkpoint; of all there are."""
+        """Copy this rank's rows out of whole weights, all there are, by the names of the checkpoint."""
         for name, parameter in self.module.lm.named_parameters():
             start, stop = own_rows(parameter)
-            _own(parameter).copy_(weights[name][start:stop])
+            own(parameter).copy_(weights[name][start:stop])
 
     # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def gathered_bytes(self) -> int:
-        """That a pass holds on the device beside the weights: two blocks and what belongs to no block."""
+        """Bytes that a pass holds on the device beside the weights: two blocks and what belongs to no block."""
         if self._mesh is None:
             return 0
-        blocks = [_size(block.parameters()) for block in self.module.blocks]
-        rest = _size(self._parameters()) - sum(blocks)
+        blocks = [elements(block.parameters()) for block in self.module.blocks]
+        rest = elements(self._parameters()) - sum(blocks)
         return (rest + sum(sorted(blocks)[-2:])) * DTYPES[self.spec.dtype].itemsize
 
     def _parameters(self) -> Iterator[Tensor]:
         return self.module.lm.parameters()
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _size(parameters: Iterable[Tensor]) -> int:
-    return sum(math.prod(p.shape) for p in parameters)

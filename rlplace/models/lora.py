@@ -1,4 +1,4 @@
-"""Low-rank factors (Hu et al. 2021, arXiv:2106.09685): in training beside the frozen weights, in the engines merged.
+"""LoRA, low-rank factors (Hu et al. 2021, arXiv:2106.09685): trained beside the frozen weights, merged in engines.
 
 A sync sends either merged weights, or the factors alone to engines that keep the frozen weights.
 
@@ -28,7 +28,7 @@ _STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """Which layers get factors, and how large."""
+    """The layers that get factors, and the rank of these."""
 
     rank: int
     alpha: float
@@ -41,7 +41,7 @@ class LoraSpec:
 
 
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
-    """Puts factors without memory into `lm`; nothing else of it is trained afterwards."""
+    """Put factors without memory into `lm`; nothing else of it is trained afterwards."""
     linear = {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
     problems = [_unknown_target(target, linear, spec.key) for target in spec.targets if target not in linear]
     if problems:
@@ -72,7 +72,7 @@ def is_factor(name: str) -> bool:
 
 
 def checkpoint_name(name: str) -> str:
-    """What a parameter is called where there are no factors; a factor, as peft stores it."""
+    """Return the name of a parameter in a checkpoint without factors; of a factor, as peft stores it."""
     for suffix, stored in ((_BASE, ".weight"), (_A, _STORED_A), (_B, _STORED_B)):
         if name.endswith(suffix):
             return name.removesuffix(suffix) + stored
@@ -80,13 +80,13 @@ def checkpoint_name(name: str) -> str:
 
 
 def factors_of(name: str) -> tuple[str, str] | None:
-    """The names of A [r, I] and B [O, r] of the weight `name`; None where it has none."""
+    """Return the names of A [r, I] and B [O, r] of the weight `name`; None where it has none."""
     base = name.removesuffix(_BASE)
     return None if base == name else (base + _A, base + _B)
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """B is zero, so that training starts from the model as it is; A follows from seed and name alone."""
+    """Return zero for B, so that training starts from the model as it is, and A by seed and name alone."""
     if name.endswith(_B):
         return torch.zeros(shape)
     number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True)
@@ -96,25 +96,25 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Rows of W + (alpha / r) B A, new memory: `weight` and `b` are the same rows of W and B, `a` is all of A."""
+    """Return rows of W + (alpha / r) B A, new memory: `weight` and `b` are the same rows of W and B, `a` is all of A."""
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(weight.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """Those of one weight, as they travelled."""
+    """The factors of one weight, as they were sent."""
 
     a: Tensor  # [r, I]
     b: Tensor  # [O, r]
     scale: float
 
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
-        """On `device`, in memory of its own and the weight's type."""
+        """Return the merged weight on `device`, in new memory and the weight's dtype."""
         return merged(weight.to(device), self.a.to(device), self.b.to(device), self.scale)
 
 
 def take_factors(tensors: Mapping[str, Tensor], scale: float) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-    """What is no factor, and the factors by the name of their weight."""
+    """Split tensors into those that are no factors, and the factors by the name of their weight."""
     weights = {name: tensor for name, tensor in tensors.items() if not name.endswith((_STORED_A, _STORED_B))}
     layers = [name.removesuffix(_STORED_A) for name in tensors if name.endswith(_STORED_A)]
     factors = {
@@ -126,7 +126,7 @@ def take_factors(tensors: Mapping[str, Tensor], scale: float) -> tuple[dict[str,
 
 @contextmanager
 def without_factors(module: nn.Module) -> Iterator[None]:
-    """The model as it was before it had factors, until the end of the block: for passes that learn nothing."""
+    """Switch the factors off until the end of the block, for passes that learn nothing."""
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in adapted:
         layer._disable_adapters = True  # `enable_adapters` would also touch requires_grad, which FSDP has taken note of

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
-from rlplace.models.distributions import ContinuousOutput, DiscreteOutput, PolicyOutput
+from rlplace.models.distributions import ContinuousOutput, DiscreteOutput
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
@@ -44,7 +44,7 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, sums: Tensor) -> None:
-        """Merges a batch, given as `algo.normalize.shifted_sums` over all ranks, shifted by `mean`."""
+        """Merge a batch, given as `algo.normalize.shifted_sums` over all ranks, shifted by `mean`."""
         merged = merge(self.moments, sums)
         self.count.copy_(merged.count)
         self.mean.copy_(merged.mean)
@@ -62,7 +62,7 @@ class ActorCritic(nn.Module):
         self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
 
     def features(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, outputs] and [N], float32 whatever the weights compute in; not views, which FSDP cannot hook safely."""
+        """Return [N, outputs] and [N], float32 whatever the weights compute in; not views, which FSDP cannot hook safely."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         flat = observations.reshape(len(observations), self._size).to(cast(nn.Linear, self.policy[0]).weight.dtype)
@@ -97,7 +97,7 @@ class ContinuousPolicy(ActorCritic):
 
 
 def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> ActorCritic:
-    """The policy of a job on the host, in float32. The same arguments give the same weights in every process.
+    """Build the policy of a job on the host, in float32. The same arguments give the same weights in every process.
 
     Orthogonal initialisation with gain sqrt(2) in the trunks, 0.01 at the policy head and 1 at the value head
     (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most).
@@ -127,5 +127,3 @@ def _initialise(trunk: nn.Sequential, head_gain: float, generator: torch.Generat
         nn.init.orthogonal_(linear.weight, head_gain if linear is linears[-1] else math.sqrt(2.0), generator)
         nn.init.zeros_(linear.bias)
 
-
-__all__ = ["ActorCritic", "ContinuousPolicy", "DiscretePolicy", "ObservationNormalizer", "PolicyOutput", "build_policy"]

@@ -1,4 +1,4 @@
-"""Attention over sequences that lie one after the other without padding, none of which sees another.
+"""Attention over packed sequences: one after the other without padding, each attending to itself only.
 
 Letters: T tokens of all sequences together, s sequences, N tokens that are scored, H query heads, K key heads, D size
 of a head.
@@ -24,7 +24,7 @@ _NAME = "rlplace_packed"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Whole sequences, and which of their tokens are to be scored."""
+    """Whole sequences, and the positions of the tokens to score."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64, 0 at the first token of each sequence
@@ -36,7 +36,7 @@ class Packed:
     def of(
         cls, sequences: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]], device: torch.device | str = "cpu"
     ) -> Packed:
-        """`masks` are true at the tokens to score. Of no sequence: a single token that nobody scores."""
+        """Pack sequences; `masks` are true at the tokens to score. Of no sequence: a single token that is not scored."""
         whole = [(tokens, mask) for tokens, mask in zip(sequences, masks, strict=True) if len(tokens)]
         sequences = [tokens for tokens, _ in whole] or [np.zeros(1, np.int64)]
         masks = [mask for _, mask in whole] or [np.zeros(1, np.bool_)]
@@ -55,12 +55,12 @@ class Packed:
 
     @property
     def targets(self) -> Tensor:
-        """[N] the tokens to score."""
+        """Return [N] the tokens to score."""
         return self.tokens[self.scored]
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Makes `model(..., packed=...)` attend within each sequence alone. Raises ValueError where it cannot."""
+    """Make `model(..., packed=...)` attend within each sequence alone. Raises ValueError where it cannot."""
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
     AttentionInterface.register(_NAME, attention)
@@ -83,7 +83,7 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """[1, T, H, D], as transformers wants it of an attention function."""
+    """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
     flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
@@ -94,7 +94,7 @@ def attention(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
 ) -> Tensor:
-    """All sequences in one kernel."""
+    """Attend in all sequences by one kernel."""
     rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
     seen = (-1 if window is None else window - 1, 0)
     return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scale, seen).unsqueeze(0)
@@ -102,7 +102,7 @@ def _flash(
 
 @functools.cache
 def _varlen_kernel() -> Callable[..., Tensor]:
-    """FlashAttention of flash-attn where that is installed, else the one in torch."""
+    """Return FlashAttention of flash-attn where that is installed, else the one in torch."""
     if importlib.util.find_spec("flash_attn") is not None:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
@@ -144,7 +144,7 @@ def _one_by_one(
 
 
 def _window(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[length, length], true where a token sees one; None where it sees all before it."""
+    """Return [length, length], true where a token sees another; None where it sees all before it."""
     if window is None or length <= window:
         return None
     ones = torch.ones(length, length, dtype=torch.bool, device=device)
@@ -152,4 +152,4 @@ def _window(length: int, window: int | None, device: torch.device) -> Tensor | N
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The sequences' edges say it all."""
+    """Return no mask: the edges of the sequences define it."""

@@ -23,7 +23,7 @@ class TokenScores(NamedTuple):
 def token_scores(
     hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, chunk_elements: int = _CHUNK_ELEMENTS
 ) -> TokenScores:
-    """`hidden` [N, E] before the head [V, E]; `targets` [N]. Computed in float32 from products in the head's type."""
+    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]. Computed in float32 from products in the head's type."""
     chunk = max(1, chunk_elements // len(head))
     return TokenScores(*_TokenScores.apply(hidden, head, targets, temperature, chunk))
 
@@ -80,7 +80,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """[chunk, V] float32, in memory of its own."""
+    """Return [chunk, V] float32, in new memory."""
     scores = (hidden @ head.t()).float()
     return scores if temperature == 1.0 else scores.div_(temperature)
 

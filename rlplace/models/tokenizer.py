@@ -1,7 +1,7 @@
-"""A model's tokenizer from its Hugging Face folder: text to token ids and back, and chats by the model's own template.
+"""A model's tokenizer from its Hugging Face folder: text to token ids and back, chats by its template.
 
-It reads the files itself and needs the libraries `tokenizers` and `jinja2` only: an env rank stays small and starts at
-once. What it gives is what `AutoTokenizer` gives.
+It reads the files itself and needs only the libraries `tokenizers` and `jinja2`, so that an env rank stays small and
+starts fast. Results equal those of `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class Tokenizer:
-    """Used by one thread. `chat_template` is None where the folder has none."""
+    """A tokenizer for one thread. `chat_template` is None where the folder has none."""
 
     def __init__(
         self, library: _Library, *, folder: Path, special: Mapping[str, str], chat_template: str | None, stops: Tokens
@@ -39,7 +39,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Raises ConfigError where the folder has no tokenizer.json."""
+        """Read a folder. Raises ConfigError where it has no tokenizer.json."""
         from tokenizers import Tokenizer as Library
 
         file = folder / "tokenizer.json"
@@ -60,26 +60,26 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Of the vocabulary, added tokens included."""
+        """Size of the vocabulary, added tokens included."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     @property
     def ids(self) -> Mapping[str, int]:
-        """Of all tokens, added ones included."""
+        """Ids of all tokens, added ones included."""
         ids: Mapping[str, int] = self._library.get_vocab(with_added_tokens=True)
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
-        """`special`: with what the tokenizer puts around a whole text, such as a token for its beginning."""
+        """Encode a text; `special`: with what the tokenizer puts around a whole text, such as a token for its beginning."""
         return np.array(self._library.encode(text, add_special_tokens=special).ids, np.int32)
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
-        """`special`: show special tokens too."""
+        """Decode tokens; `special`: show special tokens too."""
         text: str = self._library.decode([int(t) for t in tokens], skip_special_tokens=not special)
         return text
 
     def render(self, messages: Sequence[Message], *, answered: bool = False) -> str:
-        """A chat as the model was trained to see it; unless `answered`, up to where the next answer begins.
+        """Render a chat by the model's template; unless `answered`, up to where the next answer begins.
 
         Raises ConfigError: there is no template, or it refuses these messages.
         """
@@ -98,7 +98,7 @@ class Tokenizer:
             raise ConfigError([_refused(self._folder, messages, str(error))]) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
-        """`render`, encoded."""
+        """Encode a rendered chat."""
         return self.encode(self.render(messages, answered=answered))
 
 
@@ -110,7 +110,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """A token stands as text or as a block with its text in `content`; null means none."""
+    """Read special tokens: text, or a block with the text in `content`; null means none."""
     special = {}
     for name in _SPECIAL:
         value = config.get(name)
@@ -122,7 +122,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """A file of its own counts before the config; of several named ones, the one called default."""
+    """Read the chat template: a file of its own before the config; of several named ones, the one called default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _stops(folder: Path, library: _Library, special: Mapping[str, str]) -> Tokens:
-    """The ids that generation_config.json or config.json name, and the tokenizer's end of text."""
+    """Return the ids that generation_config.json or config.json name, and the tokenizer's end of text."""
     stops: list[int] = []
     for name in ("generation_config.json", "config.json"):
         ids = _json(folder / name).get("eos_token_id")
@@ -143,7 +143,7 @@ def _stops(folder: Path, library: _Library, special: Mapping[str, str]) -> Token
 
 
 def _environment() -> jinja2.Environment:
-    """What chat templates may use, as published with `apply_chat_template`."""
+    """Make the environment that chat templates are written for, as published with `apply_chat_template`."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox
@@ -204,6 +204,6 @@ def _refused(folder: Path, messages: Sequence[Message], why: str) -> Problem:
         key="actor.model.path",
         what="the chat template refuses these messages",
         got=", ".join(message.role for message in messages),
-        why=f"the template in {folder} says: {why}",
+        why=f"the template in {folder} raised: {why}",
         fix="env.system=null, if the roles it takes do not include system",
     )

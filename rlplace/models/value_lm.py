@@ -1,14 +1,14 @@
-"""A language model that says what states are worth: the trunk of a causal one, and a linear head to one number.
+"""Language models with a linear head to one number: values of states for a critic, rewards of whole sequences.
 
-Letters: N learned tokens, E size of the hidden states. Its folder is one of transformers' sequence classification with
-one label: a reward model's is read as it is, and from a causal model's folder the head starts anew.
+Letters: N response tokens, s sequences, E size of the hidden states. Folders are those of transformers' sequence
+classification with one label. For a critic the head starts anew where the folder is a causal model's.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from rlplace.models.causal_lm import CausalLm, LmSpec, PackedLm, build_sharded
 from rlplace.models.lora import LoraSpec, add_factors
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import token_scores
-from rlplace.models.value_head import HEAD, HEADS, value_head_problem
+from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 
 
 class Valued(PackedLm):
@@ -33,32 +33,64 @@ class Valued(PackedLm):
         return first_head(shape[1], seed) if name == HEAD else None
 
     def values(self, hidden: Tensor) -> Tensor:
-        """[N] float32, from products in it, of `hidden` [N, E]."""
+        """Return [N] float32, from products in float32, of `hidden` [N, E]."""
         score = cast(nn.Linear, self.lm.score)
         return hidden.float() @ score.weight.squeeze(0).float()
 
 
 class ValueLm(Valued):
-    """Says what a state is worth before the policy goes on from it."""
+    """Gives the values of states."""
 
     made_by = AutoModelForSequenceClassification
     labels = 1
 
     def forward(self, packed: Packed) -> Tensor:
-        """[N] float32: of each scored token the state in which it was chosen, which is without it."""
+        """Return [N] float32: for each scored token the value of the state in which it was chosen, which is without it."""
         return self.values(self.hidden(packed))
 
     @property
     def head(self) -> nn.Module | None:
         return cast("nn.Module | None", getattr(self.lm, "score", None))
 
+    def saved_config(self) -> Mapping[str, object]:
+        """Say that the head gives one number, so that transformers loads it."""
+        names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return {"architectures": [type(self.lm).__name__], **names}
+
     def add_factors(self, spec: LoraSpec) -> None:
-        """Into the trunk: the head is trained as it is."""
+        """Put factors into the trunk: the head is trained as it is."""
         add_factors(cast(PreTrainedModel, self.lm.base_model), spec)
 
 
+class RewardLm(ValueLm):
+    """Scores whole sequences, from the state after the last token."""
+
+    heads: ClassVar[tuple[str, ...]] = HEADS
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
+        last = self.states(packed)[packed.edges[1:].long() - 1]
+        head = cast(nn.Linear, self.head).weight
+        return (last.float() @ head.float().t()).squeeze(-1)
+
+    def stored_as(self, name: str) -> tuple[str, ...]:
+        return self.heads if name == HEAD else super().stored_as(name)
+
+    def first_values(self, name: str, shape: tuple[int, ...], seed: int) -> Tensor | None:
+        return None  # an untrained head gives no scores
+
+
+def reward_lm(head: str) -> type[RewardLm]:
+    """Return a RewardLm whose files call the head `head`."""
+
+    class Named(RewardLm):
+        heads = stored_heads(head)
+
+    return Named
+
+
 class ValuedScores(NamedTuple):
-    """Of scored tokens, [N] float32 each."""
+    """Scores of tokens, [N] float32 each."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -66,9 +98,9 @@ class ValuedScores(NamedTuple):
 
 
 class ActorCriticLm(Valued, CausalLm):
-    """Scores given tokens, and says of the states in which they were chosen what these are worth: one trunk, one pass.
+    """Scores given tokens, and gives the values of the states in which they were chosen: one trunk, one pass.
 
-    The value head is the learner's own: engines are not sent it, and a saved policy is without it.
+    The value head stays with the learner: it is neither sent to engines nor saved.
     """
 
     kept = frozenset({HEAD})
@@ -79,13 +111,13 @@ class ActorCriticLm(Valued, CausalLm):
         lm.score = nn.Linear(width, 1, bias=False, device="meta", dtype=lm.dtype)
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
-        """As CausalLm, with values."""
+        """Score as CausalLm does, with values."""
         hidden = self.hidden(packed)
         scores = token_scores(hidden, cast(nn.Linear, self.head).weight, packed.targets, temperature)
         return ValuedScores(*scores, self.values(hidden))
 
     def add_factors(self, spec: LoraSpec) -> None:
-        """Into all but the value head, which is trained as it is."""
+        """Put factors into all but the value head, which is trained as it is."""
         score = self.lm.score
         del self.lm.score
         super().add_factors(spec)
@@ -93,14 +125,14 @@ class ActorCriticLm(Valued, CausalLm):
 
 
 def first_head(hidden_size: int, seed: int) -> Tensor:
-    """[1, E] that says next to nothing: first values are near 0, small beside any return."""
+    """Return [1, E] small enough that first values are near 0, beside any return."""
     number = int.from_bytes(hashlib.sha256(f"{seed} {HEAD}".encode()).digest()[:8], "little", signed=True)
     generator = torch.Generator().manual_seed(number)
     return torch.randn((1, hidden_size), generator=generator) / (hidden_size + 1)
 
 
 def build_value_lm(spec: LmSpec, mesh: DeviceMesh) -> ValueLm:
-    """See `build_sharded`. Raises ConfigError also where the folder's head does not give one number."""
+    """Build a critic; see `build_sharded`. Raises ConfigError also where the folder's head gives several numbers."""
     problem = value_head_problem(spec.folder, spec.key)
     if problem is not None:
         raise ConfigError([problem])
@@ -108,10 +140,5 @@ def build_value_lm(spec: LmSpec, mesh: DeviceMesh) -> ValueLm:
 
 
 def build_actor_critic_lm(spec: LmSpec, mesh: DeviceMesh) -> ActorCriticLm:
-    """See `build_sharded`."""
+    """Build an actor with a value head; see `build_sharded`."""
     return build_sharded(ActorCriticLm, spec, mesh)
-
-
-def value_config(lm: PreTrainedModel) -> Mapping[str, object]:
-    """What the config.json of a saved value model says that the trunk's did not, so that transformers loads it."""
-    return {"architectures": [type(lm).__name__], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

@@ -1,4 +1,4 @@
-"""Moves tensors between accelerator and host without their owners noticing: storages empty and fill in place.
+"""Move tensors between accelerator and host in place: storages are emptied and filled, tensor objects stay.
 
 Optimizers, FSDP and views hold on to tensor objects, so tensors must not be replaced. Resizing the storage below them
 to nothing releases the memory and leaves every view valid for the day the bytes come back.
@@ -17,7 +17,7 @@ from rlplace.workers.launch.devices import Device
 class Offloadable:
     """The storages of some tensors, all on the accelerator or all on the host. Owns the host copies.
 
-    `tensors` is asked anew at every offload. Born on the accelerator: what the tensors hold is accounted at once.
+    `tensors` is asked anew at every offload. They start on the accelerator, and are accounted at once.
     """
 
     def __init__(self, what: str, device: Device, tensors: Callable[[], Iterable[Tensor]]) -> None:
@@ -33,7 +33,7 @@ class Offloadable:
 
     @property
     def accelerator_bytes(self) -> int:
-        """Bytes now held below the tensors, measured."""
+        """Bytes that the storages hold now, measured."""
         return sum(storage.nbytes() for storage in storages(self._tensors()))
 
     @property
@@ -43,7 +43,7 @@ class Offloadable:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copies to the host, releases the storage, then gives the bytes back. Free when already offloaded."""
+        """Copy to the host, release the storage, then the accounted bytes. Free when already offloaded."""
         if self._host is not None:
             return
         self._host = []
@@ -58,7 +58,7 @@ class Offloadable:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Brings the bytes back as they were. Free when already resident.
+        """Bring the bytes back as they were. Free when already resident.
 
         Raises AcceleratorOutOfMemory; then nothing has changed.
         """
@@ -72,7 +72,7 @@ class Offloadable:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The distinct storages below `tensors` that hold memory; views and tied weights count once."""
+    """Return the distinct storages of `tensors` that hold memory; views and tied weights count once."""
     distinct: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Writes one iteration of an env rank into arrays allocated once, and hands them out as a trajectory."""
+"""Record one iteration of an env rank in arrays allocated once, and hand them out as a trajectory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Recording:
         self._values = np.empty((steps, rows), np.float32)
         self._terminated = np.empty((steps, rows), np.bool_)
         self._truncated = np.empty((steps, rows), np.bool_)
-        self._finals: list[NDArray[np.float32]] = []
-        self._versions: set[int] = set()
+        self._finals = [np.empty((0, *spaces.observation_shape), np.float32)]
+        self.versions: set[int] = set()  # of the policies that decided
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
 
@@ -39,7 +39,7 @@ class Recording:
         self.actions[step, columns] = chunk.actions
         self._logprobs[step, columns] = chunk.logprobs
         self._values[step, columns] = chunk.values
-        self._versions.add(chunk.version)
+        self.versions.add(chunk.version)
 
     def result(self, step: int, columns: slice, result: StepResult) -> None:
         self._observations[step + 1, columns] = result.observations
@@ -55,8 +55,8 @@ class Recording:
         return Trajectory(
             first_row=first_row,
             env_rank=env_rank,
-            version_min=min(self._versions),
-            version_max=max(self._versions),
+            version_min=min(self.versions),
+            version_max=max(self.versions),
             observations=self._observations[:-1],
             actions=self.actions,
             logprobs=self._logprobs,
@@ -67,3 +67,10 @@ class Recording:
             last_observations=self._observations[-1],
             final_observations=np.concatenate(self._finals),
         )
+
+
+def no_rows(spaces: Spaces, steps: int, version: int) -> Trajectory:
+    """Return the trajectory of a rank that got no environments: it only takes part in collectives."""
+    recording = Recording(steps=steps, rows=0, spaces=spaces)
+    recording.versions.add(version)
+    return recording.trajectory(first_row=0, env_rank=0)

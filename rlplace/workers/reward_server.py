@@ -23,8 +23,8 @@ import torch
 from rlplace.algo.packing import fit
 from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
 from rlplace.models.packed_attention import Packed
-from rlplace.models.reward_model import reward_lm
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.models.value_lm import reward_lm
 
 
 class RewardServer(ThreadingHTTPServer):

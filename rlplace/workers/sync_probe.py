@@ -1,4 +1,4 @@
-"""Verifies a sync by what it is for: actor and engine say the same of the same tokens under the same version.
+"""Verify a weight sync by its effect: actor and engine give the same tokens the same log-probabilities.
 
 ::
 
@@ -6,7 +6,7 @@
     rollout   pull ◀─────────────────────────────────────────────────────────────────────┘
               as soon as the engine can generate: scores the probe, compares
 
-They travel as one more tensor, so that they belong to their version by whichever way it comes.
+They are sent as one more tensor, so that they belong to their version by every transport.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 
 def probe_tokens(job: WorkerArguments) -> list[int]:
-    """Drawn evenly from the vocabulary, the same in every process."""
+    """Draw tokens evenly from the vocabulary, the same in every process."""
     vocabulary: int = json.loads((job.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)
     drawn: list[int] = np.random.default_rng(0).integers(0, vocabulary, length).tolist()
@@ -47,13 +47,13 @@ def probe_tokens(job: WorkerArguments) -> list[int]:
 
 
 def tolerance(config: Config) -> float:
-    """Of the coarsest type that plays a part."""
+    """Return the largest difference that rounding explains, by the coarsest dtype in use."""
     rollout = config.text_rollout
     return max(_TOLERANCE[dtype] for dtype in (config.actor.compute, rollout.dtype, rollout.cache))
 
 
 def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shard:
-    """`scores` of all but the first of `length` tokens, the same on all `ranks`; None: this version is not probed."""
+    """Wrap the `scores` of all but the first of `length` tokens, equal on all `ranks`; None: not probed."""
     data = torch.full((length - 1,), torch.nan) if scores is None else torch.tensor(scores, dtype=torch.float32)
     return Shard(names=(NAME,), dtype="float32", shape=(length - 1,), blocks=replicas(length - 1, ranks), data=data)
 
@@ -63,41 +63,41 @@ class SyncProbe:
 
     def __init__(self, engine: TextEngine, tokens: Sequence[int], tolerance: float, owner: str) -> None:
         self._engine, self._tokens, self._tolerance, self._owner = engine, tokens, tolerance, owner
-        self._said: NDArray[np.float32] | None = None
+        self._expected: NDArray[np.float32] | None = None
         self._largest: float | None = None
 
     def take(self, tensors: dict[str, Tensor]) -> None:
-        """What is enclosed, out of `tensors`."""
-        said = tensors.pop(NAME, None)
-        self._said = None if said is None or said.isnan().any() else said.cpu().numpy().copy()
+        """Take the enclosed log-probabilities out of `tensors`."""
+        expected = tensors.pop(NAME, None)
+        self._expected = None if expected is None or expected.isnan().any() else expected.cpu().numpy().copy()
 
     def compare(self) -> None:
         """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
 
         Does nothing while the engine cannot generate. Raises WeightSyncError where they differ by more than rounding.
         """
-        if self._said is None or self._engine.residency is not Residency.FULL:
+        if self._expected is None or self._engine.residency is not Residency.FULL:
             return
-        said, self._said = self._said, None
-        differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - said)
+        expected, self._expected = self._expected, None
+        differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected)
         differences[np.isnan(differences)] = np.inf
         worst = int(differences.argmax())
         self._largest = float(differences[worst])
         if self._largest > self._tolerance:
-            raise WeightSyncError(self._problem(worst, float(said[worst]), self._engine.version))
+            raise WeightSyncError(self._problem(worst, float(expected[worst]), self._engine.version))
 
     def metrics(self) -> Metrics:
-        """Of the last comparison; nothing before."""
+        """Return the largest difference of the last comparison; nothing before."""
         return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}
 
-    def _problem(self, worst: int, said: float, version: int | None) -> Problem:
+    def _problem(self, worst: int, expected: float, version: int | None) -> Problem:
         place = worst + 1  # the first token is given
         return Problem(
             code="logprobs-differ",
             key=self._owner,
-            what=f"the engine does not answer by version {version}: token {self._tokens[place]}, number {place} of the "
-            f"probe, differs most, by {self._largest:.3g}",
-            got=f"the actor says {said:.5f}",
+            what=f"the engine does not use the weights of version {version}: token {self._tokens[place]}, number "
+            f"{place} of the probe, differs most, by {self._largest:.3g}",
+            got=f"the actor has {expected:.5f}",
             why=f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights",
             fix="rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)",
         )

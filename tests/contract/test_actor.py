@@ -19,7 +19,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS
 from rlplace.workers.roles.actor import PolicyActor
-from tests.actor_ranks import THREE_CHOICES, Scenario, iteration, make_actor
+from tests.actor_ranks import THREE_CHOICES, Scenario, iteration, make_actor, state_digest
 from tests.worker_ranks import listen, rendezvous_at
 
 MakeActor = Callable[..., PolicyActor]
@@ -63,7 +63,6 @@ def test_it_is_born_off_and_refuses_to_compute(actor_of: MakeActor, tmp_path: Pa
         "push_weights": lambda: actor.push_weights(0),
         "save_policy": lambda: actor.save_policy(str(tmp_path / "policy.safetensors")),
         "digest": actor.digest,
-        "state_digest": actor.state_digest,
     }
     for method, call in refused.items():
         with pytest.raises(NotResident, match=f"actor rank 0: {method} was called while the worker is off") as caught:
@@ -178,21 +177,21 @@ def test_metrics_say_what_was_learned_from(actor_of: MakeActor) -> None:
 def test_numbers_that_are_none_are_an_error(actor_of: MakeActor) -> None:
     actor = actor_of(ALONE)
     actor.move(Residency.FULL)
-    before = actor.state_digest()
+    before = state_digest(actor)
     good = batch(ALONE)
     with pytest.raises(DivergedError, match="iteration 0 is not a finite number") as caught:
         learn(actor, dataclasses.replace(good, rewards=np.full_like(good.rewards, np.nan)))
     assert caught.value.code == "diverged"
-    assert actor.state_digest() == before
+    assert state_digest(actor) == before
 
 
 def test_half_precision_learns_and_pushes_what_it_computes_with(actor_of: MakeActor) -> None:
     scenario = dataclasses.replace(ALONE, actor={"compute": "bf16", "optimizer": {"lr": 1e-2}})
     actor = actor_of(scenario)
     actor.move(Residency.FULL)
-    before = actor.state_digest()
+    before = state_digest(actor)
     learn(actor, batch(scenario))
-    assert actor.state_digest() != before
+    assert state_digest(actor) != before
     actor.push_weights(1)
     weights = CopyReceiver(actor.context.channels[WEIGHTS], 0).pull(1).tensors
     rounded = weights["policy.0.weight"]

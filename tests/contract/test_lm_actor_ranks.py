@@ -73,6 +73,6 @@ def test_all_ranks_have_the_same(folders: Path, name: str, ranks: int) -> None:
 
 
 def test_the_optimizer_may_lie_on_the_host_of_each_rank(folders: Path) -> None:
-    scenario = LmScenario(model=folders / "qwen3", ranks=2, iterations=2, actor={"optimizer": {"on_host": True}})
+    scenario = LmScenario(model=folders / "qwen3", ranks=2, iterations=2, actor={"optimizer": ADAM | {"on_host": True}})
     on_host = run_lm_ranks(scenario)[0]
     assert on_host.digest == run_lm_ranks(dataclasses.replace(scenario, actor={}))[0].digest

@@ -139,8 +139,8 @@ def test_its_steps_are_of_the_samples_of_the_actors(critic_of: MakeCritic, qwen:
     [
         {"token_budget": 1},
         {"token_budget": 10_000},
-        {"optimizer": {"on_host": True}},
-        {"optimizer": {"kind": "adamw_master"}},
+        {"optimizer": ADAM | {"on_host": True}},
+        {"optimizer": ADAM | {"kind": "adamw_master"}},
         {"zero_stage": 2},
         {"checkpointing": False},
     ],
@@ -316,7 +316,7 @@ def test_it_is_born_off_and_refuses_to_compute(critic_of: MakeCritic, qwen: Path
 def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(
     critic_of: MakeCritic, qwen: Path, on_host: bool
 ) -> None:
-    critic = critic_of(CriticScenario(model=qwen, critic={"optimizer": {"on_host": on_host}}))
+    critic = critic_of(CriticScenario(model=qwen, critic={"optimizer": ADAM | {"on_host": on_host}}))
     iterate(critic)
     full = critic.move(Residency.FULL)
     assert critic.context.device.held_bytes() == full.accelerator_bytes
@@ -379,7 +379,7 @@ def test_a_folder_that_is_no_value_model_is_refused(critic_of: MakeCritic, qwen:
     scenario = CriticScenario(model=qwen, critic={"model": {"path": str(tmp_path)}, "optimizer": {"kind": "sgd"}})
     save_file(weights | {"score.weight": torch.zeros(3, HIDDEN)}, tmp_path / "model.safetensors")
     plan_only, head = critic_problems(scenario.job.config)
-    assert (plan_only.code, plan_only.key) == ("plan-only", "critic.optimizer")
+    assert (plan_only.code, plan_only.key) == ("plan-only", "critic.optimizer.kind")
     assert (head.code, head.key) == ("value-head", "critic.model.path")
     with pytest.raises(ConfigError) as caught:
         critic_of(scenario)
@@ -393,7 +393,8 @@ def test_a_folder_that_is_no_value_model_is_refused(critic_of: MakeCritic, qwen:
 @pytest.mark.parametrize(("tokens", "codes"), [(319, ["critic-vocabulary"]), (320, []), (512, [])])
 def test_a_critic_of_fewer_tokens_than_the_actor_is_refused(qwen: Path, tokens: int, codes: list[str]) -> None:
     config = CriticScenario(model=qwen, critic={"model": {"vocab_size": tokens}}).job.config
-    config = dataclasses.replace(config, model={"path": str(qwen), "vocab_size": 320})
+    actor = dataclasses.replace(config.actor, model={"path": str(qwen), "vocab_size": 320})
+    config = dataclasses.replace(config, actor=actor)
     assert [problem.code for problem in critic_problems(config)] == codes
 
 

@@ -14,7 +14,7 @@ from rlplace.cli.text_checks import check_launch, check_text_job
 from rlplace.config import Config, read_config
 from rlplace.config.model_folder import with_folder
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
-from rlplace.models.value_head import value_head_problem
+from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.layout import Layout
 from rlplace.placement.llm import make_llm_layout

@@ -111,7 +111,7 @@ def test_all_that_judge_take_turns_where_they_share() -> None:
         "reference infer",
         "actor infer",
         "critic infer",  # where it stays to learn
-        "actor appraise",
+        "actor compute_advantages",
         "critic learn",
         "actor learn",
     ]
@@ -126,7 +126,7 @@ def test_all_that_judge_take_turns_where_they_share() -> None:
 def test_scores_are_appraised_after_rollout_where_all_keep_up_with_it() -> None:
     made, log = loop(reward="1")
     made.iteration(0)
-    assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor appraise", "actor learn"]
+    assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor compute_advantages", "actor learn"]
 
 
 def test_an_evaluation_asks_no_judge() -> None:
@@ -134,7 +134,9 @@ def test_an_evaluation_asks_no_judge() -> None:
     made.iteration(0)
     log.clear()
     made.evaluate(1)
-    assert not [told for told in works(log) if told.split()[1] in ("infer", "appraise", "learn", "refresh", "run")]
+    assert not [
+        told for told in works(log) if told.split()[1] in ("infer", "compute_advantages", "learn", "refresh", "run")
+    ]
 
 
 def test_each_model_is_saved_where_it_is() -> None:

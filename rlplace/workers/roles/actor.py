@@ -1,66 +1,153 @@
-"""The actor: trains the policy with FSDP, hands its weights to the rollout ranks, leaves its accelerators on demand."""
+"""The actor: trains the policy, sends its weights to the rollout ranks, leaves its accelerators on demand.
+
+A simulator policy learns from trajectories, one for each actor rank. A language model learns from groups of samples::
+
+    infer                 samples ──▶ every rank: log-probabilities by its own weights ──▶ rank 0      where asked for
+    compute_advantages    rank 0: scores of all components ──▶ advantages of each token ──▶ returns, for a critic
+    learn                 rank 0: tokens and targets ──▶ every rank: the update
+"""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.arguments import TRAJECTORIES, WorkerArguments
-from rlplace.workers.training.worker import TrainingWorker
+from rlplace.workers.arguments import (
+    REFERENCE_WEIGHTS,
+    RETURNS,
+    SAMPLES,
+    TRAJECTORIES,
+    WEIGHTS,
+    WorkerArguments,
+)
+from rlplace.workers.recording import no_rows
+from rlplace.workers.training.parts import Part, metrics_of, parts_of
+from rlplace.workers.training.worker import TrainedWorker, spec_of
+from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.algo.minibatches import Rows
+    from rlplace.comm.weights.device_sync import DeviceSender
+    from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import Shard
-    from rlplace.models.mlp import ActorCritic
-    from rlplace.workers.training.policy_learner import PPOLearner, Update
-    from rlplace.workers.training.ranks import Ranks
-    from rlplace.workers.training.trained_policy import TrainedPolicy
+    from rlplace.config import SyncConfig
+    from rlplace.placement.flow import Delivery
+    from rlplace.workers.training.advantages import AdvantageEstimator, Experience, Inferred
+    from rlplace.workers.training.lm_learner import ActorLearner, Asked
+    from rlplace.workers.training.policy_learner import PolicyLearner
+    from rlplace.workers.training.ranks import FromRank0
+    from rlplace.workers.training.samples import Groups, SampleShard
+    from rlplace.workers.training.trained_model import TrainedLm
+
+_DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 
 
-class PolicyActor(TrainingWorker):
-    """One rank of the learner. `learn`, `push_weights`, `save_policy` and `state_digest` are collectives of the group.
+class Actor(TrainedWorker):
+    """One rank of the policy's group, which also sends the weights."""
 
-    Owns the policy's shards and the optimizer state; residency `weights` holds parameters and buffers, `full` the
-    optimizer state too.
-    """
+    _sender: WeightSender | None = None
+    _sync_mode: str
+    _pushes: int = 0
+
+    def _open_sync(self, sync: SyncConfig, deliveries: Sequence[Delivery], *, checksums: bool = True) -> None:
+        """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
+        from rlplace.comm.weights.sender import PushRules, WeightSender
+        from rlplace.placement.flow import DeviceDelivery
+
+        context = self.context
+        past_host = any(isinstance(delivery, DeviceDelivery) for delivery in deliveries)
+        self._sender = WeightSender(
+            context.channels[WEIGHTS],
+            rank=context.rank,
+            deliveries=deliveries,
+            folder=context.folder,
+            rules=PushRules(
+                verify_every=sync.verify_every if checksums else 0,
+                delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
+            ),
+            device=self._device_sender() if past_host else None,
+        )
+        self._sync_mode = sync.mode
+
+    def _device_sender(self) -> DeviceSender:
+        """Send from device to device; all ranks meet at the store by which this group's ranks have joined."""
+        import torch
+
+        from rlplace.comm.weights.device_sync import DeviceSender
+        from rlplace.comm.weights.rendezvous import StoreAddress
+
+        context = self.context
+        return DeviceSender(
+            context.channels[WEIGHTS],
+            rank=context.rank,
+            device=torch.device(context.device.torch_name),
+            store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
+        )
+
+    def push_weights(self, version: int) -> Metrics:
+        """Write this rank's shard of the weights for the rollout ranks as `version`; block until it is written.
+
+        The first push is of all weights, whatever the selection.
+        """
+        from rlplace.comm.weights.shards import select
+
+        if self.residency < Residency.WEIGHTS:
+            raise not_resident(self.context.owner, "push_weights", has=self.residency, needs=Residency.WEIGHTS)
+        shards = self._shards()
+        picked = select(self._sync_mode, shards) if self._pushes else shards
+        enclosed = self._enclosed()
+        assert self._sender is not None, "setup comes first"
+        report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards)).wait()
+        self._pushes += 1
+        return {
+            "actor/push_s": Metric(report.seconds, "max"),
+            "actor/push_gb_per_s": Metric(report.gb_per_s, "sum"),
+            "actor/pushed_bytes": Metric(report.size_bytes, "sum"),
+            **{f"actor/pushed_{way}_bytes": Metric(size, "sum") for way, size in report.ways.items()},
+        }
+
+    def _shards(self) -> tuple[Shard, ...]:
+        """Return what this rank holds of the weights."""
+        return self._model.shards()
+
+    def _enclosed(self) -> tuple[Shard, ...]:
+        """Return what goes along with the weights of every push, the same tensors each time."""
+        return ()
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+        super().close()
+
+
+class PolicyActor(Actor):
+    """One rank of the learner of a simulator policy."""
 
     config: WorkerArguments
-    _policy: TrainedPolicy
-    _learner: PPOLearner
+    _learner: PolicyLearner
 
     def setup(self) -> None:
         import torch
 
         from rlplace.models.mlp import build_policy
-        from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.policy_learner import PPOLearner
+        from rlplace.workers.training.policy_learner import PolicyLearner
+        from rlplace.workers.training.trained_model import TrainedPolicy
 
-        context, config = self.context, self.config.config
-        device = torch.device(context.device.torch_name)
-        ranks = self._join()
-        module = build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed).to(device)
-        self._policy = self._make_policy(module, ranks)
-        self._weights = Offloadable("actor weights", context.device, self._policy.weight_tensors)
-        self._optimizer_state = Offloadable("optimizer state", context.device, self._policy.optimizer_tensors)
-        self._learner = PPOLearner(config, self._rows(), self._policy, ranks, device, context.owner)
-        job = self.config
+        context, job, config = self.context, self.config, self.config.config
+        device, ranks = torch.device(context.device.torch_name), self._join()
+        module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed).to(device)
+        policy = TrainedPolicy(module, config.actor.compute, ranks)
+        trainer = self._train(policy, config.actor.optimizer, config.runner.total_iterations)
+        seed = config.runner.seed
+        self._learner = PolicyLearner(config.algorithm, self._rows(), policy, trainer, ranks, device, seed)
         self._open_sync(config.actor.sync, (context.folder and job.deliveries) or deliver_by_rank(job.ranks["rollout"]))
         self.move(Residency.OFF)
-
-    def _make_policy(self, module: ActorCritic, ranks: Ranks) -> TrainedPolicy:
-        actor = self.config.config.actor
-        if self.context.world_size == 1 and actor.compute == "fp32":
-            from rlplace.workers.training.trained_policy import TrainedPolicy
-
-            return TrainedPolicy(module, actor.optimizer)  # nothing to shard or to cast: no work for FSDP
-        from rlplace.workers.training.sharded_policy import ShardedPolicy
-
-        return ShardedPolicy(module, actor.optimizer, actor.compute, ranks)
 
     def _rows(self) -> Rows:
         from rlplace.algo.minibatches import Rows
@@ -75,14 +162,18 @@ class PolicyActor(TrainingWorker):
         )
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Waits for this rank's trajectories of `iteration`, sampled under `version`; makes the next version."""
+        """Wait for this rank's trajectories of `iteration`, sampled under `version`; make the next version."""
         with self._computing("learn", Residency.FULL):
             began = time.perf_counter()
             trajectory = self._receive(version)
             received = time.perf_counter()
             update = self._learner.learn(trajectory, iteration)
             learned = time.perf_counter()
-        return _metrics(update) | {
+        return {
+            **{f"actor/{name}": Metric(value) for name, value in (update.mean or {}).items()},
+            "actor/lr": Metric(update.lr),
+            "actor/optimizer_steps": Metric(update.steps),
+            **update.metrics,
             "actor/wait_s": Metric(received - began, "max"),
             "actor/learn_s": Metric(learned - received, "max"),
             "actor/version_lag": Metric(version - trajectory.version_min, "max"),
@@ -90,56 +181,188 @@ class PolicyActor(TrainingWorker):
         }
 
     def _receive(self, version: int) -> Trajectory:
-        from rlplace.workers.training.policy_learner import no_rows
-
         channel, key = self.context.channels[TRAJECTORIES], str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
-        if not shares:
+        if not shares:  # this rank only takes part in the collectives
             return no_rows(self.config.spaces, self.config.config.algorithm.rollout_steps, version)
         trajectory = concat([channel.get(key=key) for _ in shares])
         rows = range(trajectory.first_row, trajectory.first_row + trajectory.rows)
         assert rows == range(shares[0].start, shares[-1].stop), f"{self.context.owner} got rows {rows}, not its own"
         return trajectory
 
-    def save_policy(self, path: str) -> None:
-        """Rank 0 writes weights and buffers, in float32, as safetensors. Raises OutputError."""
-        from rlplace.workers.policy_file import write_policy
 
-        with self._computing("save_policy", Residency.WEIGHTS):
-            tensors = self._policy.master_weights()
+class LmActor(Actor):
+    """One rank of the learner of a language model.
+
+    Rank 0 also owns the samples of an iteration, from when it takes them until they are learned.
+    """
+
+    config: WorkerArguments
+    _model: TrainedLm
+    _learner: ActorLearner
+    _from_rank_0: FromRank0
+    _reference: WeightSender | None = None
+    _estimate_advantages: AdvantageEstimator
+    _groups: Groups | None = None
+    _inferred: Inferred | None = None
+    _experience: Experience | None = None
+
+    def setup(self) -> None:
+        from rlplace.models.causal_lm import build
+        from rlplace.models.value_lm import build_actor_critic_lm
+        from rlplace.workers.training.advantages import AdvantageEstimator
+        from rlplace.workers.training.lm_learner import ActorLearner
+        from rlplace.workers.training.ranks import FromRank0
+        from rlplace.workers.training.trained_model import TrainedLm
+
+        config, actor = self.config.config, self.config.config.actor
+        ranks = self._join()
+        spec = spec_of("actor", actor, self.config.model, config.runner.seed)
+        lm = TrainedLm(spec, ranks, build_actor_critic_lm if config.critic.on_actor else build)
+        trainer = self._train(lm, actor.optimizer, config.runner.total_iterations, ema_decay=actor.ema_decay)
+        self._learner = ActorLearner(config, lm, trainer, ranks)
+        self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)
+        self._estimate_advantages = AdvantageEstimator(self.config)
+        self._open_sync(
+            actor.sync,
+            (self.context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"]),
+            checksums=actor.sync.verify == "checksum",
+        )
+        if REFERENCE_WEIGHTS in self.context.channels:
+            self._open_refresh()
+        self.move(Residency.OFF)
+
+    def infer(self, iteration: int, version: int) -> Metrics:
+        """Wait for all groups of `iteration`; keep what the weights of `version` give for their response tokens.
+
+        Does nothing where the algorithm asks for nothing of it.
+        """
+        asked = self._asked()
+        if not asked:
+            return {}
+        with self._computing("infer", Residency.WEIGHTS):
+            began = time.perf_counter()
+            shards = self._learner.shards_to_infer(self._take()) if self.context.rank == 0 else None
+            shard = self._from_rank_0.scatter(shards, "samples")
+            received = time.perf_counter()
+            found = self._learner.infer(shard, asked)
+            inferred = time.perf_counter()
         if self.context.rank == 0:
-            write_policy(Path(path), tensors)
+            self._inferred = found
+        return {
+            "actor/infer_s": Metric(inferred - received, "max"),
+            "actor/infer_wait_s": Metric(received - began, "max"),
+        }
 
-    def digest(self) -> str:
-        """SHA-256 of the whole weights, to compare with what the rollout ranks loaded."""
-        from rlplace.models.digest import digest
+    def _asked(self) -> frozenset[Asked]:
+        """Return what is to be inferred by its own weights before the first step of an iteration."""
+        config, algorithm = self.config.config, self.config.config.algorithm
+        asked: set[Asked] = set()
+        if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
+            asked.add("old")
+        if config.reference.share_actor:
+            asked.add("reference")
+        if config.critic.on_actor:
+            asked.add("values")
+        return frozenset(asked)
 
-        with self._computing("digest", Residency.WEIGHTS):
-            return digest(self._policy.export(keep=True))
+    def compute_advantages(self, iteration: int) -> Metrics:
+        """Gather all scores of `iteration` on rank 0 and put the returns. Needs no accelerator, is no collective."""
+        if self.context.rank != 0:
+            return {}
+        self._experience = self._gather()
+        return self._experience.metrics
 
-    def state_digest(self) -> str:
-        """SHA-256 of the whole training state: weights, buffers and optimizer state."""
-        from rlplace.models.digest import digest
+    def learn(self, iteration: int, version: int) -> Metrics:
+        """Wait for the groups of `iteration`, sampled under `version` or before; make the next version.
 
-        with self._computing("state_digest", Residency.FULL):
-            return digest(self._policy.master_weights() | self._policy.optimizer_state())
+        In parts, as soon as there are groups for one, where generating goes on meanwhile: see training.parts.
+        """
+        with self._computing("learn", Residency.FULL):
+            parts = [self._learn_part(iteration, groups) for groups in parts_of(self.config.config)]
+        return metrics_of(parts, version)
+
+    def _learn_part(self, iteration: int, groups: int) -> Part:
+        began = time.perf_counter()
+        shard, taken = self._receive(iteration, groups)
+        received = time.perf_counter()
+        update = self._learner.learn(shard, iteration)
+        return Part(groups=taken, update=update, wait_s=received - began, learn_s=time.perf_counter() - received)
+
+    def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Groups]:
+        """Return this rank's samples; on rank 0 also all groups, those that are left out included."""
+        shards: list[SampleShard] | None = None
+        groups: Groups = ()
+        if self.context.rank == 0:
+            experience = self._experience or self._gather(part)
+            self._groups = self._inferred = self._experience = None
+            learned = experience.with_signal() if self.config.config.algorithm.mixed_only else experience
+            shards, groups = self._learner.shards(learned, iteration), experience.groups
+        return self._from_rank_0.scatter(shards, "samples"), groups
+
+    def _gather(self, part: int | None = None) -> Experience:
+        """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
+        from rlplace.workers.training.advantages import Inferred
+        from rlplace.workers.training.samples import gather_scores
+
+        groups, context = self._take(part), self.context
+        samples = [sample for group in groups for sample in group]
+        scores = gather_scores(context.channels, self.config.scorers, samples, context.owner)
+        experience = self._estimate_advantages(groups, scores, self._inferred or Inferred())
+        if "critic" in self.config.ranks:
+            for returns in experience.returns():
+                context.channels[RETURNS].put(returns)
+        return experience
+
+    def _take(self, part: int | None = None) -> Groups:
+        """Take all groups of this iteration, or `part` more of them; on rank 0."""
+        from rlplace.workers.training.samples import take_groups
+
+        if self._groups is None:
+            prompts, owner = self.config.prompts, self.context.owner
+            self._groups = take_groups(self.context.channels[SAMPLES], prompts, owner, part=part)
+        return self._groups
+
+    def refresh(self, iteration: int, version: int) -> Metrics:
+        """Send the weights to the reference, in an iteration before which it takes them."""
+        if not self.config.refreshes(iteration):
+            return {}
+        with self._computing("refresh", Residency.WEIGHTS):
+            assert self._reference is not None, "a reference that is refreshed has a channel"
+            report = self._reference.push(version, self._model.shards()).wait()
+        return {"actor/refresh_s": Metric(report.seconds, "max")}
+
+    def _open_refresh(self) -> None:
+        """Each rank of the reference gets a copy of its own, through the channel."""
+        from rlplace.comm.weights.sender import WeightSender
+
+        channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
+        self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Return log p(tokens[i] | tokens[:i]) for i >= 1, without temperature, to compare with an engine's."""
+        import numpy as np
+        import torch
+
+        from rlplace.models.packed_attention import Packed
+
+        with self._computing("logprobs", Residency.WEIGHTS), torch.no_grad():
+            ids = np.asarray(tokens)
+            packed = Packed.of([ids], [np.arange(len(ids)) > 0], self.context.device.torch_name)
+            scores: list[float] = self._model.module(packed).logprobs.tolist()
+        return scores
 
     def _shards(self) -> tuple[Shard, ...]:
-        return self._policy.shards()
+        lora = self.config.config.actor.sync.mode == "lora"
+        return self._model.unmerged_shards() if lora else self._model.shards()
 
-    def _workspace_bytes(self, needs: Residency) -> int:
-        return (2 if needs is Residency.FULL else 1) * self._policy.gathered_bytes  # gradients are as large as weights
+    def _enclosed(self) -> tuple[Shard, ...]:
+        """Return the log-probabilities of the probe by the weights that are pushed, where they verify a sync."""
+        sync = self.config.config.actor.sync
+        if sync.verify == "checksum" or not sync.verify_every:
+            return ()
+        from rlplace.workers.sync_probe import probe_shard, probe_tokens
 
-    def _drop_gathered(self) -> None:
-        self._policy.drop_gathered()
-
-
-def _metrics(update: Update) -> dict[str, Metric]:
-    """The update's numbers, which all ranks agree on."""
-    metrics = {f"actor/{name}": Metric(value) for name, value in update.mean._asdict().items()}
-    metrics["actor/lr"] = Metric(update.lr)
-    metrics["actor/optimizer_steps"] = Metric(update.steps)
-    metrics["actor/kl_stop"] = Metric(float(update.stopped))
-    if update.explained_variance is not None:
-        metrics["actor/explained_variance"] = Metric(update.explained_variance)
-    return metrics
+        tokens = probe_tokens(self.config)
+        scores = self.logprobs(tokens) if self._pushes % sync.verify_every == 0 else None
+        return (probe_shard(scores, len(tokens), self.context.world_size),)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.models.causal_lm import PackedLm
     from rlplace.models.frozen_lm import FrozenLm
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.training.announcements import Announcements
-    from rlplace.workers.training.ranks import Ranks
+    from rlplace.workers.training.ranks import FromRank0, Ranks
 
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]
@@ -198,7 +197,7 @@ class ModelScorer(Scorer):
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
     _ranks: Ranks | None = None
-    _announcements: Announcements
+    _from_rank_0: FromRank0
     _lm: FrozenLm[Any]
     _weights: Offloadable | None = None  # None: they live on the host
 
@@ -233,12 +232,11 @@ class ModelScorer(Scorer):
 
         from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.announcements import Announcements
-        from rlplace.workers.training.ranks import join_group
+        from rlplace.workers.training.ranks import FromRank0, join_group
 
         context, block = self.context, self._block
         self._ranks = ranks = join_group(context)
-        self._announcements = Announcements(ranks, context, self.config.config.runner.stage_timeout_s)
+        self._from_rank_0 = FromRank0(ranks, context, self.config.config.runner.stage_timeout_s)
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
         own_folder = "path" in (block.model or {})
         key = f"{self.config.config.key_of(self.component)}.model.path" if own_folder else "actor.model.path"
@@ -298,17 +296,13 @@ class ModelScorer(Scorer):
 
     def _together(self, reader: SampleReader) -> Iterator[Passes]:
         """Rank 0 alone waits for samples; the others wait for its announcement, outside of any collective."""
-        from rlplace.workers.training.samples import share_out
-
-        assert self._ranks is not None, "setup comes first"
         due = self.config.prompts
         while due:
             shares: list[Passes] | None = None
             if self.context.rank == 0:
                 parts = self._packed(reader.take(), self.context.world_size)
                 shares = [Passes(micro_batches=part, due=reader.due) for part in parts]
-            self._announcements.meet("samples")
-            passes = share_out(shares, self._ranks)
+            passes = self._from_rank_0.scatter(shares, "samples")
             due = passes.due
             yield passes
 

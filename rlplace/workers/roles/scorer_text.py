@@ -20,7 +20,7 @@ from rlplace.config import Config, CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import reward_of_config
 from rlplace.errors import ConfigError, Problem
-from rlplace.models.reward_head import reward_head_problem
+from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample

@@ -1,8 +1,10 @@
-"""AdamW over this rank's shards: in place, or on copies in float32 that may lie on the host."""
+"""The optimizer: AdamW over a rank's shards on the accelerator or the host, the learning-rate schedule, the average."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,15 @@ from torch import Tensor, nn
 from rlplace.config import OptimizerConfig
 
 
+def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
+    """Return the rate of the next step; `progress` is the share of iterations that are over."""
+    warmth = min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    return config.lr * warmth * max(0.0, left[config.schedule])
+
+
 class Adam:
-    """Steps the shards themselves. Owns the moments, which are made at once so that their size is known."""
+    """Step the shards in place. Owns the moments, which are made at once so that their size is known."""
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
         """`shards`: what is trained, plain tensors that stay where they are; each may be empty."""
@@ -44,27 +53,27 @@ class Adam:
         self._write_back()
 
     def state(self) -> list[dict[str, Tensor]]:
-        """By shard, in their order; not copied."""
+        """Return the state by shard, in their order, not copied."""
         return [dict(self._adam.state[parameter]) for parameter in self._stepped]
 
     def tensors(self) -> list[Tensor]:
-        """What it holds on the accelerator beside the shards."""
+        """Return what it holds on the accelerator beside the shards."""
         return [value for state in self.state() for value in state.values()]
 
     @property
     def host_bytes(self) -> int:
-        """What it holds on the host."""
+        """Bytes it holds on the host."""
         return 0
 
     def _masters(self) -> list[Tensor]:
         return [shard.detach() for shard in self._shards]
 
     def _write_back(self) -> None:
-        """The shards are what was stepped."""
+        """Do nothing: the shards are what was stepped."""
 
 
 class MasterAdam(Adam):
-    """Steps copies in float32 on the accelerator and rounds them to the shards."""
+    """Step copies in float32 on the accelerator and round them to the shards."""
 
     def state(self) -> list[dict[str, Tensor]]:
         return [s | {"master": p.detach()} for s, p in zip(super().state(), self._stepped, strict=True)]
@@ -78,7 +87,7 @@ class MasterAdam(Adam):
 
 
 class HostAdam(MasterAdam):
-    """Moments and copies live on the host and are stepped there: the accelerator holds only the shards."""
+    """Keep moments and float32 copies on the host and step them there: the accelerator holds only the shards."""
 
     def tensors(self) -> list[Tensor]:
         return []
@@ -91,3 +100,40 @@ class HostAdam(MasterAdam):
         pinned = any(shard.is_cuda for shard in self._shards)
         masters = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
         return [master.pin_memory() for master in masters] if pinned else masters
+
+
+class MovingAverage:
+    """Average the weights over steps: a = decay * a + (1 - decay) * w (Polyak and Juditsky 1992, exponential weights).
+
+    Owns this rank's part of it: float32, on the host.
+    """
+
+    def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
+        """`shards`: what is trained, on the accelerator now; they stay the same tensors."""
+        self._shards, self._decay = tuple(shards), decay
+        self._averages = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(average.nbytes for average in self._averages)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Call this after each step."""
+        for average, shard in zip(self._averages, self._shards, strict=True):
+            average.lerp_(shard.to("cpu", torch.float32), 1.0 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Replace the shards by the averages until the end of the block."""
+        kept = [shard.detach().to("cpu", copy=True) for shard in self._shards]
+        try:
+            self._write(self._averages)
+            yield
+        finally:
+            self._write(kept)
+
+    @torch.no_grad()
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for shard, value in zip(self._shards, values, strict=True):
+            shard.copy_(value)

@@ -5,10 +5,10 @@
     samples:  ▪▪▪ ▪▪▪ ▪▪▪ ▪▪▪ ...        in the order in which they are whole
     learn:       [ step ][ step ]        of `train_batch` samples at most, rounded down to whole groups
 
-A part is learned as if it were an iteration of its own: its advantages are made of its own groups, and the old
-log-probabilities, of which the ratio is taken, are those of the weights as they are when it begins (the proximal policy
-of decoupled PPO, arXiv:2110.00641). How far these are from what sampled it, up to `max_staleness` versions and for a
-partial rollout several ones, `tis_cap` corrects by the engine's own log-probabilities.
+A part is learned like an iteration of its own: its advantages are made of its own groups, and the old log-probabilities
+of the ratio are those of the weights when it begins (the proximal policy of decoupled PPO, arXiv:2110.00641). `tis_cap`
+corrects, by the engine's own log-probabilities, how far these are from what sampled it: up to `max_staleness` versions,
+several ones for a partial rollout.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rlplace.placement.language.spec import role_of
 from rlplace.workers.arguments import SCORERS
 
 if TYPE_CHECKING:
-    from rlplace.workers.training.lm_learner import LmUpdate
     from rlplace.workers.training.samples import Groups
+    from rlplace.workers.training.trainer import Update
 
 
 def parts_of(config: Config) -> tuple[int, ...]:
-    """How many groups each part has, one after another; a single part where something is asked of all samples first."""
+    """Return the groups of each part in order; a single part where something is asked of all samples first."""
     algorithm = config.algorithm
     assert algorithm.prompts is not None, "checked before a run"
-    judged = any(role_of(c) in SCORERS for c in config.placed) or config.reference.share_actor or config.critic.on_actor
-    if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or judged:
+    scored = any(role_of(c) in SCORERS for c in config.placed) or config.reference.share_actor or config.critic.on_actor
+    if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or scored:
         return (algorithm.prompts,)
     each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
     whole, rest = divmod(algorithm.prompts, each)
@@ -41,16 +41,16 @@ def parts_of(config: Config) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What was learned of one of them."""
+    """The update by one of them."""
 
     groups: Groups  # all that were taken, on rank 0; elsewhere none
-    update: LmUpdate
+    update: Update
     wait_s: float  # for samples
     learn_s: float
 
 
 def metrics_of(parts: Sequence[Part], version: int) -> Metrics:
-    """Of a whole iteration, learned by the policy of `version`; of the update all ranks agree on the numbers."""
+    """Describe a whole iteration, learned by the policy of `version`; all ranks agree on the numbers of the update."""
     from rlplace.algo.sample_metrics import sample_metrics
 
     learn_s, steps = sum(part.learn_s for part in parts), sum(part.update.steps for part in parts)
@@ -64,8 +64,8 @@ def metrics_of(parts: Sequence[Part], version: int) -> Metrics:
         "actor/rank_imbalance": Metric(max(part.update.imbalance for part in parts)),
     }
     for update in stepped:
-        for name, value in update.numbers.items():
+        for name, value in (update.mean or {}).items():
             before = metrics.get(f"actor/{name}", Metric(0.0))
             metrics[f"actor/{name}"] = Metric(before.value + value * (update.steps / steps))
     sampled = sample_metrics([group for part in parts for group in part.groups], version)
-    return {**sampled, **metrics, **parts[0].update.mismatch}
+    return {**sampled, **metrics, **parts[0].update.metrics}

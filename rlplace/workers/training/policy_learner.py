@@ -1,4 +1,4 @@
-"""PPO over ranks: from each rank's rows of an iteration to the update that all ranks make together.
+"""PPO of a simulator policy over ranks: from each rank's rows of an iteration to the update that all ranks make.
 
 Letters: T steps, B rows of this rank (possibly none), N = T * B samples, O observation shape, A action shape, K
 truncations.
@@ -7,13 +7,11 @@ One iteration stays on-policy in this order: every forward pass sees the observa
 drawn under, so the ratio of the first minibatch is one; the statistics take in the iteration after its last step, and
 reach the rollout ranks with the weights. What is shared over ranks is summed in few collectives: one for the reward
 statistics, one for the statistics of advantages, returns and observations together, and per minibatch one for losses,
-divergence and gradient norm beside FSDP's own two.
+KL and gradient norm beside FSDP's own two.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplace.algo.advantages import gae
-from rlplace.algo.losses import ppo_terms
+from rlplace.algo.gae import gae
+from rlplace.algo.losses import Clip, PPOTerms, ppo_terms
 from rlplace.algo.minibatches import Minibatch, Rows, iteration_generator, minibatches
-from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, shifted_sums
-from rlplace.config import Config
-from rlplace.envs.spaces import DiscreteActions, Spaces
+from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
+from rlplace.config import AlgorithmConfig
+from rlplace.metrics import Metric
 from rlplace.models.distributions import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
-from rlplace.workers.refusals import diverged
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.training.trained_policy import TrainedPolicy
+from rlplace.workers.training.trained_model import TrainedPolicy
+from rlplace.workers.training.trainer import Numbers, Trainer, Update, mean_of
 
 
 class Samples(NamedTuple):
@@ -48,63 +46,44 @@ class Samples(NamedTuple):
         return Samples(*(tensor.index_select(0, indices) for tensor in self))
 
 
-class Step(NamedTuple):
-    """What one minibatch was like, over all ranks; the same numbers on each of them."""
-
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    approx_kl: float
-    clip_fraction: float
-    grad_norm: float  # before clipping
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """What one iteration's updates were like; the same numbers on every rank."""
-
-    mean: Step  # over the minibatches evaluated
-    steps: int  # optimizer steps made
-    stopped: bool  # by target_kl
-    lr: float
-    explained_variance: float | None  # None when all returns are equal
-
-
-class PPOLearner:
+class PolicyLearner:
     """Owns the reward statistics; borrows the policy. `learn` is a collective."""
 
     def __init__(
-        self, config: Config, rows: Rows, policy: TrainedPolicy, ranks: Ranks, device: torch.device, owner: str
+        self,
+        algorithm: AlgorithmConfig,
+        rows: Rows,
+        policy: TrainedPolicy,
+        trainer: Trainer,
+        ranks: Ranks,
+        device: torch.device,
+        seed: int,
     ) -> None:
-        self._config, self._algorithm = config, config.algorithm
-        self._rows, self._policy, self._ranks, self._device = rows, policy, ranks, device
-        self._owner = owner  # in errors
-        self._return_scale = ReturnScale(rows.count, config.algorithm.gamma, device)
+        self._algorithm, self._rows, self._seed, self._device = algorithm, rows, seed, device
+        self._policy, self._trainer, self._ranks = policy, trainer, ranks
+        self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high)
+        self._return_scale = ReturnScale(rows.count, algorithm.gamma, device)
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
-        """All epochs over one iteration's samples; `trajectory` holds exactly this rank's rows."""
-        lr = learning_rate(self._config, iteration)
-        self._policy.set_lr(lr)
+        """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
         samples = self._samples(trajectory)
-        spread, observation_sums = self._statistics(samples)
+        moments, observation_sums = self._statistics(samples)
         if self._algorithm.advantages_normalized:
-            deviation = torch.sqrt(spread.var[0]) + 1e-8
-            samples = samples._replace(advantages=((samples.advantages - spread.mean[0]) / deviation).float())
-        steps, stopped = self._passes(samples, iteration)
+            of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
+            samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
+        lr = self._trainer.learning_rate(iteration)
+        steps, stopped = self._passes(samples, iteration, lr)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
-        evaluated = len(steps)
-        return Update(
-            mean=Step(*(sum(numbers) / evaluated for numbers in zip(*steps, strict=True))),
-            steps=evaluated - stopped,
-            stopped=stopped,
-            lr=lr,
-            explained_variance=_explained_variance(spread),
-        )
+        metrics = {"actor/kl_stop": Metric(float(stopped))}
+        _, returns, errors = moments.var.tolist()
+        if returns > 0.0:  # 1: a perfect critic; 0: one that predicts nothing but the mean
+            metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
+        return Update(mean=mean_of(steps), steps=len(steps) - stopped, lr=lr, metrics=metrics)
 
     def _samples(self, trajectory: Trajectory) -> Samples:
-        """Rewards scaled, cuts bootstrapped, advantages estimated; nothing normalised over the batch yet."""
+        """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""
         terminated, truncated = self._tensor(trajectory.terminated), self._tensor(trajectory.truncated)
         rewards, values = self._tensor(trajectory.rewards), self._tensor(trajectory.values)
         if self._algorithm.normalize_rewards:
@@ -132,7 +111,7 @@ class PPOLearner:
         )
 
     def _statistics(self, samples: Samples) -> tuple[Moments, Tensor]:
-        """Moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any."""
+        """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any."""
         columns = torch.stack([samples.advantages, samples.returns, samples.returns - samples.values], dim=-1)
         nothing = no_moments((3,), self._device)
         parts = [shifted_sums(columns, nothing.mean)]
@@ -142,27 +121,26 @@ class PPOLearner:
         cut = len(parts[0])
         return merge(nothing, sums[:cut]), sums[cut:]
 
-    def _passes(self, samples: Samples, iteration: int) -> tuple[list[Step], bool]:
-        """The minibatches evaluated, and whether the last of them was too far off to be stepped on."""
-        steps: list[Step] = []
+    def _passes(self, samples: Samples, iteration: int, lr: float) -> tuple[list[Numbers], bool]:
+        """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it."""
+        steps: list[Numbers] = []
         target = self._algorithm.target_kl
         for minibatch in self._minibatches(iteration):
-            step = self._differentiate(samples, minibatch)
-            steps.append(step)
-            if not math.isfinite(sum(step)):
-                raise diverged(self._owner, step._asdict(), iteration=iteration)
-            if target is not None and step.approx_kl > target:
+            shares = self._differentiate(samples, minibatch)
+            numbers = self._trainer.sum_over_ranks(PPOTerms._fields, shares, iteration)
+            steps.append(numbers)
+            if target is not None and numbers["approx_kl"] > target:
                 return steps, True
-            self._policy.step(step.grad_norm, self._config.actor.optimizer.max_grad_norm)
+            self._trainer.step(numbers["grad_norm"], lr)
         return steps, False
 
     def _minibatches(self, iteration: int) -> Iterator[Minibatch]:
-        generator = iteration_generator(self._config.runner.seed, iteration)
+        generator = iteration_generator(self._seed, iteration)
         for _ in range(self._algorithm.epochs):
             yield from minibatches(self._rows, self._algorithm.num_minibatches, generator)
 
-    def _differentiate(self, samples: Samples, minibatch: Minibatch) -> Step:
-        """Forward and backward, also on a rank that holds no sample of the minibatch: the others wait for it."""
+    def _differentiate(self, samples: Samples, minibatch: Minibatch) -> Tensor:
+        """Run forward and backward, also on a rank without samples of the minibatch: the others wait for it."""
         mine = samples.pick(minibatch.indices.to(self._device))
         output = self._policy.module(mine.observations)
         terms = ppo_terms(
@@ -173,57 +151,11 @@ class PPOLearner:
             old_values=mine.values,
             advantages=mine.advantages,
             returns=mine.returns,
-            clip_low=self._algorithm.clip_ratio_low,
-            clip_high=self._algorithm.clip_high,
+            clip=self._clip,
             value_clip=self._algorithm.value_clip,
         )
         terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
-        return self._over_ranks(terms.shares(minibatch.count))
-
-    def _over_ranks(self, shares: Tensor) -> Step:
-        mine = torch.cat([shares, self._policy.squared_gradient()])
-        *means, squared_norm = self._ranks.sum(mine).tolist()
-        return Step._make([*means, math.sqrt(squared_norm)])
+        return terms.shares(minibatch.count)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.tensor(array, device=self._device)  # copies: what came through a channel may be read-only
-
-
-def no_rows(spaces: Spaces, steps: int, version: int) -> Trajectory:
-    """What a rank learns from that got no environments: it only takes part in the collectives."""
-    discrete = isinstance(spaces.actions, DiscreteActions)
-    action_shape = () if isinstance(spaces.actions, DiscreteActions) else spaces.actions.shape
-    numbers = np.zeros((steps, 0), np.float32)
-    flags = np.zeros((steps, 0), np.bool_)
-    observations = np.zeros((steps, 0, *spaces.observation_shape), np.float32)
-    return Trajectory(
-        first_row=0,
-        env_rank=0,
-        version_min=version,
-        version_max=version,
-        observations=observations,
-        actions=np.zeros((steps, 0, *action_shape), np.int64 if discrete else np.float32),
-        logprobs=numbers,
-        values=numbers,
-        rewards=numbers,
-        terminated=flags,
-        truncated=flags,
-        last_observations=observations[0],
-        final_observations=observations[0],
-    )
-
-
-def learning_rate(config: Config, iteration: int) -> float:
-    """The rate of iteration 0, 1, ...; the others reach 0 with the iteration after the last."""
-    optimizer = config.actor.optimizer
-    if optimizer.schedule == "constant":
-        return optimizer.lr
-    progress = iteration / config.runner.total_iterations
-    left = {"linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-    return optimizer.lr * max(0.0, left[optimizer.schedule])
-
-
-def _explained_variance(spread: Moments) -> float | None:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows nothing but the mean."""
-    _, returns, errors = spread.var.tolist()
-    return 1.0 - errors / returns if returns > 0.0 else None

@@ -1,31 +1,42 @@
-"""The collectives of one worker group: an explicitly joined process group, its device mesh and a sum over ranks.
+"""The collectives of one worker group: a joined process group, its device mesh, sums over ranks, values from rank 0.
 
 NCCL is used as it comes. Gloo's collectives pass messages around a ring, world size - 1 hops one after the other, and
 on a host with fewer cores than ranks every hop waits for a context switch: at 8 ranks on 2 cores an all-gather of 40 kB
 takes 14 ms and a reduce-scatter 24 ms. One exchange in which each rank sends to all others at once takes 4 ms for
 either, and moves no more bytes than the ring.
+
+Rank 0 takes from channels for all ranks. Until it has, the others ask the group's store now and then: the timeout of a
+collective is meant for ranks that are stuck, and ends the process::
+
+    rank 0    channel.get(), for as long as it takes ── key in the store ──┐ ┌── scatter
+    rank 1    wait_for_rank_0() ···· polls the key ························┴─┴── scatter
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlplace.workers.worker import Rendezvous, WorkerContext
+from rlplace.errors import ChannelTimeout, Problem
+from rlplace.workers.worker import Rendezvous, WorkerContext, cancelled
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+Shard = TypeVar("Shard")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+
 
 class Ranks:
-    """Joins the default process group of this process, which is open until the last to join it has closed.
+    """Join the default process group of this process, which is open until the last to join it has closed.
 
     torch allows one per process. Groups of a single rank each, as threads of one process are, have the same one.
     """
@@ -65,20 +76,20 @@ class Ranks:
         self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=("shard",))
 
     def alone(self) -> DeviceMesh:
-        """A mesh of each rank by itself. A collective."""
+        """Return a mesh of each rank by itself. A collective."""
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
         return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=("shard",))
 
     def sum(self, values: Tensor) -> Tensor:
-        """[n] summed over ranks, equal to the bit on all of them. A collective."""
+        """Return [n] summed over ranks, equal to the bit on all of them. A collective."""
         total = values.clone()
         dist.all_reduce(total)
         return total
 
     def carry(self, module: FSDPModule) -> None:
-        """Makes the gradients of a sharded module sums over ranks, not means, and picks the fastest way for them."""
+        """Make the gradients of a sharded module sums over ranks, not means, by the fastest collectives."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
@@ -105,7 +116,7 @@ class GlooRanks(Ranks):
 
 
 def _alone_together(world_size: int) -> bool:
-    """Whether this process is in a group of one already, which another one of one rank can be in as well."""
+    """Return whether this process is in a group of one already: another group of one rank may share it."""
     return world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1
 
 
@@ -115,7 +126,7 @@ def join_ranks(rank: int, world_size: int, rendezvous: Rendezvous, device: torch
 
 
 def join_group(context: WorkerContext) -> Ranks:
-    """The other ranks of a worker's group, on its device, which its thread computes on from now on. A collective."""
+    """Join the other ranks of a worker's group, on its device, which its thread computes on from now on."""
     device = torch.device(context.device.torch_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -158,7 +169,61 @@ class DirectReduceScatter(_OnHost):
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor | None = None, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Piece i of `outgoing` goes to rank i; piece i of the result came from rank i."""
+    """Send piece i of `outgoing` to rank i; piece i of the result came from rank i."""
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming
+
+
+class FromRank0:
+    """Hand values from rank 0 to every rank of a group. One per group and rank; all ranks call it equally often."""
+
+    def __init__(self, ranks: Ranks, context: WorkerContext, timeout_s: float) -> None:
+        """`timeout_s`: of a whole stage. Rank 0 has shorter ones for each thing it takes."""
+        self._ranks, self._context, self._timeout_s = ranks, context, timeout_s
+        self._waits = 0
+
+    def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
+        """Give every rank its own of rank 0's `shards`; the others pass None and wait as in `wait_for_rank_0`."""
+        self.wait_for_rank_0(what)
+        if self._ranks.world_size == 1:
+            assert shards is not None, "the only rank is rank 0"
+            return shards[0]
+        mine: list[Shard] = [None]  # type: ignore[list-item]  # filled in place
+        dist.scatter_object_list(mine, None if shards is None else list(shards))
+        return mine[0]
+
+    def wait_for_rank_0(self, what: str) -> None:
+        """Return at once on rank 0, elsewhere once it has called this too. `what` it brings is named in errors.
+
+        Raises ChannelTimeout, ChannelBroken when the run is cancelled meanwhile. Leaves nothing in the store.
+        """
+        ranks, number = self._ranks, self._waits
+        self._waits += 1
+        if ranks.rank == 0:
+            for rank in range(1, ranks.world_size):
+                ranks.store.set(f"call {number} for rank {rank}", "1")
+            return
+        key = f"call {number} for rank {ranks.rank}"
+        # The store's own wait cannot be cancelled; one check takes it about 50 microseconds.
+        deadline, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while not ranks.store.check([key]):
+            if self._context.cancelled.wait(pause_s):
+                raise cancelled(self._context.owner, f"waiting for {what}")
+            if time.monotonic() > deadline:
+                raise _late(self._context, what, self._timeout_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        ranks.store.delete_key(key)
+
+
+def _late(context: WorkerContext, what: str, timeout_s: float) -> ChannelTimeout:
+    first = f"{context.slot.component} rank 0"
+    return ChannelTimeout(
+        Problem(
+            code="rank-0-late",
+            key=context.owner,
+            what=f"waited {timeout_s:g} s for {first} to bring {what}",
+            why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
+            fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
+        )
+    )

@@ -1,75 +1,95 @@
-"""From whole groups in a channel to what each actor rank needs of an iteration: all lengths, and its own tokens.
+"""Samples of a language model between channels and learners: taken by rank 0, scattered, packed into tensors.
 
 ::
 
-    samples ──▶ rank 0: all groups ──┬─▶ rank 0: lengths of all, tokens and marks of samples 0 3 5
-                                     └─▶ rank 1: lengths of all, tokens and marks of samples 1 2 4
+    samples         ──▶ rank 0: all groups ──┬─▶ rank 0: lengths of all, tokens and targets of samples 0 3 5
+    scores, returns ──▶                      └─▶ rank 1: lengths of all, tokens and targets of samples 1 2 4
 
-Letters: S samples of the iteration that are learned, M learned tokens of these, N of one sample or micro-batch.
+Letters: S samples of the iteration that are learned, M response tokens of these, N of one sample or micro-batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch
 from rlplace.comm.channel import Channel
+from rlplace.errors import ChannelTimeout, Problem
 from rlplace.models.packed_attention import Packed
-from rlplace.tokens import Sample, by_group
-from rlplace.workers.training.ranks import Ranks
+from rlplace.placement.language.spec import role_of
+from rlplace.tokens import Returns, Sample, Scores, by_group
+from rlplace.workers.arguments import scores_of
+from rlplace.workers.refusals import score_not_finite
 from rlplace.workers.worker import out_of_step
 
 Groups = Sequence[Sequence[Sample]]
-Share = TypeVar("Share")
 TokenArray = NDArray[np.float32]
+BySample = Sequence[TokenArray]  # [N] of each sample, in the order of the groups
+
+# All components have scored before the loop asks for their scores: only the network is still to be waited for.
+SCORES_TIMEOUT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """What every rank knows of all samples, [S] each."""
+class Lengths:
+    """Lengths of all samples, [S] each, known to every rank."""
 
-    lengths: tuple[int, ...]  # tokens
-    learned: tuple[int, ...]  # of these, sampled by the policy
+    tokens: tuple[int, ...]
+    responses: tuple[int, ...]  # of the tokens, those sampled by the policy
 
     @classmethod
-    def of(cls, groups: Groups) -> Numbers:
+    def of(cls, groups: Groups) -> Lengths:
         samples = [sample for group in groups for sample in group]
-        return cls(lengths=tuple(s.weight for s in samples), learned=tuple(s.learned for s in samples))
+        return cls(tokens=tuple(s.weight for s in samples), responses=tuple(s.learned for s in samples))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """What is known of the learned tokens of one sample, [N] float32 each."""
+class Targets:
+    """Numbers of the response tokens of one sample, [N] float32 each."""
 
     advantages: TokenArray
     old: TokenArray | None = None  # log-probabilities before the first step, by the trainer
     reference: TokenArray | None = None  # the reference's
     values: TokenArray | None = None  # of a head on the actor's trunk, before the first step
-    returns: TokenArray | None = None  # what these are to become
+    returns: TokenArray | None = None  # what these values are to become
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SampleShare:
-    """What one rank has of an iteration."""
+class SampleShard:
+    """One rank's samples of an iteration."""
 
-    numbers: Numbers
+    lengths: Lengths
     own: Mapping[int, Sample]  # by number
-    marks: Mapping[int, Marks] = dataclasses.field(default_factory=dict)  # of the same samples, once they are known
-    kl_coef: float = 0.0  # of the divergence from the reference
-    inferred: bool = False  # the marks have old log-probabilities
+    targets: Mapping[int, Targets] = dataclasses.field(default_factory=dict)  # of the same samples, once computed
+    kl_coef: float = 0.0  # weight of the KL from the reference
+    inferred: bool = False  # the targets have old log-probabilities
+
+
+def shard_of(
+    groups: Groups, lengths: Lengths, needed: Collection[int], targets: Sequence[Targets] = (), kl_coef: float = 0.0
+) -> SampleShard:
+    """Cut out the samples whose numbers are `needed`; `targets` are of all samples, in their order."""
+    samples = [sample for group in groups for sample in group]
+    return SampleShard(
+        lengths=lengths,
+        own={i: samples[i] for i in needed},
+        targets={i: targets[i] for i in needed} if targets else {},
+        kl_coef=kl_coef,
+        inferred=any(of.old is not None for of in targets),
+    )
+
+
+# ── from channels, by rank 0 ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None = None) -> list[list[Sample]]:
-    """Blocks until all `groups` of an iteration are here whole, in any order, or a `part` of them; returns them
-    ascending.
+    """Block until all `groups` of an iteration are here, in any order, or a `part` of them; return them ascending.
 
     Raises ChannelTimeout, naming who waits; ChannelMisuse where a group came twice, so that one of them is not of this
     iteration.
@@ -85,40 +105,103 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
     return list(by_group([sample for group in taken.values() for sample in group]).values())
 
 
-def share_out(shares: Sequence[Share] | None, ranks: Ranks) -> Share:
-    """Rank 0 gives every rank its own of `shares`; the others pass None. A collective."""
-    if ranks.world_size == 1:
-        assert shares is not None, "the only rank is rank 0"
-        return shares[0]
-    mine: list[Share] = [None]  # type: ignore[list-item]  # filled in place
-    dist.scatter_object_list(mine, None if shares is None else list(shares))
-    return mine[0]
+def take_returns(channel: Channel, samples: Sequence[Sample], groups: int, owner: str) -> TokenArray:
+    """Block until the returns of all `groups` are here; return [M] of the response tokens of `samples`, in their order.
+
+    Raises ChannelTimeout, naming who waits; ChannelMisuse for returns that are not of these samples.
+    """
+    due = {(sample.group, sample.sample): sample.learned for sample in samples}
+    found: dict[tuple[int, int], TokenArray] = {}
+    for _ in range(groups):
+        group: Sequence[Returns] = channel.get()
+        for returns in group:
+            place = returns.group, returns.sample
+            if place in found or due.get(place) != len(returns.returns):
+                got = f"{len(returns.returns)} returns of sample {place[0]}/{place[1]}"
+                expected = f"{due.get(place, 'none')} of it, once"
+                raise out_of_step(owner, "returns are of other samples than the values", got=got, expected=expected)
+            found[place] = returns.returns
+    missing = [f"{group}/{sample}" for group, sample in due if (group, sample) not in found]
+    if missing:
+        got, expected = f"none of samples {', '.join(missing)}", "returns of every sample that was inferred"
+        raise out_of_step(owner, "returns are missing", got=got, expected=expected)
+    return joined([found[place] for place in due])
 
 
-def share_of(
-    groups: Groups,
-    numbers: Numbers,
-    needed: Collection[int],
-    marks: Sequence[Marks] = (),
-    kl_coef: float = 0.0,
-) -> SampleShare:
-    """`needed`: numbers of samples; `marks` of all samples, in their order."""
-    samples = [sample for group in groups for sample in group]
-    return SampleShare(
-        numbers=numbers,
-        own={i: samples[i] for i in needed},
-        marks={i: marks[i] for i in needed} if marks else {},
-        kl_coef=kl_coef,
-        inferred=any(of.old is not None for of in marks),
+def gather_scores(
+    channels: Mapping[str, Channel],
+    scorers: Sequence[str],
+    samples: Sequence[Sample],
+    owner: str,
+    timeout_s: float = SCORES_TIMEOUT_S,
+) -> dict[str, list[TokenArray]]:
+    """Return the scores of critics, references and rewards by component, in the order of `samples`.
+
+    Raises ChannelTimeout with the component and the samples whose scores are missing; RewardError for a number that is
+    not finite; ChannelMisuse for scores that are not of these samples.
+    """
+    return {scorer: _gather(channels[scores_of(scorer)], scorer, samples, owner, timeout_s) for scorer in scorers}
+
+
+def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float) -> list[TokenArray]:
+    missing = {(sample.group, sample.sample): sample for sample in samples}
+    found: dict[tuple[int, int], TokenArray] = {}
+    while missing:
+        try:
+            item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
+        except ChannelTimeout as error:
+            raise _missing(owner, scorer, list(missing), len(samples), timeout_s) from error
+        for scores in item:
+            place = scores.group, scores.sample
+            sample = missing.pop(place, None)
+            if sample is None:
+                got, due = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
+                raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=due)
+            found[place] = _checked(owner, scorer, scores, sample)
+    return [found[sample.group, sample.sample] for sample in samples]
+
+
+def _checked(owner: str, scorer: str, scores: Scores, sample: Sample) -> TokenArray:
+    due = 1 if role_of(scorer) == "reward" else sample.learned
+    values = np.asarray(scores.values, np.float32)
+    if values.shape != (due,):
+        got, expected = f"an array of shape {values.shape}", f"{due} for sample {sample.group}/{sample.sample}"
+        raise out_of_step(owner, f"{scorer} gave another number of scores", got=got, expected=expected)
+    if not np.isfinite(values).all():
+        raise score_not_finite(scorer, scores)
+    return values
+
+
+def _missing(
+    owner: str, scorer: str, missing: Sequence[tuple[int, int]], samples: int, timeout_s: float
+) -> ChannelTimeout:
+    shown = ", ".join(f"{group}/{sample}" for group, sample in missing[:8]) + ", ..." * (len(missing) > 8)
+    return ChannelTimeout(
+        Problem(
+            code="scores-missing",
+            key=scores_of(scorer),
+            what=f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {samples} samples",
+            got=f"no scores of {shown}   (group/sample)",
+            why=f"{scorer} has reported that it is done, and every sample needs its scores before anything is learned",
+            fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
+        )
     )
 
 
-class Batch:
-    """A rank's samples of an iteration as tensors, and where the learned tokens of each lie among all M."""
+# ── into tensors, on every rank ──────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, share: SampleShare, device: torch.device) -> None:
-        self._own, self._marks, self._numbers, self._device = share.own, share.marks, share.numbers, device
-        self._first = np.cumsum([0, *share.numbers.learned]).tolist()
+
+def joined(parts: BySample) -> TokenArray:
+    """Return [M], also of no samples."""
+    return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+class Batch:
+    """A rank's samples of an iteration as tensors, and where the response tokens of each lie among all M."""
+
+    def __init__(self, shard: SampleShard, device: torch.device) -> None:
+        self._shard, self._device = shard, device
+        self._first = np.cumsum([0, *shard.lengths.responses]).tolist()
 
     @property
     def tokens(self) -> int:
@@ -126,45 +209,34 @@ class Batch:
         return int(self._first[-1])
 
     def packed(self, picks: MicroBatch) -> Packed:
-        chosen = [self._own[i] for i in picks]
+        chosen = [self._shard.own[i] for i in picks]
         return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
-        """Learned tokens of each."""
-        return torch.tensor([self._numbers.learned[i] for i in picks], dtype=torch.int64, device=self._device)
+        """Return the number of response tokens of each."""
+        return torch.tensor([self._shard.lengths.responses[i] for i in picks], dtype=torch.int64, device=self._device)
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
-        """[N]"""
-        return self._tensor([self._own[i].logprobs[self._own[i].mask] for i in picks])
+        """Return [N] as the engine sampled them."""
+        chosen = [self._shard.own[i] for i in picks]
+        return torch.tensor(joined([s.logprobs[s.mask] for s in chosen]), device=self._device)
 
-    def advantages(self, picks: MicroBatch) -> Tensor:
-        """[N]"""
-        return self._tensor([self._marks[i].advantages for i in picks])
-
-    def reference(self, picks: MicroBatch) -> Tensor:
-        """[N] its log-probabilities, which must be known."""
-        return self._tensor([part for i in picks if (part := self._marks[i].reference) is not None])
-
-    def values_and_returns(self, picks: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[N] each, which must be known: a head's values before the first step, and what came of the states."""
-        values = [part for i in picks if (part := self._marks[i].values) is not None]
-        returns = [part for i in picks if (part := self._marks[i].returns) is not None]
-        return self._tensor(values), self._tensor(returns)
+    def target(self, name: str, picks: MicroBatch) -> Tensor:
+        """Return [N] of the field `name` of Targets, which must be known."""
+        parts = [getattr(self._shard.targets[i], name) for i in picks]
+        return torch.tensor(joined([part for part in parts if part is not None]), device=self._device)
 
     def old(self, picks: MicroBatch) -> Tensor | None:
-        """[N]; None where nobody asked for them before."""
-        known = [part for i in picks if (part := self._marks[i].old) is not None]
-        return self._tensor(known) if known or not picks else None
-
-    def _tensor(self, parts: Sequence[TokenArray]) -> Tensor:
-        return torch.tensor(np.concatenate([np.zeros(0, np.float32), *parts]), device=self._device)
+        """Return [N] old log-probabilities; None where the trainer did not infer them before."""
+        known = not picks or any(self._shard.targets[i].old is not None for i in picks)
+        return self.target("old", picks) if known else None
 
     def part_of(self, values: Tensor, picks: MicroBatch) -> Tensor:
-        """[N] of [M]."""
+        """Return [N] of [M]."""
         return torch.cat([values[:0], *(values[self._first[i] : self._first[i + 1]] for i in picks)])
 
     def put(self, values: Tensor, picks: MicroBatch, part: Tensor) -> None:
-        """[N] into [M]."""
-        pieces = part.split([self._numbers.learned[i] for i in picks]) if picks else ()
+        """Write [N] into [M]."""
+        pieces = part.split([self._shard.lengths.responses[i] for i in picks]) if picks else ()
         for i, piece in zip(picks, pieces, strict=True):
             values[self._first[i] : self._first[i + 1]] = piece

@@ -1,86 +1,86 @@
-"""What workers that train a model have in common: its memory comes and goes, its weights are pushed to the engines."""
+"""Workers that train a model: their memory comes and goes, their weights are saved, whatever the model and its loss."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlplace.metrics import Metric, Metrics
+from rlplace.errors import Problem
 from rlplace.placement.schedule import Residency
-from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.worker import MoveReport, Worker, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.device_sync import DeviceSender
-    from rlplace.comm.weights.sender import WeightSender
-    from rlplace.comm.weights.shards import Shard
-    from rlplace.config import SyncConfig
-    from rlplace.placement.flow import Delivery
+    from rlplace.config import OptimizerConfig, TrainedConfig
+    from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
+    from rlplace.workers.training.optimizer import Adam, MovingAverage
     from rlplace.workers.training.ranks import Ranks
+    from rlplace.workers.training.trained_model import TrainedModel
+    from rlplace.workers.training.trainer import Trainer
 
-_DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 _WORKSPACE = "gathered weights and gradients"
 
 
-class TrainingWorker(Worker):
-    """One rank of a group that trains one model together.
+class TrainedWorker(Worker):
+    """One rank of a group that trains one model together. Public methods but `move` and `close` are collectives.
 
-    Residency `weights` holds parameters and buffers, `full` the optimizer state too. A subclass makes in `setup` what
-    is declared here.
+    Owns its shards of the model, the optimizer state and the average. Residency `weights` holds parameters and buffers,
+    `full` the optimizer state too.
     """
 
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
     _ranks: Ranks | None = None
-    _sender: WeightSender | None = None
-    _sync_mode: str
-    _pushes: int = 0
+    _model: TrainedModel
     _weights: Offloadable
+    _optimizer: Adam
     _optimizer_state: Offloadable
+    _average: MovingAverage | None = None
 
     def _join(self) -> Ranks:
-        """Joins the other ranks of the group, on this rank's device. A collective."""
+        """Join the other ranks of the group, on this rank's device. A collective."""
         from rlplace.workers.training.ranks import join_group
 
         self._ranks = join_group(self.context)
         return self._ranks
 
-    def _open_sync(self, sync: SyncConfig, deliveries: Sequence[Delivery], *, checksums: bool = True) -> None:
-        """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
-        from rlplace.comm.weights.sender import PushRules, WeightSender
-        from rlplace.placement.flow import DeviceDelivery
+    def _train(
+        self,
+        model: TrainedModel,
+        config: OptimizerConfig,
+        iterations: int,
+        *,
+        ema_decay: float | None = None,
+    ) -> Trainer:
+        """Take ownership of the model; make its optimizer and what steps it.
 
+        `iterations`: of the whole run. `ema_decay`: of the average; None: keep none.
+        """
+        from rlplace.workers.offload import Offloadable
+        from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam, MovingAverage
+        from rlplace.workers.training.trainer import Trainer
+
+        assert self._ranks is not None, "join first"
         context = self.context
-        past_host = any(isinstance(delivery, DeviceDelivery) for delivery in deliveries)
-        self._sender = WeightSender(
-            context.channels[WEIGHTS],
-            rank=context.rank,
-            deliveries=deliveries,
-            folder=context.folder,
-            rules=PushRules(
-                verify_every=sync.verify_every if checksums else 0,
-                delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
-            ),
-            device=self._device_sender() if past_host else None,
-        )
-        self._sync_mode = sync.mode
-
-    def _device_sender(self) -> DeviceSender:
-        """All members of a sync meet at the store by which the ranks of this group have joined."""
-        import torch
-
-        from rlplace.comm.weights.device_sync import DeviceSender
-        from rlplace.comm.weights.rendezvous import StoreAddress
-
-        context = self.context
-        return DeviceSender(
-            context.channels[WEIGHTS],
-            rank=context.rank,
-            device=torch.device(context.device.torch_name),
-            store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
+        self._model = model
+        self._weights = Offloadable(f"{context.slot.component} weights", context.device, model.weight_tensors)
+        kind = HostAdam if config.on_host else MasterAdam if config.kind == "adamw_master" else Adam
+        self._optimizer = kind(model.trained_shards(), config)
+        self._optimizer_state = Offloadable("optimizer state", context.device, self._optimizer.tensors)
+        if ema_decay is not None:
+            self._average = MovingAverage(model.trained_shards(), ema_decay)
+        return Trainer(
+            model,
+            self._optimizer,
+            config,
+            self._ranks,
+            iterations=iterations,
+            owner=context.owner,
+            rate_key=f"{context.slot.component}.optimizer.lr",
+            average=self._average,
         )
 
     @property
@@ -90,7 +90,7 @@ class TrainingWorker(Worker):
         return Residency.FULL if self._optimizer_state.resident else Residency.WEIGHTS
 
     def move(self, to: Residency) -> MoveReport:
-        """Brings weights and optimizer state on or off; they come back equal to the bit. Gradients are never kept."""
+        """Bring weights and optimizer state on or off; they come back equal to the bit. Gradients are never kept."""
         began = time.perf_counter()
         if to < Residency.FULL:
             self._optimizer_state.offload()
@@ -101,67 +101,99 @@ class TrainingWorker(Worker):
         if to >= Residency.FULL:
             self._optimizer_state.onload()
         parts = (self._weights, self._optimizer_state)
+        always_on_host = self._optimizer.host_bytes + (self._average.host_bytes if self._average else 0)
         return MoveReport(
             residency=self.residency,
             accelerator_bytes=sum(part.accelerator_bytes for part in parts),
-            host_bytes=sum(part.host_bytes for part in parts),
+            host_bytes=sum(part.host_bytes for part in parts) + always_on_host,
             seconds=time.perf_counter() - began,
         )
 
-    def push_weights(self, version: int) -> Metrics:
-        """Writes this rank's share of the weights for the rollout ranks as `version`; blocks until it is written.
+    def save_policy(self, path: str) -> None:
+        """Save the weights in the optimizer's dtype: a file or folder that rank 0 replaces whole. Raises OutputError.
 
-        The first push is of all weights, whatever the selection.
+        Where their average is kept, it is saved too, under the same name with `_ema` behind it.
         """
-        from rlplace.comm.weights.shards import select
+        with self._computing("save_policy", Residency.WEIGHTS):
+            self._model.save(Path(path), self.context.rank)
+            if self._average is not None:
+                with self._average.in_place():
+                    self._model.save(Path(f"{path}_ema"), self.context.rank)
 
-        if self.residency < Residency.WEIGHTS:
-            raise not_resident(self.context.owner, "push_weights", has=self.residency, needs=Residency.WEIGHTS)
-        shards = self._shards()
-        picked = select(self._sync_mode, shards) if self._pushes else shards
-        enclosed = self._enclosed()
-        assert self._sender is not None, "setup comes first"
-        report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards)).wait()
-        self._pushes += 1
-        return {
-            "actor/push_s": Metric(report.seconds, "max"),
-            "actor/push_gb_per_s": Metric(report.gb_per_s, "sum"),
-            "actor/pushed_bytes": Metric(report.size_bytes, "sum"),
-            **{f"actor/pushed_{way}_bytes": Metric(size, "sum") for way, size in report.ways.items()},
-        }
+    def digest(self) -> str:
+        """Return the SHA-256 of the whole weights as they are trained."""
+        from rlplace.models.digest import digest
 
-    def _shards(self) -> tuple[Shard, ...]:
-        """What this rank holds of the weights."""
-        raise NotImplementedError
-
-    def _enclosed(self) -> tuple[Shard, ...]:
-        """What goes along with the weights of every push, the same tensors each time."""
-        return ()
-
-    def _workspace_bytes(self, needs: Residency) -> int:
-        """What a computation that needs so much residency holds beside it."""
-        raise NotImplementedError
-
-    def _drop_gathered(self) -> None:
-        """Frees what a computation left beside the resident state."""
-        raise NotImplementedError
+        with self._computing("digest", Residency.WEIGHTS):
+            return digest({name: tensor.cpu() for name, tensor in self._model.whole_weights()})
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
-        """Refuses below `needs`; accounts what a computation holds beside the resident state, frees it at the end."""
+        """Refuse below `needs`; account what a computation holds beside the resident state, free it at the end."""
         if self.residency < needs:
             raise not_resident(self.context.owner, method, has=self.residency, needs=needs)
-        self.context.device.acquire(self._workspace_bytes(needs), _WORKSPACE)
+        gradients = self._model.gradient_bytes if needs is Residency.FULL else 0
+        self.context.device.acquire(self._model.gathered_bytes + gradients, _WORKSPACE)
         try:
             yield
         finally:
-            self._drop_gathered()
+            self._model.drop_gathered()
             self.context.device.release(_WORKSPACE)
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
+
+
+# ── language models: from the config to how they are built ───────────────────────────────────────────────────────────
+
+
+def spec_of(component: str, trained: TrainedConfig, folder: Path, seed: int) -> LmSpec:
+    """`seed`: of the weights that the folder does not have."""
+    from rlplace.models.causal_lm import LmSpec
+    from rlplace.models.lora import LoraSpec
+
+    lora = None
+    if trained.lora_rank is not None:
+        key = f"{component}.lora_targets"
+        lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
+    return LmSpec(
+        folder=folder,
+        weights=trained.weights,
+        compute=trained.compute,
+        checkpointing=trained.checkpointing,
+        gather_again=trained.zero_stage == 3,
+        lora=lora,
+        seed=seed,
+        key=f"{component if path_of(trained) is not None else 'actor'}.model.path",
+    )
+
+
+def path_of(trained: TrainedConfig) -> str | None:
+    """Return the folder of its own model; None: that of the job."""
+    path = (trained.language_model or {}).get("path")
+    return None if path is None else str(path)
+
+
+def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
+    """Report what can be planned but not run of a trained model; to be asked before launch."""
+    fp16 = "float16 needs its losses scaled, which a run does not do"
+    wanted: Mapping[str, tuple[object, tuple[object, ...], str]] = {
+        "optimizer.kind": (trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
+        "weights": (trained.weights, ("fp32", "bf16"), fp16),
+        "compute": (trained.compute, ("fp32", "bf16"), fp16),
+        "zero_stage": (trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks of the model"),
+    }
+    return [
+        Problem(
+            code="plan-only",
+            key=f"{component}.{key}",
+            what="is planned, not run",
+            got=f"{key.rpartition('.')[2]}: {value}",
+            why=why,
+            fix=" or ".join(f"{key.rpartition('.')[2]}: {choice}" for choice in choices),
+        )
+        for key, (value, choices, why) in wanted.items()
+        if value not in choices
+    ]

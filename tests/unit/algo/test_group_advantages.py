@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlplace.algo.group_advantages import (
     ESTIMATORS,
     Outcomes,
-    advantages,
+    carries_signal,
     dr_grpo,
     grpo,
     reinforce_pp,
@@ -121,9 +121,16 @@ def test_groups_are_centred_and_rloo_is_dr_grpo_rescaled(groups: list[list[float
     torch.testing.assert_close(rloo(case), dr_grpo(case) * sizes / (sizes - 1))
 
 
-def test_groups_become_outcomes_and_advantages_whatever_their_numbers() -> None:
+def test_groups_become_outcomes_whatever_their_numbers() -> None:
     groups = [[sample(group=4, learned=5)], [sample(group=4, reward=1.0), sample(group=4, number=1)]]
     found = Outcomes.of(groups)
     assert (found.rewards.tolist(), found.groups.tolist(), found.lengths.tolist()) == ([0, 1, 0], [0, 1, 1], [5, 2, 2])
-    assert advantages(groups, dr_grpo).tolist() == [0.0, 0.5, -0.5]
-    assert advantages(groups, grpo).dtype == torch.float32
+    assert dr_grpo(found).tolist() == [0.0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signal"),
+    [([0.0, 1.0], True), ([1.0, 1.0], False), ([0.0, 0.0, 0.0], False), ([1.0], False), ([], False)],
+)
+def test_only_mixed_groups_carry_signal(rewards: list[float], signal: bool) -> None:
+    assert carries_signal(rewards) is signal

@@ -1,30 +1,51 @@
-"""Each PPO term at the points where it changes its mind."""
+"""Loss terms at the points where their gradient changes, cases by hand, and the same sum however a step is split."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from rlplace.algo.losses import is_clipped, is_value_clipped, kl_divergence, policy_loss, ppo_terms, value_loss
+from rlplace.algo.losses import (
+    MEANS,
+    RATIOS,
+    Clip,
+    LmTerms,
+    Totals,
+    clipped_surrogate,
+    constant_mean,
+    is_value_clipped,
+    lm_terms,
+    ppo_terms,
+    sequence_mean,
+    sequence_ratio,
+    token_mean,
+    token_weights,
+    value_loss,
+)
+
+CLIP = Clip(low=0.2, high=0.3)
 
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "slope"),
     [
         (1.0, 2.0, -2.0, -2.0),
-        (1.5, 2.0, -2.4, 0.0),  # good action, already likelier than the clip allows: no more push
-        (0.5, 2.0, -1.0, -1.0),  # good action made unlikely: full push back
-        (0.5, -2.0, 1.6, 0.0),  # bad action, already unlikely enough
+        (1.25, 2.0, -2.5, -2.5),  # beyond 1.2, but the upper bound is 1.3
+        (1.5, 2.0, -2.6, 0.0),
+        (0.5, 2.0, -1.0, -1.0),
+        (0.75, -2.0, 1.6, 0.0),
         (1.5, -2.0, 3.0, 3.0),
     ],
 )
-def test_policy_loss(ratio: float, advantage: float, loss: float, slope: float) -> None:
+def test_clipped_surrogate(ratio: float, advantage: float, loss: float, slope: float) -> None:
     log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
-    value = policy_loss(log_ratio, torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
+    value = clipped_surrogate(log_ratio, torch.tensor([advantage]), CLIP)
     value.sum().backward()
     assert value.item() == pytest.approx(loss)
     assert log_ratio.grad is not None
@@ -60,22 +81,11 @@ def test_a_clipped_value_pushes_no_more(value: float, clip: float | None) -> Non
     assert (slope.item() == 0.0) == (clip is not None and value == 3.0)
 
 
-@given(st.floats(-3.0, 3.0))
-def test_divergence_is_never_negative(log_ratio: float) -> None:
-    estimate = kl_divergence(torch.tensor([log_ratio], dtype=torch.float64)).item()
-    assert estimate >= 0.0
-    assert estimate == pytest.approx(math.exp(log_ratio) - 1.0 - log_ratio, abs=1e-12)
-
-
-def test_divergence_estimates_the_true_one() -> None:
-    old, new = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.3, 0.3, 0.4])
-    expected = (old * (old / new).log()).sum()
-    assert (old * kl_divergence((new / old).log())).sum().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_clipped_on_both_sides() -> None:
-    ratios = torch.tensor([0.7, 0.85, 1.0, 1.15, 1.3])
-    assert is_clipped(ratios.log(), 0.2, 0.2).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
+def test_samples_beyond_either_bound_count_as_clipped() -> None:
+    ratios = torch.tensor([0.7, 0.85, 1.0, 1.25, 1.35])
+    columns = dict.fromkeys(("values", "entropies", "old_logprobs", "old_values", "advantages", "returns"), ratios * 0)
+    terms = ppo_terms(**columns, logprobs=ratios.log(), clip=CLIP, value_clip=None)
+    assert terms.clip_fraction.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
 def test_terms_of_parts_add_up_to_the_mean() -> None:
@@ -84,7 +94,7 @@ def test_terms_of_parts_add_up_to_the_mean() -> None:
         name: torch.randn(10, generator=generator)
         for name in ("logprobs", "values", "entropies", "old_logprobs", "old_values", "advantages", "returns")
     }
-    rules = {"clip_low": 0.2, "clip_high": 0.2, "value_clip": 0.3}
+    rules = {"clip": CLIP, "value_clip": 0.3}
     whole = ppo_terms(**columns, **rules)
     parts = [
         ppo_terms(**{name: column[part] for name, column in columns.items()}, **rules)
@@ -105,9 +115,129 @@ def test_loss_signs() -> None:
         old_values=torch.zeros(1),
         advantages=torch.ones(1),
         returns=torch.full((1,), 2.0),
-        clip_low=0.2,
-        clip_high=0.2,
+        clip=CLIP,
         value_clip=None,
     )
     assert terms.loss(value_coef=0.5, entropy_coef=0.1, count=1).item() == pytest.approx(-1.0 + 0.5 * 2.0 - 0.1)
     assert terms.loss(value_coef=0.5, entropy_coef=0.0, count=4).item() == pytest.approx((-1.0 + 0.5 * 2.0) / 4)
+
+
+def test_sequence_ratio_is_the_geometric_mean() -> None:
+    log_ratio = torch.tensor([0.1, 0.3, -0.4], requires_grad=True)
+    found = sequence_ratio(log_ratio, torch.tensor([2, 0, 1]))
+    assert found.tolist() == pytest.approx([0.2, 0.2, -0.4])
+    found[0].backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == pytest.approx([0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("mean", "weights"),
+    [
+        (token_mean, [1 / 5, 1 / 5, 1 / 5]),
+        (sequence_mean, [1 / 6, 1 / 6, 1 / 3]),  # 3 samples in the step
+        (constant_mean, [1 / 30, 1 / 30, 1 / 30]),
+    ],
+)
+def test_token_weights(mean, weights: list[float]) -> None:  # type: ignore[no-untyped-def]
+    totals = Totals(samples=3, tokens=5, longest=10)
+    assert token_weights(mean, torch.tensor([2, 0, 1]), totals).tolist() == pytest.approx(weights)
+
+
+def test_terms_by_hand() -> None:
+    # Ratios 1.5 (good: clipped at 1.3), 0.5 (bad: clipped at 0.8), 1 (with half the importance).
+    terms = lm_terms(
+        logprobs=torch.tensor([1.5, 0.5, 1.0]).log(),
+        entropies=torch.tensor([0.1, 0.2, 0.3]),
+        old_logprobs=torch.zeros(3),
+        advantages=torch.tensor([1.0, -1.0, 2.0]),
+        lengths=torch.tensor([1, 2]),
+        clip=CLIP,
+        importance=torch.tensor([1.0, 1.0, 0.5]),
+    )
+    assert terms.policy_loss.tolist() == pytest.approx([-1.3, 0.8, -1.0])
+    assert terms.clipped_low.tolist() == [0.0, 1.0, 0.0]
+    assert terms.clipped_high.tolist() == [1.0, 0.0, 0.0]
+    weights = torch.tensor([0.5, 0.25, 0.25])
+    assert terms.loss(weights).item() == pytest.approx(-0.65 + 0.2 - 0.25)
+    assert terms.loss(weights, entropy_coef=0.1).item() == pytest.approx(-0.7 - 0.1 * 0.175)
+    divergence = (0.5 - math.log(1.5) + -0.5 - math.log(0.5)) / 3
+    shares = terms.shares(Totals(samples=2, tokens=3, longest=9))
+    assert shares.tolist() == pytest.approx([-0.5, 0.2, divergence, 1 / 3, 1 / 3])
+
+
+def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
+    """Zheng et al. 2025, equation 5: the mean over sequences of min(s * A, clip(s) * A)."""
+    logprobs = torch.tensor([0.2, 0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    lengths, totals = torch.tensor([2, 1]), Totals(samples=2, tokens=3, longest=9)
+    terms = lm_terms(
+        logprobs=logprobs,
+        entropies=torch.zeros(3),
+        old_logprobs=torch.zeros(3),
+        advantages=torch.tensor([1.0, 1.0, -2.0]),
+        lengths=lengths,
+        clip=CLIP,
+        ratio=sequence_ratio,
+    )
+    loss = terms.loss(token_weights(sequence_mean, lengths, totals))
+    loss.backward()
+    first, second = math.exp(0.1), math.exp(0.5)
+    assert loss.item() == pytest.approx((-first + 2 * second) / 2)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-first / 4, -first / 4, second])
+
+
+def test_no_token_has_no_loss_but_a_gradient() -> None:
+    nothing = torch.zeros(0)
+    logprobs = torch.zeros(0, requires_grad=True)
+    for ratio in RATIOS.values():
+        terms = lm_terms(
+            logprobs=logprobs,
+            entropies=nothing,
+            old_logprobs=nothing,
+            advantages=nothing,
+            lengths=torch.zeros(0, dtype=torch.int64),
+            clip=CLIP,
+            ratio=ratio,
+        )
+        loss = terms.loss(nothing, entropy_coef=0.1)
+        loss.backward()
+        assert loss.item() == 0.0
+        assert terms.shares(Totals(samples=1, tokens=1, longest=1)).tolist() == [0.0] * 5
+
+
+def step_loss(
+    columns: dict[str, Tensor], lengths: Sequence[int], parts: Sequence[Sequence[int]], ratio: str, mean: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient and shares of a step whose sequences are computed in `parts`."""
+    totals = Totals(samples=len(lengths), tokens=sum(lengths), longest=9)
+    logprobs = columns["logprobs"].clone().requires_grad_()
+    by_sequence = torch.arange(sum(lengths)).split(list(lengths))
+    losses, shares = torch.zeros((), dtype=torch.float64), torch.zeros(len(LmTerms._fields), dtype=torch.float64)
+    for part in parts:
+        own = torch.cat([by_sequence[i] for i in part] or [torch.arange(0)])
+        own_lengths = torch.tensor([lengths[i] for i in part], dtype=torch.int64)
+        chosen = {name: column[own] for name, column in columns.items()} | {"logprobs": logprobs[own]}
+        terms = lm_terms(**chosen, lengths=own_lengths, clip=CLIP, ratio=RATIOS[ratio])
+        losses = losses + terms.loss(token_weights(MEANS[mean], own_lengths, totals).double(), entropy_coef=0.1)
+        shares += terms.shares(totals)
+    losses.backward()
+    assert logprobs.grad is not None
+    return losses.detach(), logprobs.grad, shares
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("mean", MEANS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_neither_packing_nor_ranks_change_the_loss(ratio: str, mean: str, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    where = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
+    names = ("logprobs", "entropies", "old_logprobs", "advantages", "importance")
+    columns = {name: torch.randn(sum(lengths), generator=generator, dtype=torch.float64) for name in names}
+    order = data.draw(st.permutations(range(len(lengths))))
+    whole = step_loss(columns, lengths, [range(len(lengths))], ratio, mean)
+    split = step_loss(columns, lengths, [[i for i in order if where[i] == part] for part in range(4)], ratio, mean)
+    for expected, found in zip(whole, split, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)

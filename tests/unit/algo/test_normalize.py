@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlplace.algo.normalize import ReturnScale, merge, no_moments, shifted_sums
+from rlplace.algo.normalize import (
+    ReturnScale,
+    merge,
+    moments_of,
+    no_moments,
+    normalize_scores,
+    normalized,
+    shifted_sums,
+)
 
 
 @given(
@@ -85,3 +94,36 @@ def test_outliers_are_clipped() -> None:
     rewards[100] = 1e6
     scaled = ReturnScale(1, 0.0)(rewards, torch.ones(200, 1, dtype=torch.bool), alone)
     assert scaled.max().item() == ReturnScale.CLIP
+
+
+def doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_normalized_values_have_zero_mean_and_unit_variance() -> None:
+    # Mean 7/3, so -4/3, -4/3, 8/3 apart; variance (16 + 16 + 64) / 27 = 32/9.
+    found = normalized(doubles(1, 1, 5), moments_of(doubles(1, 1, 5)))
+    assert found.tolist() == pytest.approx([-math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2)], rel=1e-5)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_normalisation_does_not_depend_on_the_ranks(cut: int) -> None:
+    values = torch.arange(5.0).square() + 1000.0
+    nothing = no_moments()
+    sums = shifted_sums(values[:cut], nothing.mean) + shifted_sums(values[cut:], nothing.mean)
+    whole, apart = normalized(values, moments_of(values)), normalized(values, merge(nothing, sums))
+    torch.testing.assert_close(whole, apart)
+    assert float(whole.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(whole.square().mean()) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_equal_values_normalize_to_zero() -> None:
+    assert normalized(torch.full((4,), 3.0), moments_of(torch.full((4,), 3.0))).tolist() == [0.0] * 4
+
+
+def test_scores_are_normalised_by_all_that_were_seen() -> None:
+    first, seen = normalize_scores(doubles(1.0, 3.0), no_moments())
+    assert first.tolist() == pytest.approx([-1.0, 1.0], rel=1e-5)  # mean 2, deviation 1
+    second, seen = normalize_scores(doubles(5.0, 7.0), seen)  # of 1, 3, 5, 7: mean 4, variance 5
+    assert second.tolist() == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)], rel=1e-5)
+    assert float(seen.count) == 4

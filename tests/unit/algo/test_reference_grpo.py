@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.algo.engine_mismatch import importance_weights
-from rlplace.algo.group_advantages import advantages, grpo
-from rlplace.algo.lm_losses import MEANS, Clip, Totals, lm_terms, token_weights
+from rlplace.algo.group_advantages import Outcomes, grpo
+from rlplace.algo.losses import MEANS, Clip, Totals, lm_terms, token_weights
 from rlplace.algo.packing import pack
 from rlplace.tokens import Sample
 from tests.reference_grpo import grpo_step
@@ -44,7 +44,7 @@ def learned_logprobs(model: Counting, one: Sample) -> Tensor:
 
 def packed_step(model: Counting, optimizer: torch.optim.Optimizer, mean: str, tis_cap: float | None) -> float:
     """What ranks would do one after the other, gradients summed."""
-    worth = advantages([SAMPLES[start : start + 3] for start in (0, 3, 6)], grpo)
+    worth = grpo(Outcomes.of([SAMPLES[start : start + 3] for start in (0, 3, 6)])).float()
     totals = Totals(samples=len(SAMPLES), tokens=sum(s.learned for s in SAMPLES), longest=4)
     packing = pack([len(s.tokens) for s in SAMPLES], ranks=2, token_budget=12)
     assert packing.micro_batches > 1

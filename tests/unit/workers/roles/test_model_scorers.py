@@ -20,7 +20,7 @@ from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import REFERENCE_WEIGHTS
-from rlplace.workers.training.announcements import Announcements
+from rlplace.workers.training.ranks import FromRank0
 from tests.lm_ranks import made_up_samples
 from tests.rollout_stage import Ledger
 from tests.scorer_ranks import (
@@ -166,12 +166,12 @@ class _SecondRank:
 
 def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run(policy: Path) -> None:
     with sole_scorer(ScorerScenario(model=policy)) as (judge, _):
-        announcements = Announcements(_SecondRank(), judge.context, 0.01)  # type: ignore[arg-type]
+        from_rank_0 = FromRank0(_SecondRank(), judge.context, 0.01)  # type: ignore[arg-type]
         with pytest.raises(ChannelTimeout, match="for reference rank 0 to bring samples") as late:
-            announcements.meet("samples")
+            from_rank_0.wait_for_rank_0("samples")
         judge.context.cancelled.set()
         with pytest.raises(ChannelBroken) as caught:
-            announcements.meet("samples")
+            from_rank_0.wait_for_rank_0("samples")
         give(ScorerScenario(model=policy), judge.context.channels, made_up_samples())
         with pytest.raises(ChannelBroken):
             judge.infer(0, 0)

@@ -15,7 +15,7 @@ from rlplace.comm.local import LocalChannel
 from rlplace.config import CriticConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
-from rlplace.models.reward_head import reward_head_problem
+from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import SAMPLES, samples_for

@@ -8,10 +8,8 @@ import torch
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.config import OptimizerConfig
 from rlplace.errors import ChannelMisuse, ChannelTimeout
-from rlplace.workers.training.lm_learner import learning_rate
-from rlplace.workers.training.samples import Batch, Marks, Numbers, share_of, take_groups
+from rlplace.workers.training.samples import Batch, Lengths, Targets, shard_of, take_groups
 from tests.lm_ranks import made_up_samples
 
 
@@ -47,9 +45,9 @@ def test_waiting_for_groups_has_a_deadline() -> None:
 def test_a_batch_gives_each_sample_its_own() -> None:
     groups = made_up_samples()
     everything = [sample for group in groups for sample in group]
-    marks = [Marks(advantages=np.full(s.learned, i, np.float32)) for i, s in enumerate(everything)]
-    share = share_of(groups, Numbers.of(groups), {1, 4, 7}, marks)
-    batch = Batch(share, torch.device("cpu"))
+    targets = [Targets(advantages=np.full(s.learned, i, np.float32)) for i, s in enumerate(everything)]
+    shard = shard_of(groups, Lengths.of(groups), {1, 4, 7}, targets)
+    batch = Batch(shard, torch.device("cpu"))
     picks = (1, 7)
     chosen = [everything[i] for i in picks]
     packed = batch.packed(picks)
@@ -58,7 +56,7 @@ def test_a_batch_gives_each_sample_its_own() -> None:
     assert batch.lengths(picks).tolist() == [s.learned for s in chosen]
     expected = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in chosen]))
     assert torch.equal(batch.engine_logprobs(picks), expected)
-    assert batch.advantages(picks).tolist() == [float(i) for i in picks for _ in range(everything[i].learned)]
+    assert batch.target("advantages", picks).tolist() == [float(i) for i in picks for _ in range(everything[i].learned)]
     assert batch.old(picks) is None
     everywhere = torch.zeros(batch.tokens)
     batch.put(everywhere, picks, expected)
@@ -68,19 +66,12 @@ def test_a_batch_gives_each_sample_its_own() -> None:
 
 def test_a_batch_of_nothing() -> None:
     groups = made_up_samples()
-    batch = Batch(share_of(groups, Numbers.of(groups), set()), torch.device("cpu"))
+    batch = Batch(shard_of(groups, Lengths.of(groups), set()), torch.device("cpu"))
     assert batch.packed(()).lengths == (1,)
-    for empty in (batch.lengths(()), batch.engine_logprobs(()), batch.advantages(()), batch.part_of(torch.ones(5), ())):
+    for empty in (
+        batch.lengths(()),
+        batch.engine_logprobs(()),
+        batch.target("advantages", ()),
+        batch.part_of(torch.ones(5), ()),
+    ):
         assert empty.shape == (0,)
-
-
-def test_the_rate_warms_up_and_falls() -> None:
-    def rates(schedule: str, warmup: int = 0) -> list[float]:
-        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
-        return [learning_rate(config, steps_made, steps_made / 4) for steps_made in range(5)]
-
-    assert rates("constant") == [1.0] * 5
-    assert rates("constant", warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert rates("linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert rates("cosine") == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
-    assert rates("linear", warmup=2) == [0.5, 0.75, 0.5, 0.25, 0.0]

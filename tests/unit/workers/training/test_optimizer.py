@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.config import OptimizerConfig
-from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam
+from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam, MovingAverage, learning_rate
 
 CONFIG = OptimizerConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
 RATES = (1e-2, 3e-2, 0.0, 1e-2)
@@ -67,3 +67,27 @@ def test_making_it_moves_nothing() -> None:
     optimizer = Adam(shards, CONFIG)
     assert all(map(torch.equal, shards, weights()))
     assert all(not state["step"].item() and not state["exp_avg"].any() for state in optimizer.state())
+
+
+def test_the_rate_warms_up_and_falls() -> None:
+    def rates(schedule: str, warmup: int = 0) -> list[float]:
+        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
+        return [learning_rate(config, steps_made, steps_made / 4) for steps_made in range(5)]
+
+    assert rates("constant") == [1.0] * 5
+    assert rates("constant", warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates("linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rates("cosine") == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
+    assert rates("linear", warmup=2) == [0.5, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_it_follows_the_weights_and_gives_them_back() -> None:
+    weights = torch.zeros(3, dtype=torch.bfloat16)
+    average = MovingAverage([weights], decay=0.75)
+    weights.fill_(1.0)
+    average.update()
+    average.update()
+    with average.in_place():
+        assert weights.tolist() == [0.4375] * 3  # 1 - 0.75 ** 2
+    assert weights.tolist() == [1.0] * 3
+    assert average.host_bytes == 12

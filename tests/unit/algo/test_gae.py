@@ -1,28 +1,95 @@
-"""Token rewards, GAE over packed tokens and whitening, against cases computed by hand and laws that hold for any."""
+"""GAE over simulator steps and response tokens: cases by hand, the definition, and laws that hold for any rewards."""
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.algo.advantages import gae
-from rlplace.algo.normalize import merge, no_moments, shifted_sums
-from rlplace.algo.token_advantages import (
-    clip_scores,
-    explained_variance,
-    moments_of,
-    normalize_scores,
-    token_gae,
-    token_rewards,
-    whiten,
-)
+from rlplace.algo.gae import explained_variance, gae, token_gae, token_rewards
 
+Floats = NDArray[np.float64]
 LENGTHS = st.lists(st.integers(0, 20), max_size=6)
+
+
+def test_by_hand() -> None:
+    # gamma = lambda = 0.5. Row 0 runs through, row 1 terminates at t=1, row 2 is cut at t=1 where the value is 8.
+    values = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]])
+    nothing = torch.zeros(3, 3, dtype=torch.bool)
+    terminated, truncated = nothing.clone(), nothing.clone()
+    terminated[1, 1] = truncated[1, 2] = True
+    advantages, returns = gae(
+        rewards=torch.ones(3, 3),
+        values=values,
+        last_values=torch.tensor([6.0, 6.0, 6.0]),
+        final_values=torch.tensor([8.0]),
+        terminated=terminated,
+        truncated=truncated,
+        gamma=0.5,
+        gae_lambda=0.5,
+    )
+    # deltas: t=2: 1 + 3 - 4 = 0; t=1: 1 + 2 - 2 = 1 | 1 - 2 = -1 | 1 + 4 - 2 = 3; t=0: 1 + 1 - 1 = 1
+    assert advantages.tolist() == [[1.25, 0.75, 1.75], [1.0, -1.0, 3.0], [0.0, 0.0, 0.0]]
+    assert returns.tolist() == (advantages + values).tolist()
+
+
+def by_definition(
+    rewards: Floats, values: Floats, next_values: Floats, ends: NDArray[np.bool_], gamma: float, lam: float
+) -> Floats:
+    """Sum over l of (gamma * lambda)^l * delta_{t+l}, up to and including the step that ends the episode."""
+    advantages = np.zeros_like(rewards)
+    for t, row in np.ndindex(*rewards.shape):
+        for later in range(t, len(rewards)):
+            delta = rewards[later, row] + gamma * next_values[later, row] - values[later, row]
+            advantages[t, row] += (gamma * lam) ** (later - t) * delta
+            if ends[later, row]:
+                break
+    return advantages
+
+
+@given(seed=st.integers(0, 10**6), steps=st.integers(1, 6), rows=st.integers(0, 4))
+def test_the_recursion_is_the_definition(seed: int, steps: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.standard_normal((2, steps, rows))
+    terminated = rng.random((steps, rows)) < 0.3
+    truncated = (rng.random((steps, rows)) < 0.3) & ~terminated
+    last_values, final_values = rng.standard_normal(rows), rng.standard_normal(int(truncated.sum()))
+    next_values = np.concatenate([values[1:], last_values[None]])
+    next_values[truncated] = final_values
+    next_values[terminated] = 0.0
+    advantages, _ = gae(
+        rewards=torch.tensor(rewards),
+        values=torch.tensor(values),
+        last_values=torch.tensor(last_values),
+        final_values=torch.tensor(final_values),
+        terminated=torch.tensor(terminated),
+        truncated=torch.tensor(truncated),
+        gamma=0.9,
+        gae_lambda=0.8,
+    )
+    expected = by_definition(rewards, values, next_values, terminated | truncated, 0.9, 0.8)
+    assert advantages.numpy() == pytest.approx(expected, abs=1e-12)
+
+
+def test_inputs_are_left_alone() -> None:
+    values, last_values = torch.ones(2, 1), torch.ones(1)
+    flags = torch.tensor([[False], [True]])
+    gae(
+        rewards=torch.ones(2, 1),
+        values=values,
+        last_values=last_values,
+        final_values=torch.tensor([5.0]),
+        terminated=torch.zeros_like(flags),
+        truncated=flags,
+        gamma=0.9,
+        gae_lambda=0.9,
+    )
+    assert values.tolist() == [[1.0], [1.0]]
+    assert last_values.tolist() == [1.0]
 
 
 def doubles(*values: float) -> Tensor:
@@ -40,24 +107,18 @@ def close(found: Tensor, expected: list[float]) -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-# ── rewards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_score_stands_at_the_last_token_and_divergence_at_each() -> None:
-    lengths, scores = torch.tensor([2, 0, 3]), doubles(1.0, 9.0, -2.0)  # the second sample has learned nothing
+def test_the_score_stands_at_the_last_token_and_kl_at_each() -> None:
+    lengths, scores = torch.tensor([2, 0, 3]), doubles(1.0, 9.0, -2.0)  # the second sample has no response
     close(token_rewards(scores, lengths), [0.0, 1.0, 0.0, 0.0, -2.0])
-    divergence = torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0])  # k1 may be negative
-    close(token_rewards(scores, lengths, divergence, 0.5), [-0.5, 0.0, -1.5, 2.0, -4.5])
+    kl = torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0])  # k1 may be negative
+    close(token_rewards(scores, lengths, kl, 0.5), [-0.5, 0.0, -1.5, 2.0, -4.5])
 
 
 def test_no_samples_have_no_rewards() -> None:
     assert token_rewards(doubles(), torch.tensor([], dtype=torch.int64)).tolist() == []
 
 
-# ── advantages ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_gae_by_hand() -> None:
+def test_token_gae_by_hand() -> None:
     # Sample 0, gamma 1/2, lambda 1/2: delta 1 = 4 - 2 = 2; delta 0 = 1 + 1/2 * 2 - 3 = -1, and -1 + 1/4 * 2 = -1/2.
     # Sample 1 is one token: 5 - 1. The value of sample 1 does not follow sample 0.
     advantages, returns = token_gae(
@@ -124,43 +185,6 @@ def test_a_long_sample_keeps_its_precision() -> None:
     )
     expected = 0.999 ** torch.arange(2999, -1, -1, dtype=torch.float64)
     torch.testing.assert_close(advantages.double(), expected, rtol=1e-4, atol=0.0)
-
-
-# ── whitening and scores ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_whitened_tokens_have_zero_mean_and_unit_variance() -> None:
-    # Mean 7/3, so -4/3, -4/3, 8/3 apart; variance (16 + 16 + 64) / 27 = 32/9.
-    found = whiten(doubles(1, 1, 5), moments_of(doubles(1, 1, 5)))
-    assert found.tolist() == pytest.approx([-math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2)], rel=1e-5)
-
-
-@pytest.mark.parametrize("cut", [0, 2, 5])
-def test_whitening_does_not_depend_on_the_ranks(cut: int) -> None:
-    values = torch.arange(5.0).square() + 1000.0
-    nothing = no_moments()
-    sums = shifted_sums(values[:cut], nothing.mean) + shifted_sums(values[cut:], nothing.mean)
-    whole, apart = whiten(values, moments_of(values)), whiten(values, merge(nothing, sums))
-    torch.testing.assert_close(whole, apart)
-    assert float(whole.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(whole.square().mean()) == pytest.approx(1.0, abs=1e-4)
-
-
-def test_equal_advantages_whiten_to_nothing() -> None:
-    assert whiten(torch.full((4,), 3.0), moments_of(torch.full((4,), 3.0))).tolist() == [0.0] * 4
-
-
-def test_scores_are_normalised_by_all_that_were_seen() -> None:
-    first, seen = normalize_scores(doubles(1.0, 3.0), no_moments())
-    assert first.tolist() == pytest.approx([-1.0, 1.0], rel=1e-5)  # mean 2, deviation 1
-    second, seen = normalize_scores(doubles(5.0, 7.0), seen)  # of 1, 3, 5, 7: mean 4, variance 5
-    assert second.tolist() == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)], rel=1e-5)
-    assert float(seen.count) == 4
-
-
-def test_scores_are_clipped_on_both_sides() -> None:
-    assert clip_scores(doubles(-9, -1, 0, 2, 9), 2.0).tolist() == [-2, -1, 0, 2, 2]
-    assert clip_scores(doubles(-9, 9), None).tolist() == [-9, 9]
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,16 @@ import pytest
 from rlplace.config import read_config
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.appraisal import Appraisal, Appraiser, Inferred
+from rlplace.workers.training.advantages import AdvantageEstimator, Experience, Inferred
 from tests.lm_ranks import made_up_samples
 
 GROUPS = [group[:2] for group in made_up_samples()[:2]]
 SAMPLES = [sample for group in GROUPS for sample in group]
 
 
-def appraiser(name: str = "grpo", components: tuple[str, ...] = (), reward: Any = None, **algorithm: Any) -> Appraiser:
+def estimator(
+    name: str = "grpo", components: tuple[str, ...] = (), reward: Any = None, **algorithm: Any
+) -> AdvantageEstimator:
     placed = ("actor", "rollout", "env", *components)
     config = read_config(
         {
@@ -29,7 +31,7 @@ def appraiser(name: str = "grpo", components: tuple[str, ...] = (), reward: Any 
             **({} if reward is None else {"reward": reward}),
         }
     )
-    return Appraiser(WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1)))
+    return AdvantageEstimator(WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1)))
 
 
 def with_rewards(*rewards: float) -> list[list[Sample]]:
@@ -41,7 +43,7 @@ def each(value: float) -> list[np.ndarray]:
     return [np.full(s.learned, value, np.float32) for s in SAMPLES]
 
 
-def rewards(found: Appraisal) -> list[float]:
+def rewards(found: Experience) -> list[float]:
     return [sample.reward for group in found.groups for sample in group]
 
 
@@ -49,7 +51,7 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
     blocks = {"math": {"weight": 2.0}, "safety": {"weight": -1.0}}
     scores = {"reward.math": [np.array([v], np.float32) for v in (1, 2, 3, 4)]}
     scores["reward.safety"] = [np.array([v], np.float32) for v in (0.5, 0, 0, 0)]
-    found = appraiser(components=("reward.math", "reward.safety"), reward=blocks).appraise(
+    found = estimator(components=("reward.math", "reward.safety"), reward=blocks)(
         with_rewards(10, 20, 30, 40), scores, Inferred()
     )
     assert rewards(found) == [11.5, 24.0, 36.0, 48.0]
@@ -57,23 +59,23 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
 
 
 def test_without_judges_each_token_has_the_advantage_of_its_sample() -> None:
-    found = appraiser("dr_grpo").appraise(with_rewards(1, 0, 5, 5), {}, Inferred())
-    for sample, marks, advantage in zip(SAMPLES, found.marks, (0.5, -0.5, 0, 0), strict=True):
-        assert marks.advantages.tolist() == [advantage] * sample.learned
-        assert (marks.old, marks.reference, marks.values, marks.returns) == (None,) * 4
+    found = estimator("dr_grpo")(with_rewards(1, 0, 5, 5), {}, Inferred())
+    for sample, targets, advantage in zip(SAMPLES, found.targets, (0.5, -0.5, 0, 0), strict=True):
+        assert targets.advantages.tolist() == [advantage] * sample.learned
+        assert (targets.old, targets.reference, targets.values, targets.returns) == (None,) * 4
     assert found.metrics == {}
     kept = found.with_signal()
-    assert (len(kept.groups), len(kept.marks)) == (1, 2)
+    assert (len(kept.groups), len(kept.targets)) == (1, 2)
 
 
 def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
     own = Inferred(old=each(-1.0))
     scores = {"reference": [*each(-1.0)[:1], *each(-3.0)[1:]]}
-    made = appraiser("dr_grpo", ("reference",), kl_coef=0.1)
-    found = made.appraise(with_rewards(0, 0, 0, 0), scores, own)
+    made = estimator("dr_grpo", ("reference",), kl_coef=0.1)
+    found = made(with_rewards(0, 0, 0, 0), scores, own)
     lost = 0.1 * 2.0 * SAMPLES[1].learned
-    assert found.marks[0].advantages[0] == pytest.approx(lost / 2)
-    assert found.marks[1].advantages[0] == pytest.approx(-lost / 2)
+    assert found.targets[0].advantages[0] == pytest.approx(lost / 2)
+    assert found.targets[1].advantages[0] == pytest.approx(-lost / 2)
     assert rewards(found) == [0.0] * 4, "what is reported is what was said"
     tokens = sum(s.learned for s in SAMPLES[1:])
     assert found.metrics["actor/kl_reference"].value == pytest.approx(2.0 * tokens / 4)
@@ -81,39 +83,39 @@ def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
 
 
 def test_a_critic_gets_returns_and_the_actor_whitened_advantages() -> None:
-    made = appraiser("ppo", ("critic",), gae_lambda=1.0)
-    found = made.appraise(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, Inferred(old=each(-1.0)))
+    made = estimator("ppo", ("critic",), gae_lambda=1.0)
+    found = made(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, Inferred(old=each(-1.0)))
     for reward, returns in zip((1, 2, 3, 4), [r for group in found.returns() for r in group], strict=True):
         assert returns.returns == pytest.approx(reward)  # gamma and lambda are 1: all that is still to come
-    advantages = np.concatenate([marks.advantages for marks in found.marks])
+    advantages = np.concatenate([targets.advantages for targets in found.targets])
     assert advantages.mean() == pytest.approx(0.0, abs=1e-6)
     assert advantages.std() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_shaped_rewards_are_clipped_after_they_are_normalised() -> None:
-    made = appraiser("dr_grpo", normalize_rewards=True, reward_clip=1.0)
-    found = made.appraise(with_rewards(0, 0, 0, 100), {}, Inferred())
+    made = estimator("dr_grpo", normalize_rewards=True, reward_clip=1.0)
+    found = made(with_rewards(0, 0, 0, 100), {}, Inferred())
     # mean 25, deviation 43.3: -0.577 three times, and 1.73, which is clipped
-    assert found.marks[3].advantages[0] == pytest.approx((1.0 + 25 / 43.3012702) / 2, rel=1e-5)
+    assert found.targets[3].advantages[0] == pytest.approx((1.0 + 25 / 43.3012702) / 2, rel=1e-5)
 
 
 def test_rewards_are_normalised_by_all_that_were_ever_seen() -> None:
-    made = appraiser("dr_grpo", normalize_rewards=True)
-    made.appraise(with_rewards(0, 0, 0, 100), {}, Inferred())
-    found = made.appraise(with_rewards(0, 10, 0, 0), {}, Inferred())
+    made = estimator("dr_grpo", normalize_rewards=True)
+    made(with_rewards(0, 0, 0, 100), {}, Inferred())
+    found = made(with_rewards(0, 10, 0, 0), {}, Inferred())
     # of 100, 10 and six times 0: mean 13.75, deviation 32.76
-    assert found.marks[1].advantages[0] == pytest.approx(10 / 32.7633561 / 2, rel=1e-5)
+    assert found.targets[1].advantages[0] == pytest.approx(10 / 32.7633561 / 2, rel=1e-5)
 
 
 def test_the_weight_of_the_divergence_adapts_from_one_iteration_to_the_next() -> None:
-    made = appraiser("grpo", ("reference",), kl_coef=0.2, kl_target=1000.0, kl_horizon=8)
+    made = estimator("grpo", ("reference",), kl_coef=0.2, kl_target=1000.0, kl_horizon=8)
     scores = {"reference": each(-3.0)}
-    used = [made.appraise(with_rewards(0, 1, 0, 1), scores, Inferred(old=each(-1.0))).kl_coef for _ in range(2)]
+    used = [made(with_rewards(0, 1, 0, 1), scores, Inferred(old=each(-1.0))).kl_coef for _ in range(2)]
     assert used == pytest.approx([0.2, 0.2 * (1 - 0.2 * 4 / 8)])  # far below the target
 
 
 def test_samples_without_learned_tokens_are_worth_nothing() -> None:
     empty = [[dataclasses.replace(s, mask=np.zeros_like(s.mask)) for s in group] for group in GROUPS]
     nothing = [np.zeros(0, np.float32) for _ in SAMPLES]
-    found = appraiser("ppo", ("critic",)).appraise(empty, {"critic": nothing}, Inferred(old=nothing))
-    assert all(len(marks.advantages) == 0 for marks in found.marks)
+    found = estimator("ppo", ("critic",))(empty, {"critic": nothing}, Inferred(old=nothing))
+    assert all(len(targets.advantages) == 0 for targets in found.targets)

@@ -9,7 +9,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, RewardError
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.scores import gather_scores
+from rlplace.workers.training.samples import gather_scores
 from tests.lm_ranks import made_up_samples
 
 SCORERS = ("reference", "reward.math")

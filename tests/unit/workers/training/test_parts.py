@@ -8,8 +8,8 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.metrics import Metric
-from rlplace.workers.training.lm_learner import LmUpdate, Step
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
+from rlplace.workers.training.trainer import Update
 from tests.lm_ranks import made_up_samples
 
 
@@ -40,16 +40,14 @@ def test_what_is_judged_is_learned_whole() -> None:
     assert parts_of(config(("actor", "env", "rollout", "reference"))) == (7,)
 
 
-def update(loss: float, steps: int = 1) -> LmUpdate:
-    step = Step(**dict.fromkeys(Step._fields, 1.0) | {"loss": loss, "grad_norm": 2.0})
-    return LmUpdate(
-        mean=step if steps else None,
+def update(loss: float, steps: int = 1) -> Update:
+    return Update(
+        mean={"loss": loss, "grad_norm": 2.0} if steps else None,
         steps=steps,
         lr=loss,
         tokens=60,
         imbalance=loss,
-        mismatch={"actor/mismatch": Metric(loss)},
-        valued=False,
+        metrics={"actor/mismatch": Metric(loss)},
     )
 
 

@@ -1,0 +1,75 @@
+"""Heads that give one number: their names in a model's folder, and checks of a folder without reading its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlplace.errors import Problem
+
+HEAD = "score.weight"  # as transformers' sequence classification has it
+HEADS = (HEAD, "value_head.weight", "v_head.summary.weight")  # and as trainers of value models call it
+
+
+def stored_heads(head: str) -> tuple[str, ...]:
+    """Return the names that a reward model's head may have in its files; the usual ones, unless another is configured."""
+    named = f"{head}.weight"
+    return HEADS if named == HEAD else (named,)
+
+
+def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
+    """Check the head of a value model; None where it fits, or where the folder has none: then a new one is made."""
+    unfit = _unfit_head(dict(weight_shapes(folder)), HEADS, "value")
+    if unfit is None:
+        return None
+    return Problem(
+        code="value-head",
+        key=key,
+        what="its head does not give the value of a state",
+        got=str(folder),
+        why=unfit,
+        fix=f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>",
+    )
+
+
+def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
+    """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number."""
+    shapes, names = dict(weight_shapes(folder)), stored_heads(head)
+    key, fix = f"{key}.model", "model: {path: <a folder with one label, num_labels=1>}"
+    why = _unfit_head(shapes, names, "score")
+    if shapes.keys().isdisjoint(names):
+        like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
+        why, missing = f"its files have no weight {' or '.join(names)}", ""
+        if like:
+            key, missing, fix = key.replace(".model", ".head"), f"; {', '.join(like)} would give one number", f"head: {like[0]}"
+        else:
+            missing, fix = ": this model scores nothing", "model: {path: <a folder of sequence classification with one label>}"
+        why += missing
+    if why is None:
+        return None
+    return Problem(code="reward-head", key=key, what="this is no reward model", got=str(folder), why=why, fix=fix)
+
+
+def _unfit_head(shapes: dict[str, list[int]], names: tuple[str, ...], what: str) -> str | None:
+    """Return why the head under one of `names` does not give one number, a `what`; None where it does or is absent."""
+    name = next((n for n in names if n in shapes), None)
+    if name is None:
+        return None
+    bias, rows = name.removesuffix("weight") + "bias", shapes[name][0]
+    if rows != 1:
+        return f"{name} has {rows} rows: it tells {rows} classes apart, and a {what} is one number"
+    return f"{bias} would be left out: the head of a {what} model here is a weight alone" if bias in shapes else None
+
+
+def weight_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Yield names and shapes of all weights in the folder, from the headers of its files: 8 bytes of length, then JSON.
+
+    A file that is cut short yields none: reading its weights raises the error.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = opened.read(length) if length < file.stat().st_size else b""
+        if header:
+            yield from ((name, of["shape"]) for name, of in json.loads(header).items() if name != "__metadata__")

@@ -1,0 +1,68 @@
+"""KL estimators against the true divergence, and the controller of their weight."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.algo.kl import KL_ESTIMATORS, kl_k3, next_kl_coef
+
+
+def test_estimates_of_a_known_pair() -> None:
+    log_ratio = torch.tensor([0.25]).log() - torch.tensor([0.5]).log()
+    found = {name: estimator(log_ratio).item() for name, estimator in KL_ESTIMATORS.items()}
+    assert found == pytest.approx({"k1": math.log(2), "k2": math.log(2) ** 2 / 2, "k3": 0.5 - 1 + math.log(2)})
+
+
+@given(st.floats(-3.0, 3.0))
+def test_k3_is_never_negative(log_ratio: float) -> None:
+    estimate = kl_k3(torch.tensor([log_ratio], dtype=torch.float64)).item()
+    assert estimate >= 0.0
+    assert estimate == pytest.approx(math.exp(log_ratio) - 1.0 - log_ratio, abs=1e-12)
+
+
+def test_unbiased_estimators_average_to_the_true_kl() -> None:
+    p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.3, 0.3, 0.4])
+    expected = (p * (p / q).log()).sum().item()
+    for name in ("k1", "k3"):
+        assert (p * KL_ESTIMATORS[name](q.log() - p.log())).sum().item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_the_gradient_of_a_kl_in_the_loss(name: str) -> None:
+    """On average over tokens that the policy p draws: nothing, KL(p || q), KL(q || p)."""
+    q = torch.tensor([0.3, 0.3, 0.4])
+    scores = torch.tensor([0.1, -0.4, 0.7], requires_grad=True)
+    logprobs = scores.log_softmax(0)
+    p = logprobs.exp()
+    loss = (p.detach() * KL_ESTIMATORS[name](q.log() - logprobs)).sum()
+    kl = {"k1": 0.0 * p.sum(), "k2": (p * (p / q).log()).sum(), "k3": (q * (q / p).log()).sum()}[name]
+    (found,) = torch.autograd.grad(loss, scores, retain_graph=True)
+    (expected,) = torch.autograd.grad(kl, scores)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (6.0, 1.0),  # as wanted
+        (6.6, 1.0 + 0.1 * 0.1),  # a tenth too much
+        (60.0, 1.0 + 0.2 * 0.1),  # far too much counts as a fifth
+        (5.4, 1.0 - 0.1 * 0.1),
+        (-1.0, 1.0 - 0.2 * 0.1),  # k1 of few samples may be negative
+    ],
+)
+def test_one_step_by_hand(kl: float, factor: float) -> None:
+    coef = next_kl_coef(0.2, kl=kl, target=6.0, horizon=10_000, samples=1000)
+    assert coef == pytest.approx(0.2 * factor)
+
+
+def test_it_holds_a_kl_that_answers_to_it() -> None:
+    coef = 0.01
+    for _ in range(300):
+        coef = next_kl_coef(coef, kl=1.0 / coef, target=5.0, horizon=1000, samples=100)
+    assert 1.0 / coef == pytest.approx(5.0, rel=1e-3)

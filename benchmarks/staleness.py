@@ -33,7 +33,6 @@ from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement import Layout  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.workers.roles.actor import LmActor  # noqa: E402
-from rlplace.workers.roles.lm_actor import LmActor  # noqa: E402
 from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402
 

@@ -23,7 +23,6 @@ from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.training.worker import not_run
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor
 from tests.reference_grpo import grpo_step, targets, token_logprobs

@@ -17,7 +17,6 @@ from rlplace.placement import Layout
 from rlplace.run import run
 from rlplace.tokens import Sample
 from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.roles.lm_actor import LmActor
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import placed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplace import plan
-from tests.e2e.training import train
+from tests.e2e.training import INLINE_LAUNCHER, train
 from tests.tiny_lm import tiny_model, tiny_reward_model
 
 ENTRY = "python3 -m openrlhf.cli.train_ppo_ray "
@@ -92,7 +92,7 @@ def test_the_8b_recipe_runs_at_tiny_scale(tmp_path: Path, capsys: pytest.Capture
     policy = tiny_model(tmp_path / "policy")
     judge = tiny_reward_model(tmp_path / "judge", like=policy)
     models = (f"actor.model.path={policy}", f"reward.model.path={judge}", "runner.total_iterations=1")
-    run = train("imported", tmp_path / "runs", "--config-dir", str(tmp_path), *models)
+    run = train("imported", tmp_path / "runs", "--config-dir", str(tmp_path), INLINE_LAUNCHER, *models)
     assert run.code == 0, run.err
     (line,) = run.metrics()
     turns = {f"time/{stage}_{turn}_s" for stage in ("infer", "learn") for turn in (1, 2)}

@@ -26,7 +26,8 @@ from rlplace.placement.transfers import AnyPlan
 from rlplace.workers.machines import declared_topology
 
 Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
-PLAN_ONLY = "plan-only"  # code of what can be planned and not run
+# Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
+PLAN_ONLY = ("plan-only", "no-dataset")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def prepare(
             raise type(error)([*error.problems, *problems]) from None
         spaces = describe(config.simulator_env) if describe is not None and not problems else None
         case, counts = memory_case(plan, config, spaces, measured), ()
-    if wrong := [problem for problem in problems if problem.code != PLAN_ONLY]:
+    if wrong := [problem for problem in problems if problem.code not in PLAN_ONLY]:
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=counts)
     return Prepared(

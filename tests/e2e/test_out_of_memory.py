@@ -83,7 +83,7 @@ def test_who_comes_is_refused_beside_what_was_measured(tmp_path: Path) -> None:
     assert (problem.code, problem.key) == ("accelerator-out-of-memory", "actor")
     assert problem.what == "accelerator 0 has no room for it on entry to learn"
     assert "env rank 0: off 329.9 MiB" in (problem.why or "")
-    assert "foreseen 0 bytes" in (problem.why or "")
+    assert "predicted 0 bytes" in (problem.why or "")
     assert problem.fix
     _ended(tmp_path)
 

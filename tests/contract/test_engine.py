@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlplace.config import ActorConfig, AlgorithmConfig
+from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
 from rlplace.models.distributions import noise_shape
@@ -37,7 +37,7 @@ class Bench:
         self.engine: Engine = TorchEngine(policy, device=self.device, owner="rollout rank 0", workspace_bytes=WORKSPACE)
 
     def _policy(self, seed: int) -> torch.nn.Module:
-        return build_policy(self.spaces, ActorConfig(), AlgorithmConfig(), seed)
+        return build_policy(self.spaces, ActorConfig(model=MlpConfig()), AlgorithmConfig(), seed)
 
     def weights(self, seed: int = 1) -> Mapping[str, Tensor]:
         return self._policy(seed).state_dict()

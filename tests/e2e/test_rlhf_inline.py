@@ -143,7 +143,7 @@ UNPLACED = ("~cluster.component_placement.critic", "~cluster.component_placement
 def test_rewards_of_several_kinds_are_added(models: tuple[str, ...], tmp_path: Path) -> None:
     """A model and a function, which has no accelerator, each with its weight; the critic is a head on the actor."""
     config = yaml.safe_load((ROOT / "configs/rlhf_tiny.yaml").read_text(encoding="utf-8"))
-    config["defaults"] = [{"/model": "tiny"}, "_self_"]
+    config["defaults"] = [{"/model@actor.model": "tiny"}, "_self_"]
     config["reward"] = {
         "digits": {**config["reward"], "model": {"path": models[1].partition("=")[2]}, "weight": 2.0},
         "letters": {"function": "tests.e2e.text_tasks:share_of_small_letters", "weight": -0.5},

@@ -19,14 +19,11 @@ from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.comm.weights.sender import PushRules, WeightSender
-from rlplace.comm.weights.shards import Shard, replicas, row_blocks
-from rlplace.comm.weights.tensors import shards_of
 from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery
+from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
 
-PATIENCE_S = 60.0
 HOST = torch.device("cpu")
-Weights = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +74,6 @@ def serve() -> tuple[Any, StoreAddress]:
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S)
     )
     return store, StoreAddress(host="127.0.0.1", port=store.port)
-
-
-def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
-    """As FSDP has it: what has rows is split, a scalar is everywhere."""
-    shards = []
-    for whole in shards_of(tensors):
-        count = whole.data.numel()
-        blocks = row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
-        mine = whole.data.detach().reshape(-1)[blocks[rank].start : blocks[rank].stop]
-        shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
-    return tuple(shards)
 
 
 class Ends:

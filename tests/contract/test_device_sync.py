@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
 from rlplace.errors import ChannelTimeout, WeightSyncError
-from tests.contract.device_sync import PATIENCE_S, Ends, Mixture, Weights, ends_of, gpu_consumer, held_by, serve
+from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, serve
+from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
 MIXTURES = {
     "a consumer alone": Mixture(actors=1, hosts=(0,)),
@@ -64,14 +64,6 @@ def weights(seed: int = 0) -> Weights:
 
 def cloned(tensors: Mapping[str, torch.Tensor]) -> Weights:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def assert_equal_to_the_bit(received: Weights, sent: Weights) -> None:
-    assert received.keys() == sent.keys()
-    for name, tensor in sent.items():
-        got = received[name]
-        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
-        assert tensor_bytes(got).tobytes() == tensor_bytes(tensor).tobytes(), name
 
 
 def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:

@@ -16,7 +16,8 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.errors import ChannelTimeout, WeightSyncError
-from tests.contract.device_sync import PATIENCE_S, Mixture, Weights, held_by, serve
+from tests.contract.device_sync import Mixture, serve
+from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
 
 MIXTURE = Mixture(actors=2, hosts=(1, None), on_host=(2,), bucket_bytes=4096)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,16 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.codec import tensor_bytes
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import PushRules, WeightSender
-from rlplace.comm.weights.shards import Layout, Shard, assemble, replicas, row_blocks
+from rlplace.comm.weights.shards import Layout, assemble
 from rlplace.comm.weights.tensors import shards_of, spec_of
 from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelBroken, ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import Delivery, Transport
-
-PATIENCE_S = 60.0
-Weights = dict[str, torch.Tensor]
+from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
 
 def channel_of(**fields: Any) -> LocalChannel:
@@ -46,25 +43,6 @@ def weights(seed: int = 0) -> Weights:
         "empty": torch.empty(0, 7),
         "fp8": torch.randn(6).to(torch.float8_e4m3fn),
     }
-
-
-def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
-    """As FSDP has it: what has rows is split, a scalar is everywhere."""
-    shards = []
-    for whole in shards_of(tensors):
-        count = whole.data.numel()
-        blocks = row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
-        mine = whole.data.detach().reshape(-1)[blocks[rank].start : blocks[rank].stop]
-        shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
-    return tuple(shards)
-
-
-def assert_equal_to_the_bit(received: Mapping[str, torch.Tensor], sent: Weights) -> None:
-    assert list(received) == list(sent)
-    for name, tensor in sent.items():
-        got = received[name]
-        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
-        assert tensor_bytes(got.clone()).tobytes() == tensor_bytes(tensor).tobytes(), name
 
 
 class Ends:
@@ -259,35 +237,6 @@ def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
         assert "version 7 arrived, version 8 was asked for" in str(caught.value)
     for loaded in ends.pull(8).values():
         assert_equal_to_the_bit(loaded, weights(8))
-
-
-def test_a_version_is_read_while_the_next_is_written(open_ends: OpenEnds) -> None:
-    ends = open_ends(CASES["one node, 3 to 2"])
-    ends.push(1, weights(1))
-    reading = [receiver.pull(1) for receiver in ends.receivers.values()]
-    ends.push(2, weights(2))
-    for received in reading:
-        assert_equal_to_the_bit(received.tensors, weights(1))
-        received.release()
-    assert all(torch.equal(loaded["embed"], weights(2)["embed"]) for loaded in ends.pull(2).values())
-
-
-def test_a_third_version_waits_for_the_reader_of_the_first_and_names_it(tmp_path: Path) -> None:
-    case = CASES["one node, 1 to 1"]
-    ends = Ends(1, case.deliveries, tmp_path, PushRules())
-    impatient = WeightSender(channel_of(timeout_s=0.01), deliveries=case.deliveries, folder=tmp_path)
-    ends.push(1, weights(1))
-    reading = ends.receivers[0].pull(1)
-    ends.push(2, weights(2))
-    with pytest.raises(ChannelTimeout) as caught:
-        impatient.send(3, shards_of(weights(3)))
-    assert "actor rank 0 waited" in str(caught.value)
-    assert "still in use by rollout rank 0; rollout rank 0" in str(caught.value)
-    assert_equal_to_the_bit(reading.tensors, weights(1))
-    reading.release()
-    ends.push(3, weights(3))
-    ends.close()
-    impatient.close()
 
 
 def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Worker contract: one process of a component, what it is told at birth, and its lifecycle.
+"""The Worker contract: one rank of a component, its arguments and place, its lifecycle, and errors of any worker.
 
 ::
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Rendezvous:
     """Where the ranks of one group meet for collectives; port 0 for a class that does not need its own process.
 
-    Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to whoever uses it.
+    Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to the code that uses it.
     """
 
     host: str
@@ -100,7 +100,7 @@ class Worker:
         """Imports, builds and connects; ends with residency OFF. Collectives among the group's ranks are allowed."""
 
     def move(self, to: Residency) -> MoveReport:
-        """Brings this rank's state on or off its accelerators. Moving to the present residency is allowed and free."""
+        """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free."""
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0, seconds=0.0)
 
     def onload(self) -> MoveReport:
@@ -110,7 +110,7 @@ class Worker:
         return self.move(Residency.OFF)
 
     def close(self) -> None:
-        """Releases everything. Called once, also after a failure; must not block."""
+        """Release everything. Called once, also after a failure; must not block."""
 
 
 def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:

@@ -306,7 +306,7 @@ class _Shares:
         actor rank    shares bucket 5 ─▶ a note to each consumer     after every consumer has taken bucket 4
         consumers     read the note, copy from the owner's memory, drop it, note that it is taken
 
-    At the end of the block every consumer has taken every bucket, or is told that there are no more.
+    At the end of the block every consumer has taken every bucket, or finds a note that there are no more.
     """
 
     def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[int], deadline_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import threading
@@ -23,15 +22,14 @@ class Device(Protocol):
         ...
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Accounts `size_bytes` on each accelerator of the slot under the label `what` (replacing an earlier amount of
-        that label).
+        """Account `size_bytes` on each accelerator of the slot under the label `what`, instead of an earlier amount.
 
         Raises AcceleratorOutOfMemory, naming all residents, when it does not fit; then nothing has changed.
         """
         ...
 
     def release(self, what: str) -> None:
-        """Gives back what was acquired under `what`; nothing if there was nothing."""
+        """Give back what was acquired under `what`, if anything."""
         ...
 
     def held_bytes(self) -> int:
@@ -39,18 +37,10 @@ class Device(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """Who asks for memory, and where: one worker's name and the global numbers of its accelerators."""
-
-    owner: str
-    accelerators: tuple[int, ...]
-
-
 class Account(Protocol):
-    """Where the holdings of a job are written down; in this process or behind a call to another."""
+    """What workers hold on the accelerators of a job; in this process or behind a call to another."""
 
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> None: ...
+    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None: ...
 
     def release(self, owner: str, what: str) -> None: ...
 
@@ -70,16 +60,17 @@ class MemoryAccount:
         self._held: dict[int, dict[tuple[str, str], int]] = {}  # accelerator -> (owner, label) -> bytes
         self._lock = threading.Lock()
 
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> None:
+    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
+        """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
         if size_bytes < 0:
-            raise AssertionError(f"{holding.owner}: {what} cannot take {size_bytes} bytes")
-        resident = (holding.owner, what)
+            raise AssertionError(f"{owner}: {what} cannot take {size_bytes} bytes")
+        resident = (owner, what)
         with self._lock:
-            for number in holding.accelerators:
+            for number in accelerators:
                 others = {r: b for r, b in self._held.get(number, {}).items() if r != resident}
                 if sum(others.values()) + size_bytes > self.capacity_bytes[number]:
-                    raise out_of_memory(holding.owner, what, size_bytes, number, self.capacity_bytes[number], others)
-            for number in holding.accelerators:
+                    raise out_of_memory(owner, what, size_bytes, number, self.capacity_bytes[number], others)
+            for number in accelerators:
                 self._held.setdefault(number, {})[resident] = size_bytes
 
     def release(self, owner: str, what: str) -> None:
@@ -103,7 +94,7 @@ class MemoryAccount:
 def out_of_memory(
     owner: str, what: str, size_bytes: int, number: int, capacity_bytes: int, held: dict[tuple[str, str], int]
 ) -> AcceleratorOutOfMemory:
-    """The refusal of `what`, with everybody who holds something on that accelerator, the largest first."""
+    """Describe what does not fit, with all that is resident on that accelerator, the largest first."""
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     lines = [f"{resident}: {label} {exact_bytes(size)}" for (resident, label), size in largest if size]
     free = capacity_bytes - sum(held.values())
@@ -119,7 +110,7 @@ def out_of_memory(
             key=owner,
             what=f"accelerator {number} is out of memory",
             got=f"{what} needs {exact_bytes(size_bytes)}",
-            why="\n".join([has + ("; resident are" if lines else "; nobody is resident"), *lines]),
+            why="\n".join([has + ("; resident are" if lines else "; nothing is resident"), *lines]),
             fix=fix,
         ),
         accelerator=number,
@@ -128,7 +119,7 @@ def out_of_memory(
 
 
 def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemory | None:
-    """What torch says of a full GPU, in the house form; None for any other error."""
+    """Turn torch's error of a full GPU into ours; None for any other error."""
     torch = sys.modules.get("torch")  # not imported: most workers that come by here never need it
     if torch is None or not isinstance(error, torch.OutOfMemoryError):
         return None
@@ -152,7 +143,7 @@ def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemo
 
 
 def _size_after(words: str, text: str) -> int:
-    """`20.00 MiB` after some words of torch's message; 0 where it says no such thing."""
+    """Read a size such as `20.00 MiB` after some words of torch's message; 0 where it is not there."""
     found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
     if found is None:
         return 0
@@ -160,12 +151,12 @@ def _size_after(words: str, text: str) -> int:
 
 
 class HostDevice:
-    """No accelerator: a slot on a node alone computes on its CPUs, in memory that nobody accounts."""
+    """No accelerator: a slot on a node alone computes on its CPUs, in memory that is not accounted."""
 
     torch_name = "cpu"
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Never refused."""
+        """Do nothing: nothing is accounted."""
 
     def release(self, what: str) -> None:
         pass
@@ -181,23 +172,23 @@ class EmulatedDevice:
 
     def __init__(self, account: Account, slot: Slot) -> None:
         self._account = account
-        self._holding = Holding(owner=slot.owner, accelerators=slot.accelerators)
+        self._slot = slot
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        self._account.acquire(self._holding, size_bytes, what)
+        self._account.acquire(self._slot.owner, self._slot.accelerators, size_bytes, what)
 
     def release(self, what: str) -> None:
-        self._account.release(self._holding.owner, what)
+        self._account.release(self._slot.owner, what)
 
     def held_bytes(self) -> int:
-        return self._account.held_bytes(self._holding.owner)
+        return self._account.held_bytes(self._slot.owner)
 
 
 class CudaDevice:
-    """Real GPUs: allocating is what takes memory; this measures, and refuses beforehand what is not free."""
+    """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
     def __init__(self, index: int = 0, slot: Slot | None = None) -> None:
-        """`index` counts among the GPUs visible to the process; `slot` names the worker in a refusal."""
+        """`index` counts among the GPUs visible to the process; `slot` names the worker in errors."""
         self._index = index
         self._slot = slot
         self._asked: dict[str, int] = {}  # label -> bytes; what was there before it was asked for counts as well
@@ -207,7 +198,7 @@ class CudaDevice:
         return f"cuda:{self._index}"
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Refuses what neither the GPU nor torch's cache in this process has free; allocating is what takes it."""
+        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
         import torch
 
         asked = self._asked | {what: size_bytes}
@@ -229,7 +220,7 @@ class CudaDevice:
         return self._slot.accelerators[0] if self._slot is not None and self._slot.accelerators else self._index
 
     def release(self, what: str) -> None:
-        """Hands cached blocks back to the driver, so that other processes of this GPU can have them."""
+        """Hand cached blocks back to CUDA, so that other processes of this GPU can have them."""
         import torch
 
         self._asked.pop(what, None)
@@ -239,3 +230,13 @@ class CudaDevice:
         import torch
 
         return torch.cuda.memory_reserved(self._index)
+
+
+def make_device(slot: Slot, kind: str, *, index: int, account: Account | None) -> Device:
+    """Make the device of a slot on a node of this kind. `index`: its first among the GPUs visible to its process."""
+    if not slot.accelerators:
+        return HostDevice()
+    if kind == "cuda":
+        return CudaDevice(index, slot)
+    assert account is not None, "emulated accelerators have an account"
+    return EmulatedDevice(account, slot)

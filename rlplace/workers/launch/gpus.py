@@ -1,6 +1,6 @@
 """The GPUs of this machine: what they are and how much memory they have, without torch and without starting CUDA.
 
-They are numbered as nvidia-smi and Ray number them, by their place on the bus; workers are told to do so, too.
+They are numbered as nvidia-smi and Ray number them, by their place on the bus; workers number them alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One of them. What nobody says stays empty."""
+    """One GPU. What is not known stays empty."""
 
     uuid: str = ""
     product: str = ""
@@ -30,7 +30,7 @@ class Gpu:
 
 
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
-    """All of this machine; only counted where nvidia-smi is absent, fails, is late, or says what it should not."""
+    """List all GPUs of this machine; only counted where nvidia-smi is absent, fails, is late or not understood."""
     return _described(deadline_s) or (Gpu(),) * _count()
 
 
@@ -93,7 +93,7 @@ def _named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
 
 
 def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
-    """Neighbours that are alike, together."""
+    """Group neighbours that are alike."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
         Run(count=sum(1 for _ in group), product=product, memory_bytes=size) for (product, size), group in alike

@@ -152,7 +152,7 @@ class WorkerHost:
             value = getattr(worker, method)(*args, **kwargs)
             return Done(value, time.perf_counter() - began)
         except ChannelTimeout as late:
-            late.add_note(report(view(context.channels)) or "nobody else waits")  # before the failure breaks them
+            late.add_note(report(view(context.channels)) or "no other end waits")  # before the failure breaks them
             return Failure.of(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             full = cuda_out_of_memory(error, context.slot)

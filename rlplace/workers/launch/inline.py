@@ -15,7 +15,7 @@ from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.devices import Account, CudaDevice, Device, EmulatedDevice, HostDevice
+from rlplace.workers.launch.devices import Account, make_device
 from rlplace.workers.launch.host import WorkerHost, WorkerSpec
 from rlplace.workers.launch.launcher import (
     Call,
@@ -53,13 +53,8 @@ class InlineLauncher:
             return {order.name: tuple(self._make(order, slot) for slot in order.slots) for order in orders}
 
     def _make(self, order: GroupOrder, slot: Slot) -> InlineWorker:
-        device: Device
-        if not slot.accelerators:
-            device = HostDevice()
-        elif self._topology.nodes[slot.node].kind == "cuda":
-            device = CudaDevice(slot.local_accelerators[0], slot)
-        else:
-            device = EmulatedDevice(self._account, slot)
+        kind = self._topology.nodes[slot.node].kind
+        device = make_device(slot, kind, index=next(iter(slot.local_accelerators), 0), account=self._account)
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
         if order.worker.needs_own_process:
             listening = open_rendezvous("127.0.0.1")

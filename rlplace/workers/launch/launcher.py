@@ -169,7 +169,7 @@ def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
 
 
 class Launcher(Protocol):
-    """Starts what a plan says. Owns the processes, the channels and the accounts of one cluster."""
+    """Starts the workers of a plan. Owns the processes, the channels and the accounts of one cluster."""
 
     def start(self, report: StartReport) -> None:
         """Reach the machines. Raises ClusterError. Idempotent."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import Holding, MemoryAccount
+from rlplace.workers.launch.devices import MemoryAccount
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost, WorkerSpec
 from rlplace.workers.launch.launcher import Call, WorkerHandle, open_rendezvous
 from rlplace.workers.launch.reservation import WorkerReport, visible_in
@@ -152,44 +151,21 @@ def explain(error: BaseException) -> str:
     return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
 
 
-class AccountKeeper:
-    """The MemoryAccount of a job in a process that all its workers can ask."""
-
-    def __init__(self, capacity_bytes: Sequence[int]) -> None:
-        self._account = MemoryAccount(capacity_bytes)
-
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> AcceleratorOutOfMemory | None:
-        try:
-            self._account.acquire(holding, size_bytes, what)
-        except AcceleratorOutOfMemory as refusal:
-            return refusal
-        return None
-
-    def release(self, owner: str, what: str) -> None:
-        self._account.release(owner, what)
-
-    def release_all(self, owner: str) -> None:
-        self._account.release_all(owner)
-
-    def held_bytes(self, owner: str) -> int:
-        return self._account.held_bytes(owner)
-
-
 class RayAccount:
-    """An Account whose keeper is an actor. Picklable; every question waits for its answer."""
+    """An Account in an actor, which all workers of a job ask. Picklable; every question waits for its answer."""
 
     def __init__(self, keeper: Any) -> None:
         self._keeper = keeper
 
     @classmethod
     def start(cls, account: MemoryAccount) -> RayAccount:
-        return cls(ray.remote(AccountKeeper).options(num_cpus=0).remote(account.capacity_bytes))
+        return cls(ray.remote(MemoryAccount).options(num_cpus=0).remote(account.capacity_bytes))
 
-    def acquire(self, holding: Holding, size_bytes: int, what: str) -> None:
-        asked = self._keeper.acquire.remote(holding, size_bytes, what)
-        refusal: AcceleratorOutOfMemory | None = ray.get(asked, timeout=60.0)
-        if refusal is not None:
-            raise refusal
+    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
+        try:
+            ray.get(self._keeper.acquire.remote(owner, accelerators, size_bytes, what), timeout=60.0)
+        except RayTaskError as error:
+            raise error.cause from None  # AcceleratorOutOfMemory
 
     def release(self, owner: str, what: str) -> None:
         ray.get(self._keeper.release.remote(owner, what), timeout=60.0)

@@ -1,4 +1,4 @@
-"""Cleans up when this process is ended in a way that lets it clean up nothing."""
+"""Clean up after this process, even when it is killed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _KILL = 'kill -9 "$@" 2>/dev/null'
-# Who still writes into the folder can make a removal fail; it ends soon, for the same reason that we run.
+# A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
 _REMOVE = 'for i in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@" 2>/dev/null && exit; sleep 1; done'
 
 
 class Guard:
     """A shell that reads from a pipe whose other end only this process holds: a line dismisses it, the end sets it off.
 
-    It is nobody's child: Ray kills the children of a worker that it ends.
+    It has no parent: Ray kills the children of a worker that it ends.
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
@@ -41,7 +41,7 @@ class Guard:
         pipe = self._shell.stdin
         assert pipe is not None
         if not pipe.closed:
-            with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+            with contextlib.suppress(BrokenPipeError):  # it was ended
                 pipe.write(b"dismissed\n")
                 pipe.flush()
             pipe.close()

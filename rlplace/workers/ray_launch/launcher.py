@@ -26,7 +26,7 @@ from rlplace.placement.channels import ChannelHome
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
-from rlplace.workers.launch.devices import CudaDevice, Device, EmulatedDevice, HostDevice
+from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.host import Failure
 from rlplace.workers.launch.launcher import GroupOrder, StartReport, WorkerHandle, failed, memory_account
 from rlplace.workers.launch.reservation import Demand, Expected, Machine, WorkerReport, rendezvous_host
@@ -42,7 +42,7 @@ from rlplace.workers.ray_launch.actors import (
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
 
-_END_S = 10.0  # for processes to be gone after they were told to
+_END_S = 10.0  # for processes to be gone after they were asked to end
 
 
 class RayLauncher:
@@ -102,7 +102,7 @@ class RayLauncher:
             self._physical = self._physical_accelerators()
 
     def _physical_accelerators(self) -> dict[int, dict[int, str]]:
-        """The plan's local numbers, in order, are the GPUs Ray gave to the node's bundle, in order."""
+        """Match the plan's local numbers, in order, with the GPUs that Ray gave to the node's bundle, in order."""
         asked = {
             node: ray.remote(_visible_gpus).options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node)).remote()
             for node, d in self._reserved.items()
@@ -114,7 +114,7 @@ class RayLauncher:
         }
 
     def _on(self, node: int) -> dict[str, Any]:
-        """Options that put a process into the bundle of a node."""
+        """Return the options that put a process into the bundle of a node."""
         assert self._bundles is not None, "reserve comes before launch"
         index = list(self._reserved).index(node)
         return {
@@ -202,13 +202,9 @@ class RayLauncher:
         return reports
 
     def _device(self, slot: Slot) -> Device:
-        if not slot.accelerators:
-            return HostDevice()
-        if self._topology.nodes[slot.node].kind == "cuda":
-            visible = reservation.visible_to(slot)
-            return CudaDevice(visible.index(slot.local_accelerators[0]), slot)
-        assert self._account is not None, "start makes the account of emulated accelerators"
-        return EmulatedDevice(self._account, slot)
+        visible = reservation.visible_to(slot)
+        index = visible.index(slot.local_accelerators[0]) if slot.accelerators else 0
+        return make_device(slot, self._topology.nodes[slot.node].kind, index=index, account=self._account)
 
     def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
         assert self._channels is not None, "start makes the channels' homes"
@@ -238,7 +234,7 @@ class RayLauncher:
             self._end_processes()
 
     def _give_back(self) -> None:
-        """What would outlive us in a Ray that goes on."""
+        """Give back what would outlive this process in a Ray that goes on."""
         if self._account is not None:
             self._account.stop()
         if self._bundles is not None:

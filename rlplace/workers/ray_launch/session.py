@@ -29,7 +29,7 @@ _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # a run reports its use to no server
     "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
 }
-# A Ray that is started here for one run listens on the loopback address: Ray's own switch, whatever its name says.
+# A Ray that is started here for one run listens on the loopback address: Ray's switch for that, despite its name.
 _STARTED_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
@@ -59,7 +59,7 @@ class RaySession:
         self._guard: Guard | None = None
 
     def start(self) -> None:
-        """Idempotent. Raises ClusterError when Ray cannot be started or reached."""
+        """Start or join Ray. Idempotent. Raises ClusterError when Ray cannot be started or reached."""
         if self._begun:
             return
         with ray_environment(self._config.address):
@@ -98,13 +98,13 @@ class RaySession:
         return found
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
-        """Resources nobody uses now, by node id."""
+        """Return the resources that are free now, by node id."""
         from ray._private.state import available_resources_per_node  # no public function tells it per node
 
         return available_resources_per_node()
 
     def close(self) -> None:
-        """Ends the Ray that was started here, or leaves the one that was joined. Idempotent."""
+        """End the Ray that was started here, or leave the one that was joined. Idempotent."""
         if not self._begun:
             return
         self._begun = False
@@ -163,7 +163,7 @@ def _join(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Ray takes half a minute to find out that nobody listens; a connection tells it at once."""
+    """Connect once: Ray takes half a minute to find out that no process listens."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():  # "auto", or an address with a scheme: Ray reads those
         return

@@ -9,7 +9,7 @@ import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import EmulatedDevice, Holding, MemoryAccount
+from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 
 
 def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
@@ -65,7 +65,7 @@ def test_alone_the_fix_is_more_memory() -> None:
     with pytest.raises(AcceleratorOutOfMemory) as refused:
         device(MemoryAccount([10]), "actor", 0).acquire(11, "weights")
     assert refused.value.problem.fix == "cluster.accelerator.memory: 11"
-    assert "nobody is resident" in (refused.value.problem.why or "")
+    assert "nothing is resident" in (refused.value.problem.why or "")
     copy = pickle.loads(pickle.dumps(refused.value))
     assert isinstance(copy, AcceleratorOutOfMemory)
     assert copy.problem == refused.value.problem
@@ -78,7 +78,7 @@ def test_many_threads_never_overfill() -> None:
     def take(owner: str) -> None:
         for round_ in range(50):
             try:
-                account.acquire(Holding(owner=owner, accelerators=(0,)), 30, "weights")
+                account.acquire(owner, (0,), 30, "weights")
             except AcceleratorOutOfMemory:
                 refused.append(round_)
             held = sum(account.held_bytes(f"worker {i}") for i in range(6))
@@ -90,4 +90,4 @@ def test_many_threads_never_overfill() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    account.acquire(Holding(owner="last", accelerators=(0,)), 100, "all")
+    account.acquire("last", (0,), 100, "all")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Slot,
     )
     from rlplace.placement.layout import Layout, make_layout
-    from rlplace.placement.machines.nodes import declare_topology, topology_of_ray
+    from rlplace.placement.machines.nodes import declare_topology
     from rlplace.placement.machines.pools import HardwareItem
     from rlplace.placement.machines.topology import Links, Node, Topology
     from rlplace.placement.plan import Plan, make_plan
@@ -80,7 +80,6 @@ __all__ = [
     "render_svg",
     "render_text",
     "rlhf_needs",
-    "topology_of_ray",
 ]
 
 # The same names again, by module: a test compares.
@@ -88,7 +87,7 @@ _NAMES_OF = {
     "batches": "BatchSizes",
     "channels": "ChannelHome ChannelPlan",
     "flow": "Route Routes Share Transport derive_routes",
-    "machines.nodes": "declare_topology topology_of_ray",
+    "machines.nodes": "declare_topology",
     "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
     "layout": "Layout make_layout",

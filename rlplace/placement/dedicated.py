@@ -71,7 +71,7 @@ class _Nodes:
 
 
 def _kind(node: Node) -> Node:
-    return dataclasses.replace(node, rank=0, first=0, host="", labels=())
+    return dataclasses.replace(node, rank=0, first=0, host="")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,10 @@ from rlplace.placement import (
     make_plan,
     render_json,
     render_text,
-    topology_of_ray,
 )
 from rlplace.placement.deadlock import Flow, check_flows
 from rlplace.placement.llm import make_llm_layout
-from rlplace.placement.machines.nodes import RANK_LABEL
+from rlplace.placement.machines.nodes import RANK_LABEL, in_rank_order
 from rlplace.placement.show.view import view_plan
 
 HERE = Path(__file__).parent
@@ -208,7 +207,7 @@ ERRORS: dict[str, Callable[[], object]] = {
     # machines
     "mixed-count": lambda: declare_topology([MIXED_NODE]),
     "node-count": lambda: declare_topology([NodeConfig(count=6)], num_nodes=8),
-    "no-node": lambda: topology_of_ray([]),
+    "no-node": lambda: in_rank_order([]),
     "node-ranks": lambda: declare_topology([NodeConfig(rank=0), NodeConfig(rank=2)]),
     # channels
     "channel-starves": flow(taken_in="sync"),

@@ -1,4 +1,4 @@
-"""Nodes declared in `cluster.nodes`, or as Ray lists them -> topology.
+"""Nodes declared in `cluster.nodes` -> topology; nodes as Ray lists them -> the same order.
 
 Declared machines need not exist, so that any cluster is planned on a laptop. Both are arithmetic on plain values: the
 caller reads the config and talks to Ray.
@@ -16,7 +16,6 @@ from rlplace.placement.machines.topology import Links, Node, Run, Topology
 PATH = "cluster.nodes"
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
 HEAD = "node:__internal_head__"
-_PRODUCT = "accelerator_type:"
 
 
 def declare_topology(
@@ -95,37 +94,8 @@ def _check(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[
     return problems
 
 
-def topology_of_ray(nodes: Sequence[Mapping[str, Any]], memory_bytes: int = 0) -> Topology:
-    """The topology of the list that `ray.nodes()` returns, without dead nodes.
-
-    `memory_bytes` is one accelerator's, which Ray does not know. Raises PlacementError.
-    """
-    alive, order = in_rank_order(nodes)
-    made: list[Node] = []
-    first = 0
-    for rank, node in enumerate(alive):
-        resources: Mapping[str, float] = node.get("Resources") or {}
-        labels: Mapping[str, object] = node.get("Labels") or {}
-        count = int(resources.get("GPU", 0))
-        products = sorted(key.removeprefix(_PRODUCT) for key in resources if key.startswith(_PRODUCT))
-        found = Node(
-            rank=rank,
-            accelerators=count,
-            first=first,
-            kind="cuda" if count else "emulated",
-            memory_bytes=memory_bytes if count else 0,
-            host=str(node.get("NodeManagerHostname") or node.get("NodeManagerAddress", "")),
-            labels=tuple(f"{k}={v}" for k, v in sorted(labels.items())),
-            product=products[0] if products else "",
-            host_memory_bytes=int(resources.get("memory", 0)),
-        )
-        made.append(found)
-        first += count
-    return Topology(tuple(made), order)
-
-
-def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The living nodes of `ray.nodes()`, node rank i at entry i, and the order in words. Raises PlacementError.
+def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The living nodes of `ray.nodes()`, node rank i at entry i. Raises PlacementError.
 
     Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
     """
@@ -152,9 +122,7 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
             ranks[int(text)] = node
     if problems:
         raise PlacementError(problems)
-    if ranks:
-        return [ranks[rank] for rank in sorted(ranks)], f"by the label {RANK_LABEL}"
-    return sorted(alive, key=_head_first), "the head first, the others by address"
+    return [ranks[rank] for rank in sorted(ranks)] if ranks else sorted(alive, key=_head_first)
 
 
 def _head_first(node: Mapping[str, Any]) -> tuple[bool, int, tuple[int, ...], str, int]:

@@ -1,7 +1,6 @@
 """The machines as they are: nodes, their accelerators and links, and both ways of numbering them.
 
-A topology comes from one of three places: declared in the config (`declare`), counted on this machine, or read from a
-running cluster (`discover`). It is the same type each time.
+A topology is declared in the config (`nodes`) or counted on this machine; it is the same type each time.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Node:
     kind: str = "emulated"  # "cuda" or "emulated"
     memory_bytes: int = 0  # of one accelerator, the least where they differ; 0: not known
     host: str = ""  # "" until a cluster was met
-    labels: tuple[str, ...] = ()
     product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
     links: Links = Links()

@@ -87,7 +87,7 @@ class RaySession:
         """Living nodes in the order in which a plan numbers them."""
         return [
             Machine(id=node["NodeID"], address=node["NodeManagerAddress"], total=node["Resources"])
-            for node in in_rank_order(self.nodes())[0]
+            for node in in_rank_order(self.nodes())
         ]
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ import pytest
 
 from rlplace.config import ClusterConfig, read_config
 from rlplace.errors import ConfigError, PlacementError, Source
-from rlplace.placement import HybridComponentPlacement, Links, Node, Topology, declare_topology, topology_of_ray
+from rlplace.placement import HybridComponentPlacement, Links, Node, Topology, declare_topology
+from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.machines import declared_topology
 
 
@@ -124,28 +125,22 @@ def test_ray_nodes_come_head_first_then_by_address() -> None:
         ray_node("gpu-host", 1),
         ray_node("10.0.0.1", 8, Alive=False),
     ]
-    topology = topology_of_ray(nodes, memory_bytes=80 << 30)
-    assert [n.host for n in topology.nodes] == ["10.0.0.9", "b", "10.0.0.10", "gpu-host"]
-    assert [n.accelerators for n in topology.nodes] == [0, 4, 8, 1]
-    assert [n.product for n in topology.nodes] == ["", "A100", "A100", "A100"]
-    assert (topology.nodes[0].kind, topology.nodes[1].memory_bytes) == ("emulated", 80 << 30)
-    assert topology.order == "the head first, the others by address"
-    assert topology_of_ray(nodes[::-1]) == topology_of_ray(nodes)
+    addresses = [n["NodeManagerAddress"] for n in in_rank_order(nodes)]
+    assert addresses == ["10.0.0.9", "10.0.0.2", "10.0.0.10", "gpu-host"]
+    assert in_rank_order(nodes[::-1]) == in_rank_order(nodes)
 
 
 def test_ray_labels_give_explicit_ranks() -> None:
     def labelled(address: str, rank: object) -> dict[str, Any]:
         return ray_node(address, 1, Labels={} if rank is None else {"rlplace-node-rank": rank})
 
-    topology = topology_of_ray([labelled("b", "1"), labelled("a", "0")])
-    assert [n.host for n in topology.nodes] == ["a", "b"]
-    assert topology.nodes[0].labels == ("rlplace-node-rank=0",)
+    assert [n["NodeManagerAddress"] for n in in_rank_order([labelled("b", "1"), labelled("a", "0")])] == ["a", "b"]
     for ranks in (("0", None), ("0", "0"), ("0", "2"), ("0", "x")):
         with pytest.raises(PlacementError) as caught:
-            topology_of_ray([labelled("a", ranks[0]), labelled("b", ranks[1])])
+            in_rank_order([labelled("a", ranks[0]), labelled("b", ranks[1])])
         assert caught.value.codes == ("node-ranks",)
     with pytest.raises(PlacementError) as caught:
-        topology_of_ray([])
+        in_rank_order([])
     assert caught.value.codes == ("no-node",)
 
 

@@ -195,8 +195,8 @@ def _tables(view: PlanView) -> Iterator[str]:
         yield "<h2>Routes</h2>\n" + _table(header, rows)
     if details := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
         yield _table(("transport", "because", "items go by", "device tensors by"), details)
-    if channels := [(c.name, f"{c.capacity:,}", c.location, c.why) for c in view.channels]:
-        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "lives in", "because"), channels)
+    if channels := [(c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels]:
+        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "on", "because"), channels)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

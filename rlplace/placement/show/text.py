@@ -150,8 +150,8 @@ def _transports(view: PlanView) -> Iterator[str]:
 
 def _channels(view: PlanView) -> Iterator[str]:
     if view.channels:
-        rows = [("name", "capacity", "lives in"), *((c.name, f"{c.capacity} items", c.location) for c in view.channels)]
-        yield chapter("channels", _beside(table(rows), ["because", *(c.why for c in view.channels)]))
+        rows = [("name", "capacity", "on"), *((c.name, f"{c.capacity_items} items", at) for c, at in view.channels)]
+        yield chapter("channels", _beside(table(rows), ["because", *(c.why for c, _ in view.channels)]))
 
 
 def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str]:

@@ -64,14 +64,6 @@ class StageView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelView:
-    name: str
-    capacity: int
-    location: str  # `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`
-    why: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
     """Neighbouring accelerators of a node that the same components use."""
 
@@ -139,7 +131,7 @@ class PlanView:
     stages: tuple[StageView, ...]
     transfers: tuple[Transfer, ...]
     transports: Mapping[str, TransportDetails]
-    channels: tuple[ChannelView, ...]
+    channels: tuple[tuple[ChannelPlan, str], ...]  # each with where its items are
     folds: tuple[NodeFold, ...]
     counts: tuple[Count, ...]  # of a language-model job
     memory: MemoryView | None  # None where only the placement is shown
@@ -209,9 +201,7 @@ def view_plan(
         stages=tuple(stages),
         transfers=transfers(plan),
         transports={transport.value: details for transport, details in transports_of(plan).items()},
-        channels=tuple(
-            ChannelView(name=c.name, capacity=c.capacity_items, location=locate(c), why=c.why) for c in plan.channels
-        ),
+        channels=tuple((c, locate(c)) for c in plan.channels),
         folds=fold_nodes(placement),
         counts=counts,
         memory=None if case is None else _memory(plan, case),

@@ -63,6 +63,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "omegaconf": {"config.compose"},
     "peft": {"models.lora"},
     "psutil": {"workers"},
+    "pydantic": {"config"},
     "pyarrow": {"envs.text"},
     "ray": {"workers.ray_launch"},
     "reasoning_gym": {"envs.text"},

@@ -1,8 +1,6 @@
 """Turn a plain mapping into the config, collecting every problem instead of stopping at the first.
 
-The field's type is its rule: `int`, `float`, `bool`, `str`, `Literal`, `X | None`, `tuple[X, ...]`, nested dataclasses,
-`Mapping[str, dataclass]` (blocks by name) and `Mapping[str, object]` (kept verbatim). `knob.knob` lists the rules that
-narrow it.
+pydantic finds the keys that are wrong (validate.py); this module says of each what is expected and how to write it.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rlplace.config.keys import block_in, fields_of
 from rlplace.config.kinds import find_kind
@@ -20,22 +19,11 @@ from rlplace.config.knob import ModelKind
 from rlplace.config.renamed import replace_renamed
 from rlplace.config.schema import Config
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 
-_T = typing.TypeVar("_T")
-_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
-}
-
-
-class _Missing:
-    """Marks a value that was rejected; its problem is already recorded."""
-
-
-_REJECTED = _Missing()
+_T = TypeVar("_T")
+_SIGNS = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
+_NOTHING: Any = object()  # a value that is not there
 
 
 def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
@@ -53,23 +41,41 @@ def try_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> tuple[Config | None, list[Problem]]:
     """The config, None where it cannot be read, and every problem of the mapping."""
-    reader = Reader(sources=sources or {})
-    mapping = replace_renamed(mapping, reader.reject)
-    reader.kind, mapping = find_kind(mapping, reader.reject)
-    config = reader.read(Config, mapping)
+    places, found = sources or {}, Found(sources=sources or {})
+    mapping = replace_renamed(mapping, found.reject)
+    kind, mapping = find_kind(mapping, found.reject)
+    config, problems = read_block(Config, mapping, kind, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
             if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
-                reader.reject("missing-key", key, "is required in a run", why=why, fix=fix)
-    return config, reader.problems
+                found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
+    return config, [*found.problems, *problems]
+
+
+def read_block(
+    block: type[_T], mapping: object, kind: ModelKind = "mlp", sources: Mapping[str, Source] | None = None
+) -> tuple[_T | None, list[Problem]]:
+    """An instance of a config dataclass, None where it cannot be read, and every problem of the mapping."""
+    import pydantic  # here: workers read no configs
+
+    from rlplace.config.validate import model_of, plain
+
+    found = Found(sources=sources or {})
+    written = _of_kind(block, mapping, kind, "", found)
+    try:
+        return plain(model_of(typing.cast(Any, block), kind).model_validate(written)), found.problems
+    except pydantic.ValidationError as error:
+        wrong = [_path(written, e["loc"], e["type"] == "missing") for e in error.errors(include_url=False)]
+        for key in dict.fromkeys(wrong):
+            _explain(block, written, kind, key, found)
+        return None, found.problems
 
 
 @dataclasses.dataclass(slots=True)
-class Reader:
-    """Collects problems while it reads one config. Owns nothing but its list."""
+class Found:
+    """Collects problems, each with the place of its key or of the nearest key above it."""
 
-    sources: Mapping[str, Source]  # key path -> where its value stands
-    kind: ModelKind = "mlp"  # of the actor's model
+    sources: Mapping[str, Source]
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
     def reject(
@@ -77,247 +83,216 @@ class Reader:
         code: str,
         key: str,
         what: str,
-        value: object = _REJECTED,
+        value: object = _NOTHING,
         *,
         why: str | None = None,
         fix: str | None = None,
-    ) -> _Missing:
-        got = None if value is _REJECTED else show(value)
-        self.problems.append(Problem(code=code, key=key, what=what, got=got, source=self.source(key), why=why, fix=fix))
-        return _REJECTED
+        got: str | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        got = got if value is _NOTHING else show(value)
+        source = source_of(key, self.sources)
+        problem = Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
-    def source(self, key: str) -> Source | None:
-        """Where `key`, or the nearest key above it, was written."""
-        while key:
-            if key in self.sources:
-                return self.sources[key]
-            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+
+def _of_kind(block: type, mapping: object, kind: ModelKind, above: str, found: Found) -> object:
+    """The mapping without keys of jobs with another kind of actor model: problems unless they change nothing."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    ours, kept = fields_of(block, kind), {str(key): value for key, value in mapping.items()}
+    for field in dataclasses.fields(block):
+        key = above + field.name
+        if field.name in mapping and field.name not in ours:
+            value = kept.pop(field.name)
+            factory = field.default_factory
+            default: Any = field.default if factory is dataclasses.MISSING else factory()
+            if dataclasses.is_dataclass(default) and not isinstance(default, type):
+                default = dataclasses.asdict(default)
+            if value != default:
+                only = field.metadata["only"]
+                why = f"only with actor.model.kind: {only}; this job has {kind}"
+                found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=f"remove {key}")
+        elif field.name in mapping and (below := block_in(ours[field.name][1])) is not None:
+            kept[field.name] = _of_kind(below, kept[field.name], kind, f"{key}.", found)
+    return kept
+
+
+def _path(mapping: object, location: Iterable[Any], missing: bool) -> tuple[Any, ...]:
+    """The keys and indices of an error's location, without the names of the alternatives that were tried."""
+    path: list[Any] = []
+    for step in location:
+        inside = mapping[step] if isinstance(mapping, Mapping) and step in mapping else _NOTHING
+        if isinstance(mapping, Sequence) and not isinstance(mapping, str) and isinstance(step, int):
+            inside = mapping[step]
+        if inside is _NOTHING and not (missing and not str(step).startswith("<")):
+            continue
+        path.append(step)
+        mapping = {} if inside is _NOTHING else inside
+    return tuple(path)
+
+
+def _explain(block: type, mapping: Any, kind: ModelKind, path: Sequence[Any], found: Found) -> None:
+    """Add the problem of the value at `path`."""
+    hint: Any = block
+    field: dataclasses.Field[Any] | None = None
+    value, key = mapping, ""
+    for step in path:
+        inside = block_in(hint)
+        fields = fields_of(inside, kind) if inside is not None else {}
+        named = [name for name in value if name not in fields] if _is_named(hint, value) else []
+        if isinstance(step, int):
+            key, hint, value = f"{key}[{step}]", _item(hint), value[step]
+            continue
+        above, key = value, f"{key}.{step}" if key else str(step)
+        value = value.get(step, _NOTHING) if isinstance(value, Mapping) else _NOTHING
+        if named and step in fields:
+            why = f"there is a block for each of {', '.join(map(str, named))}"
+            fix = f"{named[0]}: {{{step}: {show(value)}}}        (in each block that it is meant for)"
+            found.reject("wrong-type", key, "stands beside blocks under names", value, why=why, fix=fix)
+            return
+        if step in fields:
+            field, hint = fields[step]
+        elif named:
+            hint = inside
+        else:
+            _unknown(str(step), above[step], key, fields, found)
+            return
+    rules = dict(field.metadata) if field is not None else {}
+    if field is not None:
+        rules["usual"] = rules.get("mlp", field.default) if kind == "mlp" else field.default
+    if value is _NOTHING:
+        found.reject("missing-key", key, "is required", why=rules.get("doc"))
+    else:
+        _wrong_value(hint, value, key or "config", rules, found)
+
+
+def _is_named(hint: object, value: object) -> bool:
+    """Whether these are blocks under names of one's own where one block could stand."""
+    from rlplace.config.validate import has_names
+
+    inside = block_in(hint)
+    return inside is not None and hint is not inside and has_names(inside, value)
+
+
+def _item(hint: object) -> object:
+    """The type of a list's items."""
+    options = (hint, *typing.get_args(hint))
+    return next(typing.get_args(option)[0] for option in options if typing.get_origin(option) is tuple)
+
+
+def _unknown(name: str, value: object, key: str, fields: Iterable[str], found: Found) -> None:
+    near = did_you_mean(name, fields)
+    found.reject(
+        "unknown-key",
+        key,
+        "unknown key" + (f", did you mean {near!r}?" if near else ""),
+        got=f"{name}: {show(value)}",
+        span=(0, len(name)),
+        why="known keys here: " + ", ".join(fields),
+        fix=f"{near}: {show(value)}" if near else f"remove {name}",
+    )
+
+
+def _wrong_value(hint: Any, value: object, key: str, rules: Mapping[str, Any], found: Found) -> None:
+    """Add the problem of a value that its type or its bounds do not allow."""
+    leaf = key.rpartition(".")[2]
+    options = [o for o in typing.get_args(hint) if o is not type(None)] if _is_union(hint) else [hint]
+    words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
+    kinds = [o for o in options if typing.get_origin(o) is not typing.Literal]
+    if words and (not kinds or (isinstance(value, str) and str not in kinds)):
+        _unknown_word(words, value, key, found, numbers=bool(kinds))
+        return
+    of = kinds[0]
+    if rules.get("unit") == "bytes":
+        _bad_size(value, key, found)
+    elif block_in(of) is not None:
+        first = dataclasses.fields(typing.cast(Any, block_in(of)))[0].name
+        found.reject("wrong-type", key, "expected a block of keys", value, fix=f"{leaf}: {{{first}: ...}}")
+    elif typing.get_origin(of) is tuple:
+        items = value if isinstance(value, str) else show(value)
+        found.reject("wrong-type", key, "expected a list", value, fix=f"{leaf}: [{items}]")
+    elif typing.get_origin(of) is not None:
+        fix = f"{leaf}: {{path: {value}}}" if leaf == "model" and isinstance(value, str) else None
+        found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
+    elif of is str:
+        found.reject("wrong-type", key, "expected text", value, fix=f'{leaf}: "{show(value)}"')
+    elif of is bool:
+        found.reject("wrong-type", key, "expected true or false", value, fix=f"{leaf}: true")
+    else:
+        _wrong_number(of, value, key, rules, found)
+
+
+def _is_union(hint: object) -> bool:
+    return typing.get_origin(hint) is typing.Union or isinstance(hint, types.UnionType)
+
+
+def _unknown_word(words: Sequence[object], value: object, key: str, found: Found, *, numbers: bool) -> None:
+    """One of a few words, or of a few numbers, is expected."""
+    near: object = did_you_mean(str(value), [str(word) for word in words])
+    counts = [word for word in words if isinstance(word, int)]
+    fits: object = near
+    if near is None:
+        number = isinstance(value, int) and not isinstance(value, bool) and counts
+        fits = min(counts, key=lambda count: abs(count - typing.cast(int, value))) if number else words[0]
+    kind = "word" if numbers else "choice"
+    found.reject(
+        "unknown-choice",
+        key,
+        f"unknown {kind}" + (f", did you mean {near!r}?" if near else ""),
+        value,
+        why=("takes a number or one of: " if numbers else "choices: ") + ", ".join(show(word) for word in words),
+        fix=f"{key.rpartition('.')[2]}: {show(fits)}",
+    )
+
+
+def _bad_size(value: object, key: str, found: Found) -> None:
+    """The number that was written stays in the fix, with the unit that is nearest to what was written."""
+    why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
+    written = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)", str(value), re.IGNORECASE)
+    fix = "16GiB"
+    if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
+        fix = f"{written[1]}{(written[2] or 'G').upper()}iB"
+    found.reject("bad-size", key, "expected a size", value, why=why, fix=f"{key.rpartition('.')[2]}: {fix}")
+
+
+def _wrong_number(of: object, value: object, key: str, rules: Mapping[str, Any], found: Found) -> None:
+    leaf, usual = key.rpartition(".")[2], rules.get("usual")
+    known = f"{leaf}: {show(usual)}" if isinstance(usual, (int, float)) and not isinstance(usual, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and not _is_whole(value)):
+        if isinstance(value, str) and (number := _as_number(value, of)) is not None:
+            known = f"{leaf}: {number}"
+        what = "expected a whole number" if of is int else "expected a number"
+        found.reject("wrong-type", key, what, value, fix=known)
+        return
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of a float
+        finite = of is int
+    if not finite:
+        found.reject("out-of-bounds", key, "must be finite", value)
+        return
+    rule = " and ".join(f"{sign} {rules[bound]}" for bound, sign in _SIGNS.items() if bound in rules)
+    legal = usual if isinstance(usual, (int, float)) else "<a number that is>"
+    if "minimum" in rules and value < rules["minimum"]:
+        legal = rules["minimum"]
+    elif "maximum" in rules and value > rules["maximum"]:
+        legal = rules["maximum"]
+    found.reject("out-of-bounds", key, f"must be {rule}", value, fix=f"{leaf}: {show(legal)}")
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int) or value.is_integer()
+
+
+def _as_number(text: str, of: object) -> str | None:
+    """The number that a text means, as YAML reads it: 3e-4 without a point is text in YAML 1.1."""
+    if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
+        return text.strip()
+    try:
+        number = float(text)
+    except ValueError:
         return None
-
-    def read(self, kind: type[_T], mapping: object, path: str = "") -> _T | None:
-        """An instance of the dataclass `kind`, or None when a problem was recorded below `path`."""
-        before = len(self.problems)
-        value = self._dataclass(kind, mapping, path)
-        return None if len(self.problems) > before else typing.cast(_T, value)
-
-    def _dataclass(self, kind: type, mapping: object, path: str) -> object:
-        where = path or "config"
-        if not isinstance(mapping, Mapping):
-            return self.reject("wrong-type", where, "expected a block of keys", mapping, fix=_example(kind, where))
-        fields, others = fields_of(kind, self.kind), {f.name: f for f in dataclasses.fields(kind)}
-        prefix = f"{path}." if path else ""
-        for key in mapping:
-            if key not in others:
-                self._unknown(str(key), fields, prefix, mapping[key])
-            elif key not in fields:
-                self._of_other_kind(f"{prefix}{key}", mapping[key], others[key])
-        values: dict[str, object] = {}
-        for name, (field, hint) in fields.items():
-            key = prefix + name
-            if name in mapping:
-                values[name] = self._value(hint, mapping[name], key, _rules(field))
-            elif self.kind == "mlp" and "mlp" in field.metadata:
-                values[name] = field.metadata["mlp"]
-            elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-                values[name] = self._dataclass(hint, {}, key)
-            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                self.reject("missing-key", key, "is required", _REJECTED, why=field.metadata.get("doc"))
-                values[name] = _REJECTED
-        if any(v is _REJECTED for v in values.values()):
-            return _REJECTED
-        return kind(**values)
-
-    def _of_other_kind(self, key: str, value: object, field: dataclasses.Field[object]) -> None:
-        only = field.metadata["only"]
-        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        if dataclasses.is_dataclass(default) and not isinstance(default, type):
-            default = dataclasses.asdict(default)
-        if value == default:
-            return  # changes nothing
-        why = f"only with actor.model.kind: {only}; this job has {self.kind}"
-        self.reject("wrong-kind", key, f"is no key of a job with {self.kind}", value, why=why, fix=f"remove {key}")
-
-    def _unknown(self, key: str, fields: Mapping[str, object], prefix: str, value: object) -> None:
-        near = did_you_mean(key, fields)
-        known = ", ".join(fields)
-        self.problems.append(
-            Problem(
-                code="unknown-key",
-                key=prefix + key,
-                what="unknown key" + (f", did you mean {near!r}?" if near else ""),
-                got=f"{key}: {show(value)}",
-                span=(0, len(key)),
-                source=self.source(prefix + key),
-                why=f"known keys here: {known}",
-                fix=f"{near}: {show(value)}" if near else f"remove {key}",
-            )
-        )
-
-    def _value(self, hint: object, value: object, key: str, rules: Mapping[str, object]) -> object:
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (types.UnionType, typing.Union):
-            if value is None and type(None) in args:
-                return None
-            options = [a for a in args if a is not type(None)]
-            literals = [a for a in options if typing.get_origin(a) is typing.Literal]
-            if any(value in typing.get_args(a) for a in literals):
-                return value
-            if literals and isinstance(value, str) and str not in options:
-                return self._word_or(options, value, key)
-            named = [a for a in options if typing.get_origin(a) is Mapping]
-            if named and _has_names(block_in(hint), value):
-                return self._value(named[0], value, key, rules)
-            return self._value(next(a for a in options if a not in literals), value, key, rules)
-        if origin is typing.Literal:
-            return self._choice(args, value, key)
-        if origin is tuple:
-            if not isinstance(value, Sequence) or isinstance(value, str):
-                return self.reject("wrong-type", key, "expected a list", value, fix=f"{_leaf(key)}: [{show(value)}]")
-            items = tuple(self._value(args[0], v, f"{key}[{i}]", rules) for i, v in enumerate(value))
-            return _REJECTED if any(i is _REJECTED for i in items) else items
-        if origin is not None and issubclass(origin, Mapping):
-            if not isinstance(value, Mapping):
-                return self.reject("wrong-type", key, "expected a block of keys", value)
-            blocks = isinstance(args[1], type) and dataclasses.is_dataclass(args[1])
-            return self._named_blocks(args[1], value, key) if blocks else value
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            return self._dataclass(hint, value, key)
-        return self._scalar(hint, value, key, rules)
-
-    def _named_blocks(self, kind: type, value: Mapping[object, object], key: str) -> object:
-        fields = {f.name for f in dataclasses.fields(kind)}
-        names = [str(name) for name, block in value.items() if isinstance(block, Mapping)]
-        blocks: dict[str, object] = {}
-        for name, block in value.items():
-            if name in fields and names and not isinstance(block, Mapping):
-                what, why = "stands beside blocks under names", f"there is a block for each of {', '.join(names)}"
-                fix = f"{names[0]}: {{{name}: {show(block)}}}        (in each block that it is meant for)"
-                blocks[str(name)] = self.reject("wrong-type", f"{key}.{name}", what, block, why=why, fix=fix)
-            else:
-                blocks[str(name)] = self._dataclass(kind, block, f"{key}.{name}")
-        return _REJECTED if any(b is _REJECTED for b in blocks.values()) else blocks
-
-    def _word_or(self, options: Sequence[object], value: str, key: str) -> object:
-        """A word where a number or one of a few words is expected."""
-        words = [word for a in options for word in typing.get_args(a)]
-        near = did_you_mean(value, words)
-        return self.reject(
-            "unknown-choice",
-            key,
-            "unknown word" + (f", did you mean {near!r}?" if near else ""),
-            value,
-            why="takes a number or one of: " + ", ".join(words),
-            fix=f"{_leaf(key)}: {near or words[0]}",
-        )
-
-    def _choice(self, choices: tuple[object, ...], value: object, key: str) -> object:
-        if value in choices:
-            return value
-        near = did_you_mean(str(value), [str(c) for c in choices])
-        return self.reject(
-            "unknown-choice",
-            key,
-            "unknown choice" + (f", did you mean {near!r}?" if near else ""),
-            value,
-            why="choices: " + ", ".join(show(c) for c in choices),
-            fix=f"{_leaf(key)}: {near or show(choices[0])}",
-        )
-
-    def _scalar(self, hint: object, value: object, key: str, rules: Mapping[str, object]) -> object:
-        if rules.get("unit") == "bytes":
-            return self._bytes(value, key)
-        if hint is str:
-            if isinstance(value, str):
-                return value
-            return self.reject("wrong-type", key, "expected text", value, fix=f'{_leaf(key)}: "{show(value)}"')
-        if hint is bool:
-            if isinstance(value, bool):
-                return value
-            return self.reject("wrong-type", key, "expected true or false", value, fix=f"{_leaf(key)}: true")
-        if hint is int:
-            if isinstance(value, float) and value.is_integer():
-                value = int(value)
-            if isinstance(value, bool) or not isinstance(value, int):
-                return self.reject("wrong-type", key, "expected a whole number", value, fix=_usual(key, rules))
-            return self._bounded(value, key, rules, value)
-        if hint is float:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                fix = _usual(key, rules)
-                if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]+", value):
-                    mantissa, exponent = re.split("[eE]", value)
-                    fix = f"{_leaf(key)}: {mantissa}.0e{exponent}"  # YAML 1.1 reads 3e-4 as text
-                return self.reject("wrong-type", key, "expected a number", value, fix=fix)
-            try:
-                number = float(value)
-            except OverflowError:  # a whole number beyond the range of a float
-                number = math.inf
-            if not math.isfinite(number):
-                return self.reject("out-of-bounds", key, "must be finite", value)
-            return self._bounded(number, key, rules, value)
-        raise AssertionError(f"{key}: no rule reads the type {hint!r}")
-
-    def _bounded(self, value: float, key: str, rules: Mapping[str, object], written: object) -> object:
-        signs = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
-        bounds = {r: typing.cast(float, rules[r]) for r in signs if r in rules}
-        ok = {
-            "minimum": lambda b: value >= b,
-            "above": lambda b: value > b,
-            "maximum": lambda b: value <= b,
-            "below": lambda b: value < b,
-        }
-        if all(ok[r](b) for r, b in bounds.items()):
-            return value
-        rule = " and ".join(f"{signs[r]} {b}" for r, b in bounds.items())
-        return self.reject(
-            "out-of-bounds", key, f"must be {rule}", written, fix=f"{_leaf(key)}: {_legal(value, rules)}"
-        )
-
-    def _bytes(self, value: object, key: str) -> object:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-        match = _BYTES.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            why = "a size is a whole number of bytes or a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB)"
-            return self.reject("bad-size", key, "expected a size", value, why=why, fix=f"{_leaf(key)}: 16GiB")
-        return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-
-
-def _has_names(kind: type | None, value: object) -> bool:
-    """Whether these are blocks of `kind` under names of their own, rather than one such block."""
-    if kind is None or not isinstance(value, Mapping):
-        return False
-    fields = {f.name for f in dataclasses.fields(kind)}
-    return any(name not in fields and isinstance(block, Mapping) for name, block in value.items())
-
-
-def _rules(field: dataclasses.Field[object]) -> Mapping[str, object]:
-    """The field's metadata, and its default where that is a number, for fixes to propose."""
-    number = isinstance(field.default, (int, float)) and not isinstance(field.default, bool)
-    return {**field.metadata, "usual": field.default} if number else field.metadata
-
-
-def _usual(key: str, rules: Mapping[str, object]) -> str | None:
-    return f"{_leaf(key)}: {show(rules['usual'])}" if "usual" in rules else None
-
-
-def _legal(value: float, rules: Mapping[str, object]) -> str:
-    """The bound that `value` broke; the usual value where the bound itself is not allowed."""
-    limits = {
-        rule: typing.cast(float, rules[rule]) for rule in ("minimum", "above", "maximum", "below") if rule in rules
-    }
-    if "minimum" in limits and value < limits["minimum"]:
-        return f"{limits['minimum']}"
-    if "maximum" in limits and value > limits["maximum"]:
-        return f"{limits['maximum']}"
-    if "above" in limits and value <= limits["above"]:
-        return show(rules.get("usual", f"<a number above {limits['above']}>"))
-    return show(rules.get("usual", f"<a number below {limits['below']}>"))
-
-
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _example(kind: type, where: str) -> str:
-    first = dataclasses.fields(kind)[0].name
-    return f"{_leaf(where)}: {{{first}: ...}}"
+    mantissa, exponent, power = text.lower().partition("e")
+    return None if of is int or not math.isfinite(number) else f"{mantissa}.0e{power}" if exponent else text

@@ -165,3 +165,11 @@ def test_unknown_keys_are_refused_in_every_block() -> None:
             read_config({**RUNS, block: {**RUNS.get(block, {}), key: 1}})
         assert [(p.code, p.key) for p in caught.value.problems][-1] == ("unknown-key", f"{block}.{key}")
         assert "did you mean" in caught.value.problems[0].what
+
+
+def test_a_key_beside_named_blocks_belongs_into_each() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({**RUNS, "reward": {"math": {"functon": "numeric"}, "weight": 2.0}})
+    found = {p.key: (p.code, p.fix) for p in caught.value.problems}
+    assert found["reward.math.functon"] == ("unknown-key", "function: numeric")
+    assert found["reward.weight"][0] == "wrong-type"

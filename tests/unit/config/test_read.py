@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlplace.config.read import Reader
+from rlplace.config.read import read_block
 from rlplace.config.show import show
 from rlplace.errors import Problem, Source
 
@@ -28,6 +28,8 @@ class Outer:
     mode: Literal["fast", "slow"] = "fast"
     many: int | Literal["auto"] = dataclasses.field(default="auto", metadata={"minimum": 1})
     limit: float | None = None
+    level: Literal[1, 2, 3] = 1
+    cache: Literal["bf16", "fp8"] | None = None
     sizes: tuple[int, ...] = dataclasses.field(default=(), metadata={"minimum": 1})
     modes: tuple[Literal["fast", "slow"], ...] = ()
     free: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -35,19 +37,18 @@ class Outer:
 
 
 def read(**values: Any) -> Outer:
-    reader = Reader(sources={})
-    outer = reader.read(Outer, {"inner": {"name": "n"}, **values})
-    assert reader.problems == []
+    outer, problems = read_block(Outer, {"inner": {"name": "n"}, **values})
+    assert problems == []
     assert outer is not None
     return outer
 
 
 def problem(sources: Mapping[str, Source] | None = None, **values: Any) -> Problem:
     """The only problem of a mapping."""
-    reader = Reader(sources=sources or {})
-    assert reader.read(Outer, {"inner": {"name": "n"}, **values}) is None
-    assert len(reader.problems) == 1
-    return reader.problems[0]
+    outer, problems = read_block(Outer, {"inner": {"name": "n"}, **values}, sources=sources)
+    assert outer is None
+    assert len(problems) == 1
+    return problems[0]
 
 
 def test_a_block_or_blocks_by_name() -> None:
@@ -96,8 +97,8 @@ def test_values_are_read_by_the_type_of_their_field(key: str, written: object, r
         ("16GiB", 16 << 30),
         ("1.5 KiB", 1536),
         ("2kB", 2000),
-        ("7", 7),
         ("3 b", 3),
+        ("4096", 4096),
         ("1TIB", 1 << 40),
     ],
 )
@@ -105,16 +106,31 @@ def test_sizes_have_units(text: object, size: int) -> None:
     assert read(inner={"name": "n", "size": text}).inner.size == size
 
 
-@pytest.mark.parametrize("text", [-1, True, 1.5, "16 gigs", "GiB", "-1GiB", "1e9", None])
-def test_what_is_no_size(text: object) -> None:
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (-1, "16GiB"),
+        (True, "16GiB"),
+        (80, "80GiB"),  # the unit was forgotten
+        ("80", "80GiB"),
+        ("80G", "80GiB"),
+        ("16 gigs", "16GiB"),
+        (1.5, "1.5GiB"),
+        ("GiB", "16GiB"),
+        ("-1GiB", "16GiB"),
+        (None, "16GiB"),
+    ],
+)
+def test_what_is_no_size(text: object, fix: str) -> None:
     found = problem(inner={"name": "n", "size": text})
-    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", "size: 16GiB")
+    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", f"size: {fix}")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "code", "fix"),
     [
         ("count", "three", "wrong-type", "count: 1"),
+        ("count", "4", "wrong-type", "count: 4"),
         ("count", True, "wrong-type", "count: 1"),
         ("count", 1.5, "wrong-type", "count: 1"),
         ("count", None, "wrong-type", "count: 1"),
@@ -131,6 +147,10 @@ def test_what_is_no_size(text: object) -> None:
         ("flag", "yes", "wrong-type", "flag: true"),
         ("mode", "fsat", "unknown-choice", "mode: fast"),
         ("mode", None, "unknown-choice", "mode: fast"),
+        ("level", 4, "unknown-choice", "level: 3"),
+        ("level", None, "unknown-choice", "level: 1"),
+        ("cache", 8, "unknown-choice", "cache: bf16"),
+        ("cache", True, "unknown-choice", "cache: bf16"),
         ("many", "atuo", "unknown-choice", "many: auto"),
         ("many", 0, "out-of-bounds", "many: 1"),
         ("many", [1], "wrong-type", None),
@@ -176,9 +196,8 @@ def test_an_unknown_key_without_a_near_one_is_to_be_removed() -> None:
 
 
 def test_keys_need_not_be_text() -> None:
-    reader = Reader(sources={})
-    assert reader.read(Outer, {"inner": {"name": "n"}, 7: 1}) is None
-    assert reader.problems[0].key == "7"
+    _, problems = read_block(Outer, {"inner": {"name": "n"}, 7: 1})
+    assert [p.key for p in problems] == ["7"]
 
 
 def test_a_missing_key_is_named() -> None:
@@ -187,16 +206,13 @@ def test_a_missing_key_is_named() -> None:
 
 
 def test_a_config_that_is_no_mapping() -> None:
-    reader = Reader(sources={})
-    assert reader.read(Outer, ["inner"]) is None
-    assert [(p.code, p.key) for p in reader.problems] == [("wrong-type", "config")]
+    _, problems = read_block(Outer, ["inner"])
+    assert [(p.code, p.key) for p in problems] == [("wrong-type", "config")]
 
 
 def test_all_problems_are_collected() -> None:
-    reader = Reader(sources={})
     wrong = {"inner": {"name": 1, "size": "big", "nmae": 2}, "count": 0, "mode": "x", "sizes": ["a", 0]}
-    assert reader.read(Outer, wrong) is None
-    assert sorted(p.key for p in reader.problems) == [
+    assert sorted(p.key for p in read_block(Outer, wrong)[1]) == [
         "count",
         "inner.name",
         "inner.nmae",
@@ -205,13 +221,6 @@ def test_all_problems_are_collected() -> None:
         "sizes[0]",
         "sizes[1]",
     ]
-
-
-def test_one_reader_reads_several_blocks_and_judges_each() -> None:
-    reader = Reader(sources={})
-    assert reader.read(Inner, {"name": 1}, "first") is None
-    assert reader.read(Inner, {"name": "n"}, "second") == Inner(name="n")
-    assert [p.key for p in reader.problems] == ["first.name"]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def knobs(block: type, kind: ModelKind, path: str = "") -> Iterator[tuple[str, d
 @pytest.mark.parametrize("kind", typing.get_args(ModelKind))
 def test_editors_show_what_every_key_means(kind: ModelKind) -> None:
     for path, field in knobs(Config, kind):
-        schema: dict[str, Any] = SCHEMA["$defs"][f"Config.{kind}"]
+        schema: dict[str, Any] = SCHEMA["$defs"][f"Config_{kind}"]
         for name in path.split("."):
             schema = schema["properties"][name]
             schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema

@@ -53,6 +53,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it
+    "annotated_types": {"config"},
     "datasets": {"envs.text"},
     "flash_attn": {"models.packed_attention"},
     "gymnasium": {"envs"},
@@ -64,6 +65,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "peft": {"models.lora"},
     "psutil": {"workers"},
     "pydantic": {"config"},
+    "pydantic_core": {"config"},
     "pyarrow": {"envs.text"},
     "ray": {"workers.ray_launch"},
     "reasoning_gym": {"envs.text"},

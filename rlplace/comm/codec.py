@@ -8,11 +8,10 @@ nothing from outside is ever decoded.
 from __future__ import annotations
 
 import copyreg
-import dataclasses
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,112 +22,38 @@ if TYPE_CHECKING:
     from torch import Tensor as Tensor
 
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
-_SCALARS = frozenset({bool, int, float, complex, type(None)})
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """A value in pieces. The buffers alias the arrays of the value wherever those were contiguous on the host."""
-
-    header: Buffer
-    buffers: tuple[Buffer, ...]  # contiguous bytes, in the order the header names them
-
-    @classmethod
-    def of(cls, pieces: Sequence[Buffer]) -> Encoded:
-        return cls(header=pieces[0], buffers=tuple(pieces[1:]))
-
-    @property
-    def pieces(self) -> tuple[Buffer, ...]:
-        """For `unpack`."""
-        return (self.header, *self.buffers)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(memoryview(piece).nbytes for piece in self.pieces)
-
-
-Packed = bytes | Encoded  # in one piece, or in several
-
-
-def encode(value: Any) -> Encoded:
-    """The value in pieces; contiguous host arrays are not copied. TypeError for a sparse or quantized tensor."""
-    header, buffers = _in_pieces(value, inline_bytes=-1)
-    return Encoded(header=header, buffers=buffers)
-
-
-def decode(header: Buffer, buffers: Sequence[Buffer]) -> Any:
-    """The value again. Its arrays alias `buffers`, keep these very objects alive, and are writable where they are."""
-    return pickle.loads(header, buffers=buffers)
-
-
-def dumps(value: Any) -> bytes:
-    """Everything in one piece: a copy, cheaper than pieces for small values."""
-    stream = io.BytesIO()
-    _Pickler(stream, 5).dump(value)
-    return stream.getvalue()
-
-
-def loads(data: Buffer) -> Any:
-    """The value of `dumps`; its arrays are the caller's own and writable."""
-    return pickle.loads(data)
+Pieces = tuple[Buffer, ...]  # a header, and the buffers behind it in the order in which the header names them
+Packed = bytes | Pieces  # a value in one piece, or in several, which alias its contiguous arrays on the host
 
 
 def pack(value: Any, inline_bytes: int) -> Packed:
-    """As `dumps` when that takes at most `inline_bytes`, else as `encode` with the small buffers in the header."""
-    header, buffers = _in_pieces(value, inline_bytes)
-    if buffers or len(header) > inline_bytes:
-        return Encoded(header=header, buffers=buffers)
-    return header
+    """The value in one piece if that takes at most `inline_bytes`, else in pieces with the small buffers in the header.
+
+    TypeError for a sparse or quantized tensor.
+    """
+    buffers: list[memoryview] = []
+    room = inline_bytes
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        nonlocal room
+        raw = buffer.raw()
+        if raw.nbytes <= room:
+            room -= raw.nbytes
+            return True
+        buffers.append(raw)
+        return False
+
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=stays_inside).dump(value)
+    header = stream.getvalue()
+    return (header, *buffers) if buffers or len(header) > inline_bytes else header
 
 
-def unpack(pieces: Sequence[Buffer]) -> Any:
-    """The value of `Encoded.pieces`, as `decode` gives it."""
-    return pickle.loads(pieces[0], buffers=pieces[1:])
-
-
-def open_packed(packed: Packed) -> Any:
-    """The value of `pack`."""
-    return loads(packed) if isinstance(packed, bytes) else unpack(packed.pieces)
-
-
-def size_bytes(value: Any) -> int:
-    """Bytes of the arrays, tensors, texts and scalars in `value`; containers themselves count nothing."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return 8
-    if kind is dict:
-        return _size_of_all(value) + _size_of_all(value.values())
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, (bytes, bytearray, memoryview, str)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return _size_of_all(value.keys()) + _size_of_all(value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return _size_of_all(value)
-    if dataclasses.is_dataclass(value):
-        return _size_of_all(getattr(value, f) for f in value.__dataclass_fields__)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return int(value.nbytes)
-    if isinstance(value, (bool, int, float, complex, np.generic)):
-        return 8
-    return sys.getsizeof(value)
-
-
-def _size_of_all(values: Iterable[Any]) -> int:
-    total = 0
-    for value in values:
-        kind = type(value)
-        if kind in _SCALARS:
-            total += 8
-        elif kind is str:
-            total += len(value)
-        elif kind is list or kind is tuple:
-            total += _size_of_all(value)
-        else:
-            total += size_bytes(value)
-    return total
+def unpack(packed: Packed | list[Buffer]) -> Any:
+    """The value again. Its arrays alias the pieces, keep these very objects alive, and are writable where they are."""
+    if isinstance(packed, bytes):
+        return pickle.loads(packed)
+    return pickle.loads(packed[0], buffers=packed[1:])
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -158,25 +83,6 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 # ── how arrays travel ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _in_pieces(value: Any, inline_bytes: int) -> tuple[bytes, tuple[memoryview, ...]]:
-    """Header and buffers; of the buffers, the header has as many as fit into `inline_bytes`."""
-    buffers: list[memoryview] = []
-    room = inline_bytes
-
-    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
-        nonlocal room
-        raw = buffer.raw()
-        if raw.nbytes <= room:
-            room -= raw.nbytes
-            return True
-        buffers.append(raw)
-        return False
-
-    stream = io.BytesIO()
-    _Pickler(stream, 5, buffer_callback=stays_inside).dump(value)
-    return stream.getvalue(), tuple(buffers)
 
 
 def _reduce_array(array: Any) -> Any:

@@ -80,7 +80,7 @@ def test_nothing_is_left(tmp_path: Path, shm: Path, disk: Path, ending: str) -> 
         (folder,) = shm.iterdir()
         assert {path.suffix for path in folder.iterdir()} >= {".channel"}
         opened = sockets_of(run)
-        assert opened & all_sockets(), "a run that waits has bells"
+        assert opened & all_sockets(), "a run that waits has wakers"
         if ending == "killed worker":
             worker_of(run).kill()
         elif ending == "interrupted":

@@ -105,7 +105,7 @@ class RemoteChannel:
         raise_failed(self._failed, key)
         waiter = self._ask("get", limit, key, patience_s, patience_s=patience_s)
         assert waiter.reply is not None
-        return open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.open_packed, self._failed, key)
+        return open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, self._failed, key)
 
     # ── endings and statistics ───────────────────────────────────────────────────────────────────────────────────────
 

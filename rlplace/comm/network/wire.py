@@ -63,7 +63,7 @@ def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark
         if isinstance(packed, bytes):
             marks.append(packed)
             continue
-        pieces = [memoryview(piece) for piece in packed.pieces]
+        pieces = [memoryview(piece) for piece in packed]
         marks.append(tuple(piece.nbytes for piece in pieces))
         frames += (piece[at : at + frame_bytes] for piece in pieces for at in range(0, piece.nbytes, frame_bytes))
     return tuple(marks), frames
@@ -72,9 +72,7 @@ def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark
 def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.Packed]:
     """The items again, writable. Arrays of large ones live in the received frames; no other holds these."""
     rest = iter(frames)
-    return [
-        mark if isinstance(mark, bytes) else codec.Encoded.of([_piece(size, rest) for size in mark]) for mark in marks
-    ]
+    return [mark if isinstance(mark, bytes) else tuple([_piece(size, rest) for size in mark]) for mark in marks]
 
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:

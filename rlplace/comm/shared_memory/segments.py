@@ -6,7 +6,6 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +51,7 @@ class Arenas:
 
     def write(self, packed: codec.Packed) -> Segment:
         """Copy an item into a segment. OutputError when neither shared memory nor the disk has room."""
-        pieces: Sequence[Any] = (packed,) if isinstance(packed, bytes) else packed.pieces
+        pieces = (packed,) if isinstance(packed, bytes) else packed
         try:
             return Segment(self._in_memory().write(pieces))
         except NoRoomError:
@@ -74,10 +73,10 @@ class Arenas:
         arena, segment = self._find(address)
         arena.hold(segment)
 
-    def copy(self, address: int) -> codec.Encoded:
+    def copy(self, address: int) -> codec.Pieces:
         """The pieces in memory of the caller's own; the segment goes back."""
         arena, segment = self._find(address)
-        return codec.Encoded.of(arena.copy(segment, self._owned.take))
+        return tuple(arena.copy(segment, self._owned.take))
 
     def free(self, address: int) -> None:
         arena, segment = self._find(address)
@@ -144,7 +143,7 @@ class ItemStore:
             self.arenas.free(payload.address)
 
     def open(self, payload: bytes | Segment) -> Any:
-        return codec.open_packed(self.packed(payload))
+        return codec.unpack(self.packed(payload))
 
     def packed(self, payload: bytes | Segment) -> codec.Packed:
         """What was taken, the caller's own from now on."""

@@ -26,7 +26,7 @@ def sent(item: Any, frame_bytes: int = 1 << 30) -> Any:
     marks, frames = wire.enclose([codec.pack(item, wire.INLINE_BYTES)], frame_bytes)
     assert all(len(frame) <= frame_bytes for frame in frames)
     (packed,) = wire.disclose(marks, [zmq.Frame(bytes(frame)) for frame in frames])
-    return codec.open_packed(packed)
+    return codec.unpack(packed)
 
 
 def test_small_items_take_no_frame_and_large_ones_are_not_copied() -> None:
@@ -36,7 +36,7 @@ def test_small_items_take_no_frame_and_large_ones_are_not_copied() -> None:
     assert [isinstance(mark, bytes) for mark in marks] == [True, False, True, False]
     assert sum(len(mark) for mark in marks if isinstance(mark, tuple)) == len(frames) == 5
     assert any(np.shares_memory(np.frombuffer(frame, np.uint8), large) for frame in frames)
-    back = [codec.open_packed(p) for p in wire.disclose(marks, [zmq.Frame(bytes(frame)) for frame in frames])]
+    back = [codec.unpack(p) for p in wire.disclose(marks, [zmq.Frame(bytes(frame)) for frame in frames])]
     assert back[0] == "small"
     np.testing.assert_array_equal(back[1]["rows"], large)
     np.testing.assert_array_equal(back[3], large)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory import arena as arena_module
 from rlplace.comm.shared_memory.arena import CHANGING, SMALLEST, WARM, Arena, NoRoomError, segment_bytes
@@ -184,11 +183,11 @@ def test_what_does_not_fit_goes_to_disk(folder: Path, monkeypatch: pytest.Monkey
 
 def test_no_room_anywhere_is_an_error_that_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arenas = Arenas(folder)
-    arenas.write(codec.Encoded(header=b"x", buffers=()))
+    arenas.write((b"x",))
     (folder / "spill").unlink()
     limited(monkeypatch, folder, 1 << 20)
     with pytest.raises(OutputError) as caught:
-        arenas.write(codec.Encoded(header=of(2 << 20), buffers=()))
+        arenas.write((of(2 << 20),))
     assert caught.value.problem.code == "shm-full"
 
 

@@ -228,7 +228,7 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
         return await channel.take(6.0, key="", patience_s=None)
 
     taking = asyncio.run(take())
-    assert [codec.open_packed(packed)[0] for packed in taking.packed] == [0, 1]
+    assert [codec.unpack(packed)[0] for packed in taking.packed] == [0, 1]
     channel.put(np.full(size, 2))
     taking.restore()
     stats = channel.stats()

@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.waiting import view
-from rlplace.comm.watchdog import Watchdog
+from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config import ClusterConfig, RunnerConfig
 from rlplace.errors import OutputError
 from rlplace.loop import Loop

@@ -44,7 +44,7 @@ PEERS = {  # and from these rooms of its own floor
 # Every sub-package of a room that is listed here has a floor.
 FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "comm": (
-        ("attachment", "codec", "ends", "names", "queue", "table"),
+        ("codec", "ends", "names", "queue", "table"),
         ("shared_memory",),
         ("network",),
         ("weights",),

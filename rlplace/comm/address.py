@@ -5,6 +5,7 @@
     location          an end in its process   on its node      on another node
     ProcessLocation   LocalChannel            -                -                all its users share one process
     NodeLocation      SharedChannel           SharedChannel    RemoteChannel, through its node's channel server
+    several           SpreadChannel: put and get go by key, close and break_ to all branches
 
 An address is a value: it is sent to a worker, and the worker's place decides which end it becomes.
 """
@@ -14,16 +15,141 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.comm import channel_errors
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.spread import Branch, SpreadChannel
+from rlplace.errors import ChannelError
 
 if TYPE_CHECKING:
     from rlplace.comm.network import Connection, Keys
     from rlplace.comm.shared_memory.channel import SharedChannel
+
+
+class Branch:
+    """A branch that is connected when it is first used: most ends use few of many. Owns that connection."""
+
+    def __init__(self, keys: tuple[str, ...] | None, connect: Callable[[], Channel]) -> None:
+        """`keys` None: all that no other branch has."""
+        self.keys = keys
+        self._connect = connect
+        self._channel: Channel | None = None
+        self._lock = threading.Lock()
+
+    def channel(self) -> Channel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = self._connect()
+            return self._channel
+
+
+class SpreadChannel:
+    """Implements Channel over branches. Order and waiting lines are per key, so they are what one queue would give."""
+
+    def __init__(self, spec: ChannelSpec, branches: Sequence[Branch], owner: str = "an unnamed worker") -> None:
+        """No two of the `branches` have a key in common."""
+        self._spec = spec
+        self._branches = tuple(branches)
+        self._owner = owner
+        self._branch_of: Mapping[str, Branch] = {key: branch for branch in branches for key in branch.keys or ()}
+        self._rest = next((branch for branch in branches if branch.keys is None), None)
+        self._ends: dict[str, Channel] = {}  # by key, filled on first use
+
+    @property
+    def spec(self) -> ChannelSpec:
+        return self._spec
+
+    def named(self, owner: str) -> SpreadChannel:
+        return SpreadChannel(self._spec, self._branches, owner)
+
+    def _end(self, key: str) -> Channel:
+        channel_errors.check_key(self._spec, self._owner, key)
+        end = self._ends.get(key)
+        if end is None:
+            branch = self._branch_of.get(key, self._rest)
+            if branch is None:
+                raise channel_errors.unknown_key(self._spec, self._owner, key)
+            end = self._ends[key] = branch.channel().named(self._owner)
+        return end
+
+    # ── by key ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self,
+        item: Any,
+        *,
+        key: str = "",
+        weight: float = 1.0,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._end(key).put(item, key=key, weight=weight, version=version, timeout_s=timeout_s)
+
+    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
+        self._end(key).put_nowait(item, key=key, weight=weight, version=version)
+
+    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
+        return self._end(key).get(key=key, timeout_s=timeout_s)
+
+    def get_nowait(self, *, key: str = "") -> Any:
+        return self._end(key).get_nowait(key=key)
+
+    def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
+        return self._end(key).get_batch(weight, key=key, timeout_s=timeout_s)
+
+    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
+        return self._end(key).get_batch_nowait(weight, key=key)
+
+    # ── all branches ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        self._on_all(lambda branch: branch.close())
+
+    def break_(self, why: str) -> None:
+        self._on_all(lambda branch: branch.break_(why))
+
+    def _on_all(self, act: Callable[[Channel], None]) -> None:
+        """A branch that fails, because its node is gone, does not keep the call from the others."""
+        failed: ChannelError | None = None
+        for branch in self._branches:
+            try:
+                act(branch.channel().named(self._owner))
+            except ChannelError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def stats(self) -> ChannelStats:
+        """The sum; a high-water mark is the sum of the branches' own, which need not have stood at the same moment."""
+        return summed([branch.channel().stats() for branch in self._branches])
+
+
+def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
+    """Statistics of branches that have no key in common, as one."""
+    oldest = [branch.oldest_version for branch in branches if branch.oldest_version is not None]
+    waits = [wait for branch in branches for wait in branch.waits]
+    return ChannelStats(
+        depth_items=sum(branch.depth_items for branch in branches),
+        high_water_items=sum(branch.high_water_items for branch in branches),
+        puts=sum(branch.puts for branch in branches),
+        gets=sum(branch.gets for branch in branches),
+        producer_wait_s=sum(branch.producer_wait_s for branch in branches),
+        consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
+        waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
+        depth_by_key={key: depth for branch in branches for key, depth in branch.depth_by_key.items()},
+        producers=_once(name for branch in branches for name in branch.producers),
+        consumers=_once(name for branch in branches for name in branch.consumers),
+        dead=_once(name for branch in branches for name in branch.dead),
+        oldest_version=min(oldest, default=None),
+        staleness_max=max(branch.staleness_max for branch in branches),
+    )
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 class ProcessChannels:
@@ -130,7 +256,7 @@ class NodeLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAddress:
-    """A channel as it is told to a worker."""
+    """A channel as it is given to a worker."""
 
     spec: ChannelSpec
     locations: tuple[Location, ...]

@@ -7,9 +7,8 @@ import itertools
 import threading
 from typing import Any
 
-from rlplace.comm.attachment import Attachment, Waker
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.ends import QueueEnd
+from rlplace.comm.ends import Attachment, QueueEnd, Waker
 from rlplace.comm.table import NEWEST_VERSION, NO_VERSION, Layout
 
 _THIS_PROCESS = 1  # between threads there is no other

@@ -9,7 +9,7 @@
 
 A step never blocks. What cannot be done now joins a line of waiters with the number of its waker, and the same step is
 tried again when it is woken. An item stays in its line until a getter takes it, so nothing is lost with a process that
-dies while it waits. Who is first in a line goes first, unless it was woken and has not tried again for `STALLED_S`: a
+dies while it waits. The first of a line goes first, unless it was woken and has not tried again for `STALLED_S`: a
 stopped process holds up no other.
 """
 

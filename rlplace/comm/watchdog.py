@@ -1,23 +1,156 @@
-"""Watches the channels of a job from outside and says who waits for whom when nothing moves."""
+"""Watch the channels of a job, and report which workers wait for which when nothing moves.
+
+::
+
+    env rank 0 ── an item of actions ──▶ rollout rank 0 ── credit of observations ──▶ env rank 0      deadlock
+    env rank 0 ── an item of actions ──▶ rollout rank 0, which does not wait                          slow
+    env rank 0 ── an item of actions ──▶ rollout rank 0, whose process has ended                      dead
+
+A get waits for any of the channel's producers, a put for any of its consumers: those that were seen so far, over all
+keys. A worker is stuck when all that it waits for are stuck or dead.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from rlplace.comm.channel import Channel
-from rlplace.comm.waiting import ChannelView, WaitForGraph, report, view
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats, Wait
+from rlplace.comm.channel_errors import holding, listed
+from rlplace.errors import ChannelError
 
+_WANTED = {"item": "for an item", "credit": "for credit"}
 _LOOKS = 4  # at the channels in the time of a stall
 _LOOK_S = 5.0  # at least this often
 _END_S = 5.0  # how long a look may take that the end of the watch finds under way
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelView:
+    """One channel as it was seen at a moment."""
+
+    spec: ChannelSpec
+    stats: ChannelStats
+
+    @property
+    def moved(self) -> int:
+        return self.stats.puts + self.stats.gets
+
+    def wakers(self, wait: Wait) -> tuple[str, ...]:
+        """The workers that could end `wait`, as far as is known."""
+        seen = self.stats.producers if wait.wants == "item" else self.stats.consumers
+        return tuple(name for name in seen if name != wait.owner)
+
+
+def view(channels: Mapping[str, Channel]) -> dict[str, ChannelView]:
+    """A moment of each channel; one that is gone has no waiters and is left out."""
+    views = {}
+    for name, channel in channels.items():
+        with contextlib.suppress(ChannelError):
+            views[name] = ChannelView(spec=channel.spec, stats=channel.stats())
+    return views
+
+
+class WaitForGraph:
+    """The waits of a moment: an owner's edges lead to the workers that could end them."""
+
+    def __init__(self, views: Collection[ChannelView]) -> None:
+        self.dead = {name for v in views for name in v.stats.dead}
+        self.waits: dict[str, list[tuple[str, ...]]] = {}  # owner -> the wakers of each of its waits
+        for v in views:
+            for wait in v.stats.waits:
+                self.waits.setdefault(wait.owner, []).append(v.wakers(wait))
+        self.stuck = self._stuck()
+
+    def _stuck(self) -> set[str]:
+        """Workers without a wait that can end: the largest set whose members wait only for each other and the dead."""
+        stuck, before = set(self.waits), -1
+        while len(stuck) != before:
+            before, hopeless = len(stuck), stuck | self.dead
+            stuck = {owner for owner in stuck if all(h and hopeless.issuperset(h) for h in self.waits[owner])}
+        return stuck
+
+    def cycle(self) -> tuple[str, ...]:
+        """Workers that wait for each other in a circle, the first again at the end; empty if they wait for the dead."""
+        ahead = {owner: [h for each in self.waits[owner] for h in each if h in self.stuck] for owner in self.stuck}
+        ends = {owner for owner in ahead if not ahead[owner]}
+        while ends:
+            ahead = {
+                owner: [h for h in wakers if h not in ends] for owner, wakers in ahead.items() if owner not in ends
+            }
+            ends = {owner for owner in ahead if not ahead[owner]}
+        if not ahead:
+            return ()
+        path = [min(ahead)]
+        while path[-1] not in path[:-1]:
+            path.append(min(ahead[path[-1]]))
+        return tuple(path[path.index(path[-1]) :])
+
+    def awaited(self) -> list[str]:
+        """Living workers that others wait for and that do not wait themselves."""
+        wakers = {h for each in self.waits.values() for wait in each for h in wait}
+        return sorted(wakers - set(self.waits) - self.dead)
+
+
+def report(views: Mapping[str, ChannelView]) -> str | None:
+    """Which workers wait for which, for what and how long, and what the channels hold; None if none waits."""
+    graph = WaitForGraph(views.values())
+    if not graph.waits:
+        return None
+    lines = list(_verdict(graph))
+    for name, v in views.items():
+        if v.stats.waits:
+            lines.append(
+                f"channel {name}: {holding(v.spec, v.stats)}, {v.stats.puts} put and {v.stats.gets} taken so far"
+            )
+            lines += [f"    {line}" for line in _waits(v)]
+    return "\n".join(lines)
+
+
+def _verdict(graph: WaitForGraph) -> Iterator[str]:
+    cycle = graph.cycle()
+    if cycle:
+        yield f"deadlock: {' -> '.join(cycle)}"
+        behind = sorted(graph.stuck - set(cycle))
+        if behind:
+            yield f"behind it: {listed(behind)}"
+    awaited_dead = sorted({h for each in graph.waits.values() for wait in each for h in wait} & graph.dead)
+    if awaited_dead:
+        yield f"dead: {listed(awaited_dead)}"
+    if not graph.stuck and graph.awaited():
+        yield f"slow, busy or gone: {listed(graph.awaited())}; others wait for them, and they wait for none here"
+
+
+def _waits(v: ChannelView) -> Iterator[str]:
+    """A line for each kind of wait in a channel: thousands of ranks make three lines at most."""
+    kinds: dict[str, list[Wait]] = {}
+    for wait in v.stats.waits:
+        kinds.setdefault(wait.wants, []).append(wait)
+    for wants, waits in kinds.items():
+        owners = list(dict.fromkeys(wait.owner for wait in waits))
+        keys = list(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
+        wakers = list(dict.fromkeys(h for wait in waits for h in v.wakers(wait)))
+        at = f" at key {listed(keys)}" if keys else ""
+        yield (
+            f"{listed(owners)}: {max(wait.seconds for wait in waits):.1f} s {_WANTED[wants]}{at}, "
+            f"from {_named(wakers, v.stats)}"
+        )
+
+
+def _named(wakers: Sequence[str], stats: ChannelStats) -> str:
+    return (
+        listed(f"{name} (dead)" if name in stats.dead else name for name in wakers)
+        or "workers that have not used it yet"
+    )
+
+
 class Watchdog:
-    """Says each stall once: a channel where somebody waits and nothing was put or taken for `stall_s`, or workers that
-    have waited for each other as long. Looks from a thread of its own while it is entered; it stops nothing.
+    """Report each stall once: a channel with a wait where nothing was put or taken for `stall_s`, or workers that have
+    waited for each other as long. Looks from a thread of its own while it is entered; it stops nothing.
     """
 
     def __init__(
@@ -42,7 +175,7 @@ class Watchdog:
         self._thread.join(_END_S)
 
     def look(self, now: float) -> str | None:
-        """What is to be said at `now`, if anything. Called with growing times."""
+        """The report that is due at `now`, if any. Called with growing times."""
         views = view(self._channels)
         still = {f"channel {name}": self._still_s(name, v, now) for name, v in views.items()}
         waited: dict[str, float] = {}  # owner -> its youngest wait
@@ -60,7 +193,7 @@ class Watchdog:
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
     def _still_s(self, name: str, v: ChannelView, now: float) -> float:
-        """For how long somebody has waited in a channel, as far as looks tell, without anything put or taken."""
+        """For how long there were waits in a channel, as far as looks tell, without anything put or taken."""
         moved, since = self._moved.get(name, (-1, now))
         if moved != v.moved or not v.stats.waits:
             since = now

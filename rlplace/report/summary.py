@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.comm.waiting import ChannelView
+from rlplace.comm.watchdog import ChannelView
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.errors import (
     ChannelBroken,
     ChannelClosed,

@@ -25,8 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
-from rlplace.comm.network.sockets import LOST_S, endure, fd_of, has_message, receive
-from rlplace.comm.network.wire import Frame, Reply, Request
+from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request, endure, fd_of, has_message, receive
 
 CONNECT_S = 10.0  # how long the first connection may take
 GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
@@ -34,7 +33,7 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HAN
 
 
 class ConnectionBroken(Exception):
-    """No answer will come any more; the text says why."""
+    """No answer will come any more; the text is the reason."""
 
 
 class Silent(Exception):
@@ -88,7 +87,7 @@ class Connection:
     def ask(
         self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
     ) -> Waiter:
-        """Blocks until the answer is there. Raises ConnectionBroken or Silent."""
+        """Block until the answer is there. Raises ConnectionBroken or Silent."""
         arrived = threading.Lock()
         arrived.acquire()
         waiter = self._begin(arrived, method, channel, owner, arguments, outgoing)
@@ -105,7 +104,7 @@ class Connection:
             self._withdraw(waiter.request.serial)
 
     def close(self) -> None:
-        """Say goodbye and ends the thread. Idempotent; a wait that goes on ends with ConnectionBroken."""
+        """Say goodbye and end the thread. Idempotent; a wait that goes on ends with ConnectionBroken."""
         with self._lock:
             self._send(Request(0, "bye", "", "", (), ()))
             self._break("this process closed its connection")
@@ -191,7 +190,7 @@ class Connection:
         os.close(self._stopped)
 
     def _pump(self) -> None:
-        """Takes all messages that are there and report what is done, with the lock held."""
+        """Take all messages that are there and report what is done, with the lock held."""
         while self._broken is None:
             try:
                 envelope, frames = receive(self._socket)

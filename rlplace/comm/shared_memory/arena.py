@@ -20,15 +20,17 @@ import os
 import time
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlplace.comm.shared_memory import process, space
+from rlplace.comm.shared_memory import process
+from rlplace.comm.shared_memory.folder import FULL, allocate
 from rlplace.comm.shared_memory.lock import FileLock
-from rlplace.comm.shared_memory.owned import Bytes
 from rlplace.errors import ChannelBroken, Problem
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +192,7 @@ class Arena:
         except OSError as full:
             with self._change:
                 self._push(segment, EMPTY)
-            if full.errno not in space.FULL:
+            if full.errno not in FULL:
                 raise
             raise NoRoomError from None
         with self._change:
@@ -205,7 +207,7 @@ class Arena:
         try:
             os.posix_fallocate(self._descriptor, segment, size)
         except OSError as full:
-            if full.errno not in space.FULL:
+            if full.errno not in FULL:
                 raise
             with self._change:
                 self._free_of_dead()
@@ -241,7 +243,7 @@ class Arena:
         try:
             os.posix_fallocate(self._descriptor, segment, _PAGE)  # for its header
         except OSError as full:
-            if full.errno not in space.FULL:
+            if full.errno not in FULL:
                 raise
             raise NoRoomError from None
         words[segment // 8 + SIZE] = size
@@ -378,7 +380,7 @@ def _make(path: Path) -> None:
     new = path.with_name(f"{path.name}.{process.this_process():x}")
     system = os.statvfs(path.parent)
     size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
-    space.allocate(new, _FIRST_SEGMENT)
+    allocate(new, _FIRST_SEGMENT)
     try:
         with open(new, "r+b") as file:
             os.ftruncate(file.fileno(), size)
@@ -389,3 +391,40 @@ def _make(path: Path) -> None:
             os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
+
+
+Bytes = NDArray[np.uint8]
+
+LARGE = 32 << 20  # bytes; the C library gives larger blocks back to the kernel at once, and new pages cost twice a copy
+_IDLE = 2  # blocks kept: one is in use while the next item arrives
+
+
+class OwnedMemory:
+    """Thread-safe, and without a lock: blocks come back from finalizers."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Bytes] = deque(maxlen=_IDLE)
+
+    def take(self, size_bytes: int) -> Bytes:
+        """Unwritten memory, the caller's own for as long as anything made of the array lives."""
+        if size_bytes < LARGE:
+            return np.empty(size_bytes, np.uint8)
+        block = self._pop(size_bytes)
+        if block is None:
+            block = np.empty(size_bytes, np.uint8)
+        piece = np.frombuffer(
+            block.data[:size_bytes], np.uint8
+        )  # no view of `block`: all that is made of it refers to it
+        weakref.finalize(piece, self._idle.append, block).atexit = False
+        return piece
+
+    def _pop(self, size_bytes: int) -> Bytes | None:
+        """The latest idle block that serves; what is too small or much too large on the way to it is given up."""
+        while self._idle:
+            try:
+                block = self._idle.pop()
+            except IndexError:  # another thread was faster
+                return None
+            if size_bytes <= block.nbytes <= 2 * size_bytes:
+                return block
+        return None

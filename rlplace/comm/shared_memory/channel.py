@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
+import os
+import pickle
 import time
 import urllib.parse
 import weakref
@@ -15,17 +18,74 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.comm import codec
-from rlplace.comm.attachment import TICK_S, Attachment
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.ends import QueueEnd
+from rlplace.comm.ends import TICK_S, Attachment, QueueEnd
 from rlplace.comm.queue import Get, Put, QueueMachine
-from rlplace.comm.shared_memory import file, process
-from rlplace.comm.shared_memory.file import ChannelFile
+from rlplace.comm.shared_memory import process
+from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
 from rlplace.comm.shared_memory.lock import FileLock
 from rlplace.comm.shared_memory.segments import Arenas, ItemStore
 from rlplace.comm.shared_memory.wakeup import LoopWaker, SocketWakers
-from rlplace.comm.table import BROKEN, CLOSED, W_WOKEN
+from rlplace.comm.table import (
+    BROKEN,
+    CLOSED,
+    MAGIC,
+    MAGIC_NUMBER,
+    NEWEST_VERSION,
+    NO_VERSION,
+    SPEC_AT,
+    SPEC_BYTES,
+    W_WOKEN,
+    Layout,
+)
 from rlplace.errors import ChannelBroken, ChannelError
+
+
+class ChannelFile:
+    """One mapping of a channel's file: a table in shared memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.mapped = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        self.data = memoryview(self.mapped)
+        self.words = self.data.cast("q")
+        self.reals = self.data.cast("d")
+        assert self.words[MAGIC] == MAGIC_NUMBER, f"{path} is no channel of this version"
+        at, size = self.words[SPEC_AT], self.words[SPEC_BYTES]
+        self.spec: ChannelSpec = pickle.loads(self.data[at : at + size])
+        self.layout = Layout.of(self.spec)
+
+    def detach(self) -> None:
+        """Unmap. Any later access is a ValueError."""
+        for view in (self.words, self.reals, self.data):
+            view.release()
+        self.mapped.close()
+
+
+def _make(path: Path, spec: ChannelSpec) -> None:
+    """A channel that is open and empty. ClusterError when the memory is full: later no access can fail for that."""
+    layout, text = Layout.of(spec), pickle.dumps(spec, 5)
+    size = layout.words * 8 + (len(text) + 7) // 8 * 8
+    new = path.with_name(path.name + ".new")
+    try:
+        allocate(new, size)
+        with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+            mapped[layout.words * 8 : layout.words * 8 + len(text)] = text
+            with memoryview(mapped) as data, data.cast("q") as words:
+                words[SPEC_AT], words[SPEC_BYTES] = layout.words * 8, len(text)
+                words[NEWEST_VERSION] = NO_VERSION
+                words[MAGIC] = MAGIC_NUMBER
+        os.link(new, path)  # unlike rename, refuses to replace another channel of this name
+    except OSError as error:
+        if error.errno in FULL:
+            raise too_small(path.parent, size, key="cluster.comm.shm_folder") from error
+        raise
+    finally:
+        new.unlink(missing_ok=True)
 
 
 class FileAttachment(Attachment):
@@ -33,7 +93,8 @@ class FileAttachment(Attachment):
 
     def __init__(self, path: Path) -> None:
         self.memory: ChannelFile = ChannelFile(path)
-        self.store = ItemStore(self.memory, Arenas.of(path.parent))
+        memory = self.memory
+        self.store = ItemStore(memory.words, memory.mapped, memory.layout.inline_bytes, Arenas.of(path.parent))
         self.lock: FileLock = FileLock(path)
         self.wakers: SocketWakers = SocketWakers()
         super().__init__(self.memory, self.store, self.lock, self.wakers, process.this_process())
@@ -118,7 +179,7 @@ class SharedChannel(QueueEnd):
     def create(cls, folder: Path, spec: ChannelSpec) -> SharedChannel:
         """A new channel in a job folder, as the file `<name>.channel`; its maker destroys it."""
         path = folder / f"{urllib.parse.quote(spec.name, safe=' ')}.channel"
-        file.make(path, spec)
+        _make(path, spec)
         return cls.attach(path)
 
     @classmethod

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlplace.errors import ClusterError, Problem
+from rlplace.units import show_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
@@ -26,7 +28,7 @@ _OWNER = "owner"
 
 
 class JobFolder:
-    """Owns the folder: whoever made it removes it. Others get only its path."""
+    """Owns the folder: its maker removes it. Others get only its path."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self._path = path
@@ -99,7 +101,7 @@ def sweep(parent: Path = SHARED_MEMORY) -> list[Path]:
 
 @contextlib.contextmanager
 def _abandoned(path: Path) -> Iterator[bool]:
-    """Whether nobody owns the folder; holds its lock meanwhile, so that nobody else removes it."""
+    """Whether the folder has no owner; holds its lock meanwhile, so that no other process removes it."""
     try:
         if path.is_symlink() or path.stat().st_uid != os.getuid():
             yield False
@@ -115,7 +117,7 @@ def _abandoned(path: Path) -> Iterator[bool]:
 
 
 def _own(path: Path) -> int | None:
-    """The lock of a new folder; None where somebody who sweeps came between and took it for an abandoned one."""
+    """The lock of a new folder; None if a sweep of another process took it for an abandoned one."""
     try:
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -158,3 +160,50 @@ def _unusable(parent: Path, error: OSError) -> ClusterError:
 
 def _prefix() -> str:
     return f"rlplace-{os.getuid()}-"
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def allocate(path: Path, size_bytes: int) -> None:
+    """Makes the file, for this user alone, with every block taken: using it cannot fail later for want of room.
+
+    OSError (ENOSPC) when there is none; nothing of the file stays then.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still take in the file system of `folder`."""
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize
+
+
+def check_space(folder: Path, needed_bytes: int, *, key: str = "cluster") -> None:
+    """ClusterError before anything starts, unless `needed_bytes` are free; `key` is the config key that asks for it."""
+    if free_bytes(folder) < needed_bytes:
+        raise too_small(folder, needed_bytes, key=key)
+
+
+def too_small(folder: Path, needed_bytes: int, *, key: str = "cluster") -> ClusterError:
+    free, mib = free_bytes(folder), -(-needed_bytes // (1 << 20))
+    return ClusterError(
+        Problem(
+            code="shm-too-small",
+            key=key,
+            what=f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free",
+            got=str(folder),
+            why="items between processes of one node lie in shared memory, up to the capacity of their channel",
+            fix=f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})",
+        )
+    )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import mmap
 import threading
 import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplace.comm import codec
-from rlplace.comm.shared_memory import process, space
-from rlplace.comm.shared_memory.arena import Arena, NoRoomError, lost
-from rlplace.comm.shared_memory.file import ChannelFile
-from rlplace.comm.shared_memory.folder import spill_of
-from rlplace.comm.shared_memory.owned import OwnedMemory
+from rlplace.comm.shared_memory import process
+from rlplace.comm.shared_memory.arena import Arena, NoRoomError, OwnedMemory, lost
+from rlplace.comm.shared_memory.folder import free_bytes, spill_of
 from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT
 from rlplace.errors import OutputError, Problem
 from rlplace.units import show_bytes
@@ -124,9 +123,10 @@ class Arenas:
 class ItemStore:
     """Implements Store for one channel in shared memory."""
 
-    def __init__(self, file: ChannelFile, arenas: Arenas) -> None:
-        self._words, self._mapped = file.words, file.mapped
-        self._room = file.layout.inline_bytes
+    def __init__(self, words: memoryview, mapped: mmap.mmap, inline_bytes: int, arenas: Arenas) -> None:
+        """`words` and `mapped`: the channel's table; `inline_bytes`: the room of an entry."""
+        self._words, self._mapped = words, mapped
+        self._room = inline_bytes
         self.arenas = arenas
 
     def pack(self, item: Any) -> codec.Packed:
@@ -182,7 +182,7 @@ def _no_room(folder: Path, size: int) -> OutputError:
             code="shm-full",
             key=f"shared memory of this node, {folder}",
             what=f"no room for {show_bytes(size)} more, nor on disk",
-            why=f"{show_bytes(space.free_bytes(folder))} are free; items wait there until they are taken",
+            why=f"{show_bytes(free_bytes(folder))} are free; items wait there until they are taken",
             fix="more shared memory (docker run --shm-size=...), or channels of less capacity",
         )
     )

@@ -13,7 +13,7 @@ import socket
 import weakref
 from collections.abc import Callable
 
-from rlplace.comm.attachment import Waker
+from rlplace.comm.ends import Waker
 
 
 class SocketWaker:

@@ -27,9 +27,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.comm.shared_memory.folder import spill_of
+from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
 from rlplace.comm.shared_memory.process import alive, this_process
-from rlplace.comm.shared_memory.space import allocate, too_small
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
 from rlplace.comm.weights.version import failed_sync, late_sync, ranks

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.waiting import report, view
+from rlplace.comm.watchdog import report, view
 from rlplace.errors import (
     ChannelBroken,
     ChannelError,

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplace.comm.address import ChannelAddress, Place, ProcessChannels
 from rlplace.comm.channel import Channel
-from rlplace.comm.waiting import report, view
+from rlplace.comm.watchdog import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device, cuda_out_of_memory

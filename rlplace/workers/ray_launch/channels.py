@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
-from rlplace.comm.address import ChannelAddress, Location, NodeLocation, Place, ProcessLocation, ServerAddress
+from rlplace.comm.address import (
+    Branch,
+    ChannelAddress,
+    Location,
+    NodeLocation,
+    Place,
+    ProcessLocation,
+    ServerAddress,
+    SpreadChannel,
+)
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.config import CommConfig
 from rlplace.placement.channels import ChannelHome
 from rlplace.workers.launch.reservation import Machine

@@ -11,8 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.shared_memory.folder import SPILL, JobFolder
-from rlplace.comm.shared_memory.space import check_space
+from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
 from rlplace.errors import ClusterError, Problem
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.guard import Guard

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.spread import Branch, SpreadChannel
 from rlplace.errors import ChannelBroken, ChannelClosed, ChannelFull, ChannelMisuse, EndOfStream, Problem
 
 SPEC = ChannelSpec(name="actions", capacity_items=3, keys=("0", "1", "2"))

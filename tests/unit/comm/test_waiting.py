@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats, Wait
-from rlplace.comm.waiting import ChannelView, WaitForGraph, report
+from rlplace.comm.watchdog import ChannelView, WaitForGraph, report
 
 
 def wait(owner: str, wants: str = "item", key: str = "", seconds: float = 5.0) -> Wait:
@@ -69,7 +69,7 @@ def test_a_report_says_it_all() -> None:
     }
     assert report(views) == "\n".join(
         [
-            "slow, busy or gone: e; waited for, and waiting for nobody here",
+            "slow, busy or gone: e; others wait for them, and they wait for none here",
             "channel actions: 1 of 4 items, 1 put and 0 taken so far",
             "    env rank 0, env rank 1: 7.2 s for an item at key '0', '1', from r",
             "channel observations: 4 of 4 items, 4 put and 0 taken so far",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.comm.network.session import Answer, Session
+from rlplace.comm.network.server import Answer, Session
 
 
 class Owed:

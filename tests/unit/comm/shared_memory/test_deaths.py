@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm import attachment
+from rlplace.comm import ends
 from rlplace.comm.channel import ChannelSpec, ChannelStats
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
@@ -44,8 +44,8 @@ class FatalWords:
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "TICK_S", 0.05)
-    monkeypatch.setattr(attachment, "LOOK_S", 0.05)
+    monkeypatch.setattr(ends, "TICK_S", 0.05)
+    monkeypatch.setattr(ends, "LOOK_S", 0.05)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_stopped_process_in_a_change_is_named(
     make: Callable, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = make()
-    monkeypatch.setattr(attachment, "LOCK_PATIENCE_S", 0.02)
+    monkeypatch.setattr(ends, "LOCK_PATIENCE_S", 0.02)
     stopped = start(stops_in_a_change, channel)
     assert stopped.pid is not None
     while b") T " not in Path(f"/proc/{stopped.pid}/stat").read_bytes():

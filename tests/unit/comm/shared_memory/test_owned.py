@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlplace.comm.shared_memory import owned
-from rlplace.comm.shared_memory.owned import OwnedMemory
+from rlplace.comm.shared_memory import arena
+from rlplace.comm.shared_memory.arena import OwnedMemory
 
 SIZE = 1000
 
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned, "LARGE", SIZE)
+    monkeypatch.setattr(arena, "LARGE", SIZE)
 
 
 def address(array: np.ndarray) -> int:

@@ -13,6 +13,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.units import show_bytes
 
 _MOST_STEPS = 6
+_MOST_HOLDERS = 5
+_SHORTER = "a shorter algorithm.sequence_length"
 _MOST_FACTOR = 64  # more is no remedy but another job
 
 
@@ -236,9 +238,6 @@ def _with_ranks(case: MemoryCase, component: str, ranks: int) -> MemoryCase:
     return dataclasses.replace(case, ranks={**case.ranks, component: ranks})
 
 
-_MOST_HOLDERS = 5
-
-
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     """One problem for every kind of accelerator or host that is too small, and for every cache without room.
 
@@ -249,57 +248,34 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
         return ()
     remedies = find_remedies(case)
     worst = shortest(ledger)
-    helped = bool(remedies)  # then they stand with the account that lacks most
-    problems = [_does_not_fit(a, remedies if a is worst else (), helped) for a in ledger.accelerators if not a.fits]
-    problems += [_host_too_small(a, remedies if a is worst else (), helped) for a in ledger.hosts if not a.fits]
-    problems += [_cannot_work(case, component, why) for component, why in ledger.lacking]
+    problems: list[Problem] = []
+    for account in (*ledger.accelerators, *ledger.hosts):
+        if not account.fits:  # remedies stand with the account that lacks most
+            fix = proposals(remedies if account is worst else ()) if remedies else None
+            problems.append(_too_small(account, fix, bool(remedies)))
+    problems += [_no_cache(case, component, why) for component, why in ledger.lacking]
     return tuple(problems)
 
 
-def _does_not_fit(account: Account, remedies: Sequence[Remedy], helped: bool) -> Problem:
-    many = len(account.numbers) > 1
-    return Problem(
-        code="does-not-fit",
-        key="cluster.component_placement",
-        what=f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small",
-        got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
-        why=_holders(f"{'each' if many else 'it'} has {show_bytes(account.capacity_bytes)}", account),
-        fix=proposals(remedies) if helped else f"accelerators of {_needed(account)} or more, or less on each",
-    )
-
-
-def _host_too_small(account: Account, remedies: Sequence[Remedy], helped: bool) -> Problem:
-    many = len(account.numbers) > 1
-    return Problem(
-        code="host-does-not-fit",
-        key="cluster.component_placement",
-        what=f"the host memory of node{'s' * many} {account.numbers} is too small",
-        got=f"{_needed(account)} {_when(account)}, {_excess(account)} too much",
-        why=_holders(f"a node has {show_bytes(account.capacity_bytes)}", account),
-        fix=proposals(remedies) if helped else f"hosts of {_needed(account)} or more, or less on each",
-    )
-
-
-def _needed(account: Account) -> str:
-    return show_bytes(account.worst.total_bytes)
-
-
-def _excess(account: Account) -> str:
-    return show_bytes(account.worst.total_bytes - account.capacity_bytes)
-
-
-def _when(account: Account) -> str:
-    moment = account.worst.moment  # no other entry is fuller than its stage
-    return "at the start" if moment.start else f"in stage {moment.stage}"
-
-
-def _holders(has: str, account: Account) -> str:
-    holds = account.worst.holds
-    lines = [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in holds[:_MOST_HOLDERS]]
-    rest = sum(h.size_bytes for h in holds[_MOST_HOLDERS:])
-    if rest:
+def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
+    host, many, load = account.kind == "host", len(account.numbers) > 1, account.worst
+    has, needed = show_bytes(account.capacity_bytes), show_bytes(load.total_bytes)
+    what = f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
+    if host:
+        what = f"the host memory of node{'s' * many} {account.numbers} is too small"
+    when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"  # no other entry is fuller
+    lines = [f"{'a node' if host else 'each' if many else 'it'} has {has}; the largest holders are"]
+    lines += [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDERS]]
+    if rest := sum(h.size_bytes for h in load.holds[_MOST_HOLDERS:]):
         lines.append(f"all others {show_bytes(rest)}")
-    return "\n".join([f"{has}; the largest holders are", *lines])
+    return Problem(
+        code="does-not-fit" if not host else "host-does-not-fit",
+        key="cluster.component_placement",
+        what=what,
+        got=f"{needed} {when}, {show_bytes(load.total_bytes - account.capacity_bytes)} too much",
+        why="\n".join(lines),
+        fix=fix if helped else f"{'hosts' if host else 'accelerators'} of {needed} or more, or less on each",
+    )
 
 
 def proposals(remedies: Sequence[Remedy]) -> str | None:
@@ -313,17 +289,14 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     return "\n".join([*(f"{'and: ' * (i > 0)}{line}" for i, line in enumerate(lines)), *end])
 
 
-def _cannot_work(case: MemoryCase, component: str, why: str) -> Problem:
-    engine = case.demands[component]
-    assert isinstance(engine, EngineModel), "only a cache can be without room"
-    shorter = "a shorter algorithm.sequence_length"
-    if isinstance(engine.cache, KvBytes):
-        knob = "kv_cache_memory"
-        fix = f"a larger {component}.{knob}, or {shorter}"
-    else:
-        knob = Knob.KV_SHARE.value
-        largest = solve(case, Knob.KV_SHARE, component)
-        fix = f"{component}.{knob}: {largest.value}        (the largest that fits)" if largest is not None else shorter
+def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
+    """The only demand that can lack something is an engine's, for its KV cache."""
+    match case.demands[component]:
+        case EngineModel(cache=KvBytes()):
+            knob, fix = "kv_cache_memory", f"a larger {component}.kv_cache_memory, or {_SHORTER}"
+        case _:
+            knob, found = Knob.KV_SHARE.value, solve(case, Knob.KV_SHARE, component)
+            fix = _SHORTER if found is None else f"{component}.{knob}: {found.value}        (the largest that fits)"
     return Problem(
         code="kv-cache-too-small",
         key=f"{component}.{knob}",

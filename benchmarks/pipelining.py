@@ -97,7 +97,7 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
     return SlowJob(
         config=config,
         ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
-        simulator=SimulatorArguments(spaces=describe(config.simulator_env), routes=plan.routes),
+        simulator=SimulatorArguments(spaces=describe(config.simulator_env), routes=plan.row_routes),
         deliveries=plan.deliveries,
         row_s=policy_ms / 1e3 / ROWS,
     )

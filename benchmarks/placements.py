@@ -25,9 +25,9 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
-from rlplace.placement.layout import Layout, make_layout
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory import MemoryCase
+from rlplace.placement.plan import Plan, plan_components
 from rlplace.placement.schedule import Transition, rlhf_needs
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import StageUse
@@ -87,7 +87,7 @@ class Found:
     picture: str  # of an iteration of the first model
 
 
-def layout_of(placing: Placing) -> Layout:
+def layout_of(placing: Placing) -> Plan:
     where = placing.where
     accelerators = 1 + max(int(text.rpartition("-")[2]) for text in where.values())
     cluster = ClusterConfig(
@@ -97,20 +97,20 @@ def layout_of(placing: Placing) -> Layout:
     )
     topology = Topology.uniform(1, accelerators, "emulated", 80 * GIB)
     needs = dataclasses.replace(rlhf_needs(WORKERS), ahead=placing.ahead)
-    return make_layout(cluster, topology, needs=needs, offload=tuple(WORKERS))
+    return plan_components(cluster, topology, needs=needs, offload=tuple(WORKERS))
 
 
 # ── what the plan says ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def predict(layout: Layout, model: Model) -> float:
+def predict(layout: Plan, model: Model) -> float:
     """Seconds of an iteration: moves, sync, and in each stage whatever takes longest."""
     moves = sum(sum(_moves(layout, model, entry)) for entry in layout.schedule.entries.values())
     rollout, learning = _rollout(layout, model), _learning(layout, model)
     return moves + model.sync_s + (max(rollout, learning) if layout.needs.ahead else rollout + learning)
 
 
-def _moves(layout: Layout, model: Model, entry: Transition) -> tuple[float, float]:
+def _moves(layout: Plan, model: Model, entry: Transition) -> tuple[float, float]:
     """Releases run together, then acquires do."""
     ranks = layout.placement.world_size
     release, acquire = (
@@ -120,7 +120,7 @@ def _moves(layout: Layout, model: Model, entry: Transition) -> tuple[float, floa
     return release, acquire
 
 
-def _rollout(layout: Layout, model: Model) -> float:
+def _rollout(layout: Plan, model: Model) -> float:
     """On accelerators of its own a component only waits for the longest sample; on shared ones work adds up."""
     engines, envs = (layout.placement.world_size(c) for c in ("rollout", "env"))
     simulating = math.ceil(SAMPLES / envs) * TURNS * model.turn_s
@@ -134,7 +134,7 @@ def _rollout(layout: Layout, model: Model) -> float:
     return max(simulating, longest + TURNS * model.turn_s)
 
 
-def _learning(layout: Layout, model: Model) -> float:
+def _learning(layout: Plan, model: Model) -> float:
     return SAMPLES * TOKENS * model.token_s / layout.placement.world_size("actor")
 
 
@@ -186,7 +186,7 @@ def in_job_seconds(use: StageUse, scale: float) -> StageUse:
     return StageUse(stage=use.stage, moves_s=use.moves_s * scale, seconds=use.seconds * scale, work=work)
 
 
-def measured(layout: Layout, model: Model, numbers: Mapping[str, float]) -> Measured:
+def measured(layout: Plan, model: Model, numbers: Mapping[str, float]) -> Measured:
     return Measured(
         predicted_s=predict(layout, model),
         iteration_s=numbers["time/iteration_s"] * model.scale,

@@ -44,7 +44,7 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
 def plan_rlhf(count: int) -> None:
     """Ten components, with the routes of samples to all of them."""
     from rlplace.config import ClusterConfig
-    from rlplace.placement import BatchSizes, Topology, make_layout
+    from rlplace.placement import BatchSizes, Topology, plan_components
 
     half, eighth = count // 2, count // 8
     placement: dict[str, object] = {
@@ -56,7 +56,7 @@ def plan_rlhf(count: int) -> None:
         "agent": {"node_group": "node", "placement": "all"},
     }
     placement |= {name: f"{half + i * eighth}-{half + (i + 1) * eighth - 1}" for i, name in enumerate(REWARDS)}
-    made = make_layout(
+    made = plan_components(
         ClusterConfig(component_placement=placement),
         Topology.uniform(count // 8, 8),
         offload=["actor", "reference", "critic", "rollout", "env", *REWARDS],

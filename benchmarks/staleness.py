@@ -30,7 +30,7 @@ from rlplace.cli.prepare import prepare_composed  # noqa: E402
 from rlplace.config import compose  # noqa: E402
 from rlplace.llm_run import llm_run  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
-from rlplace.placement import Layout  # noqa: E402
+from rlplace.placement import Plan  # noqa: E402
 from rlplace.run import run  # noqa: E402
 from rlplace.workers.roles.actor import LmActor  # noqa: E402
 from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
@@ -103,7 +103,7 @@ def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: i
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={folder}"])
     prepared = prepare_composed(composed)
     config, layout = prepared.config, prepared.plan
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, Plan)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()})
     report = prepared.view

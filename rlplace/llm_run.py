@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlplace.config import Config
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.layout import Layout
-from rlplace.placement.llm import llm_memory_case, with_share
+from rlplace.placement.memory import memory_case, with_share
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE
 from rlplace.report.summary import TEXT
@@ -14,11 +14,11 @@ from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.worker import Worker
 
 
-def llm_run(config: Config, layout: Layout) -> JobSpec:
+def llm_run(config: Config, layout: Plan) -> JobSpec:
     if config.cluster.launcher == "inline":
         import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
 
-    placement, case = layout.placement, llm_memory_case(layout, config)
+    placement, case = layout.placement, memory_case(layout, config)
     return JobSpec(
         cluster=config.cluster,
         runner=config.runner,

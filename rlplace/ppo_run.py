@@ -29,7 +29,7 @@ def ppo_run(config: Config, plan: Plan) -> JobSpec:
             config=config,
             ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
             deliveries=plan.deliveries,
-            simulator=SimulatorArguments(spaces=spaces, routes=plan.routes),
+            simulator=SimulatorArguments(spaces=spaces, routes=plan.row_routes),
         ),
         case=case,
         ledger=case.ledger(),

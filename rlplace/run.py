@@ -23,13 +23,13 @@ from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
-from rlplace.placement.dedicated import count_business
+from rlplace.placement.dedicated import count_active
 from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measurements
+from rlplace.placement.plan import Plan
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView
-from rlplace.placement.transfers import AnyPlan
 from rlplace.report.sinks import Console, Sink, make_sinks
 from rlplace.report.summary import Measures, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
@@ -82,7 +82,7 @@ class JobSpec:
 
     cluster: ClusterConfig
     runner: RunnerConfig
-    plan: AnyPlan
+    plan: Plan
     workers: Mapping[str, type[Worker]]  # by component
     arguments: Any  # the `config` of every worker
     case: MemoryCase
@@ -133,7 +133,7 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
             ended = summary(job.driver.progress, folder) | {
                 "memory": compare_memory(job.ledger, held),
                 "waits": waits_of(view(channels)),
-                "utilisation": loop.usage.record(count_business(job.plan.placement, job.plan.schedule.needs).at_work),
+                "utilisation": loop.usage.record(count_active(job.plan.placement, job.plan.schedule.needs).at_work),
             }
             write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
             if loop.usage.last:

@@ -77,7 +77,7 @@ def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0
         }
     )
     plan = make_plan(config, Topology.uniform(1, first))
-    simulator = SimulatorArguments(spaces=describe(config.env), routes=plan.routes)
+    simulator = SimulatorArguments(spaces=describe(config.env), routes=plan.row_routes)
     return plan, WorkerArguments(config=config, ranks=ranks, deliveries=plan.deliveries, simulator=simulator)
 
 

@@ -18,11 +18,9 @@ from rlplace.config.model_folder import with_folder
 from rlplace.envs import check
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.placement.counts import explain_counts
-from rlplace.placement.llm import llm_memory_case, make_llm_layout
 from rlplace.placement.memory import Measurements, MemoryCase, PolicySpaces, memory_case, read_measurements
-from rlplace.placement.plan import make_plan
+from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
-from rlplace.placement.transfers import AnyPlan
 from rlplace.workers.machines import declared_topology
 
 Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
@@ -35,7 +33,7 @@ class Prepared:
     """A job that holds; whether it fits, its view says."""
 
     config: Config  # with the keys of its models' config.json
-    plan: AnyPlan
+    plan: Plan
     case: MemoryCase
     view: PlanView
     mapping: Mapping[str, Any]  # the config as it was composed
@@ -60,24 +58,21 @@ def prepare(
     places = sources or {}
     config = with_folder(read_config(mapping, places), places)
     topology = declared_topology(config.cluster, places)
-    plan: AnyPlan
+    problems = list(check(config.simulator_env, places)) if config.kind == "mlp" else []
+    try:
+        plan = make_plan(config, topology, places)
+    except ProblemsError as error:
+        raise type(error)([*error.problems, *problems]) from None
     if config.kind == "causal_lm":
         from rlplace.cli.text_checks import check_text_job, missing_in_a_run  # tokenizers need numpy
 
-        layout = make_llm_layout(config, topology, places)
-        problems = check_text_job(config, layout, places) if config.runs else missing_in_a_run(config, places)
-        plan, case, counts = layout, llm_memory_case(layout, config, measured), explain_counts(config, layout.placement)
-    else:
-        problems = list(check(config.simulator_env, places))
-        try:
-            plan = make_plan(config, topology, sources=places)
-        except ProblemsError as error:
-            raise type(error)([*error.problems, *problems]) from None
-        spaces = describe(config.simulator_env) if describe is not None and not problems else None
-        case, counts = memory_case(plan, config, spaces, measured), ()
+        problems += check_text_job(config, plan, places) if config.runs else missing_in_a_run(config, places)
+    simulated = config.kind == "mlp" and not problems
+    spaces = describe(config.simulator_env) if describe is not None and simulated else None
+    case = memory_case(plan, config, spaces, measured)
     if wrong := [problem for problem in problems if problem.code not in PLAN_ONLY]:
         raise ConfigError(wrong)
-    view = view_plan(plan, case, name=name, counts=counts)
+    view = view_plan(plan, case, name=name, counts=explain_counts(config, plan.placement))
     return Prepared(
         config=config,
         plan=plan,

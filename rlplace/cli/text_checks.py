@@ -12,7 +12,7 @@ from rlplace.envs.registry import check_task
 from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.layout import Layout
+from rlplace.placement.plan import Plan
 from rlplace.workers.engines import vllm_support
 from rlplace.workers.roles.critic import critic_problems
 from rlplace.workers.roles.prompts import check_prompts
@@ -22,7 +22,7 @@ from rlplace.workers.training.worker import not_run
 _SIMULATORS = ("env", "agent")  # roles without a model
 
 
-def check_launch(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def check_launch(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     """What a machine must have to run this plan: the engine's library, weights, a tokenizer that takes the prompts."""
     problems: list[Problem] = []
     if config.text_rollout.engine == "vllm":
@@ -49,7 +49,7 @@ def missing_in_a_run(config: Config, sources: Mapping[str, Source]) -> list[Prob
     ]
 
 
-def check_text_job(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def check_text_job(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     """What is wrong without regard to a machine: task and rewards, context, the engines' shares of the model."""
     runner, engines = config.runner, layout.placement.spec("rollout")
     problems = list(check_task(config.text_env, seed=runner.seed, evaluated=runner.eval_every > 0))
@@ -81,7 +81,7 @@ def check_text_job(config: Config, layout: Layout, sources: Mapping[str, Source]
     return [_placed(p, sources) for p in problems]
 
 
-def _check_own_models(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def _check_own_models(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     """Folders with weights, of the models that components have of their own."""
     problems: list[Problem] = []
     for component in layout.placement.components:
@@ -140,7 +140,7 @@ def _check_factors(config: Config) -> list[Problem]:
     ]
 
 
-def _check_parallel(layout: Layout) -> list[Problem]:
+def _check_parallel(layout: Plan) -> list[Problem]:
     """One rank drives an engine, on all of its accelerators; of other models each rank has one accelerator."""
     problems: list[Problem] = []
     for component in layout.placement.components:

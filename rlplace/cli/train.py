@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rlplace.cli.prepare import Prepared, planned_only, prepare_composed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
-from rlplace.placement import Layout, Plan
+from rlplace.placement import Plan
 from rlplace.placement.show.text import render_text
 
 if TYPE_CHECKING:  # what starts workers waits until the plan was shown
@@ -96,7 +96,7 @@ def stop_on_signals() -> None:
 def _job(composed: compose.Composed) -> int:
     job = prepare_composed(composed)
     lacking = list(job.not_run)
-    if not job.config.dry_run and isinstance(job.plan, Layout) and not lacking:
+    if not job.config.dry_run and isinstance(job.plan, Plan) and not lacking:
         from rlplace.cli.text_checks import check_launch
 
         lacking += check_launch(job.config, job.plan, job.sources)
@@ -118,7 +118,7 @@ def _job(composed: compose.Composed) -> int:
 
 
 def _spec_of(job: Prepared) -> JobSpec:
-    if isinstance(job.plan, Plan):
+    if job.config.kind == "mlp":
         from rlplace.ppo_run import ppo_run
 
         return ppo_run(job.config, job.plan)

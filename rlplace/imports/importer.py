@@ -21,9 +21,9 @@ from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.models import shape_of
 from rlplace.imports.rules import MappingResult, Outcome, Rule, Rules
 from rlplace.imports.settings import PLACEMENT, Setting, flow
-from rlplace.placement import Layout, Topology, make_layout
+from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.llm import make_llm_layout
+from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
@@ -42,7 +42,7 @@ class Imported:
     assumed: tuple[tuple[str, str], ...]  # what no setting asks for and is written out now, and why
     missing: tuple[str, ...]  # keys a run still needs
     topology: Topology
-    layout: Layout | None  # None where the placement does not hold; `findings` have the reasons
+    layout: Plan | None  # None where the placement does not hold; `findings` have the reasons
 
 
 class Draft:
@@ -366,12 +366,12 @@ def _nothing_placed(library: str) -> Problem:
     )
 
 
-def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Layout | None, Sequence[Problem]]:
+def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Plan | None, Sequence[Problem]]:
     """The layout and its problems; without regard to batches where only they are wrong."""
     problems: Sequence[Problem] = ()
     if draft.kind == "causal_lm":
         try:
-            return make_llm_layout(read_config(draft.config), topology), ()
+            return make_plan(read_config(draft.config), topology), ()
         except PlacementError as error:
             problems = error.problems
         except ConfigError:
@@ -383,7 +383,7 @@ def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> t
     assert isinstance(residents, list | tuple), residents
     cluster = ClusterConfig(component_placement=block, node_groups=tuple(groups), allow_resident=tuple(residents))
     try:
-        return make_layout(cluster, topology, offload=offload), problems
+        return plan_components(cluster, topology, offload=offload), problems
     except (PlacementError, ConfigError) as error:
         return None, problems or error.problems
 

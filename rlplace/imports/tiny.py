@@ -17,8 +17,8 @@ from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.models import shipped
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.llm import make_llm_layout
 from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.plan import make_plan
 
 _MEMORY = "4GiB"
 _TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}
@@ -84,7 +84,7 @@ def shrink(imported: Imported) -> Imported:
     config["runner"] |= {"total_iterations": 2, "eval_every": 0}
     config = ordered(config, imported.kind)
     topology = Topology.uniform(1, cluster["accelerators_per_node"], "emulated")
-    layout = make_llm_layout(read_config(config), topology)
+    layout = make_plan(read_config(config), topology)
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
     assumed = (*imported.assumed, ("everything as small as it runs", why))
     return dataclasses.replace(

@@ -7,8 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.placement.batches import BatchSizes
     from rlplace.placement.channels import ChannelHome, ChannelPlan
+    from rlplace.placement.checks import BatchSizes
+    from rlplace.placement.dedicated import Savings
     from rlplace.placement.flow import Route, Routes, Share, Transport, derive_routes
     from rlplace.placement.language.groups import NodeGroups, RuntimeEnv, read_node_groups
     from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
         PlacementStrategy,
         Slot,
     )
-    from rlplace.placement.layout import Layout, make_layout
     from rlplace.placement.machines.nodes import declare_topology
     from rlplace.placement.machines.pools import HardwareItem
     from rlplace.placement.machines.topology import Links, Node, Topology
-    from rlplace.placement.plan import Plan, make_plan
+    from rlplace.placement.plan import Plan, make_plan, plan_components
     from rlplace.placement.schedule import (
         PPO_NEEDS,
         Move,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         derive_schedule,
         rlhf_needs,
     )
-    from rlplace.placement.sharing import Savings
     from rlplace.placement.show.json import render_json
     from rlplace.placement.show.svg import render_svg
     from rlplace.placement.show.text import render_text
@@ -49,7 +48,6 @@ __all__ = [
     "FlexiblePlacementStrategy",
     "HardwareItem",
     "HybridComponentPlacement",
-    "Layout",
     "Links",
     "Move",
     "Needs",
@@ -73,8 +71,8 @@ __all__ = [
     "declare_topology",
     "derive_routes",
     "derive_schedule",
-    "make_layout",
     "make_plan",
+    "plan_components",
     "read_node_groups",
     "render_json",
     "render_svg",
@@ -84,20 +82,19 @@ __all__ = [
 
 # The same names again, by module: a test compares.
 _NAMES_OF = {
-    "batches": "BatchSizes",
     "channels": "ChannelHome ChannelPlan",
+    "checks": "BatchSizes",
+    "dedicated": "Savings",
     "flow": "Route Routes Share Transport derive_routes",
     "machines.nodes": "declare_topology",
     "language.groups": "NodeGroups RuntimeEnv read_node_groups",
     "language.hybrid": "HybridComponentPlacement",
-    "layout": "Layout make_layout",
     "show.svg": "render_svg",
-    "plan": "Plan make_plan",
+    "plan": "Plan make_plan plan_components",
     "machines.pools": "HardwareItem",
     "show.json": "render_json",
     "show.text": "render_text",
     "schedule": "PPO_NEEDS Move Needs Residency Schedule Transition derive_schedule rlhf_needs",
-    "sharing": "Savings",
     "language.slots": "Slot ComponentPlacementStrategy FlexiblePlacementStrategy NodePlacementStrategy "
     "PackedPlacementStrategy PlacementStrategy",
     "machines.topology": "Links Node Topology",

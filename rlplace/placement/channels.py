@@ -1,22 +1,37 @@
 """The channels of a run: what each is for, where each of its keys lives, and how many items it holds there.
 
-A key lives where its one consumer is: in the shared memory of that node, or in that process where all who put there
-share it. Each such home is bounded for itself, so each must hold all that can be under way to it.
+A key lives where its one consumer is: in the shared memory of that node, or in that process if all its producers share
+the process. Each such home has a capacity of its own and holds all items that can be under way to it.
+
+Simulators::
+
+    env ── observations, by rollout rank ──▶ rollout      env ── trajectories, by actor rank ──▶ actor
+        ◀── actions, by env rank and stage group ──       actor ── weights, by rollout rank ──▶ rollout
+
+Text::
+
+    env ── requests ──▶ any rollout rank with room        env ── samples: whole groups ──▶ actor rank 0
+        ◀── completions, by env rank ── rollout           actor ── weights, by rollout rank ──▶ rollout
+
+    and for each critic, reference or reward, called scorer here:
+    env ── samples.scorer: the same groups ──▶ scorer     scorer ── scores.scorer ──▶ actor rank 0
+    actor ── returns: of whole groups ──▶ critic          actor ── weights.reference ──▶ reference, if refreshed
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.placement.deadlock import Flow
-from rlplace.placement.flow import Routes
-from rlplace.placement.language.spec import Homes, process_name
+from rlplace.placement.flow import Routes, block_edges
+from rlplace.placement.language.spec import Homes, process_name, role_of
 
 if TYPE_CHECKING:
+    from rlplace.config import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 # One bucket travels while the one before it is being taken.
@@ -46,37 +61,20 @@ class ChannelPlan:
     why: str  # where the capacity comes from
     targets: Homes = dataclasses.field(repr=False)
     waiting: Sequence[int] = dataclasses.field(repr=False)  # most items under way to each target rank
-    inside: Sequence[int] = dataclasses.field(repr=False)  # by target rank: 1 where all who put share its process
+    inside: Sequence[int] = dataclasses.field(repr=False)  # by target rank: 1 where all producers share its process
     depth: int = 1  # capacity for each item under way
 
     @property
     def capacity_items(self) -> int:
         """Over all homes."""
-        return self.depth * self.under_way
-
-    @property
-    def under_way(self) -> int:
-        """Most items that can be in it before its sources wait."""
-        return sum(self.waiting)
+        return self.depth * sum(self.waiting)
 
     def homes(self) -> tuple[ChannelHome, ...]:
         """In the order of the first key of each. Linear in keys."""
-        ranks: dict[int, list[int]] = {}
-        for rank, place in enumerate(self._places()):
-            ranks.setdefault(place, []).append(rank)
-        return tuple(self._home(found, in_process=place < 0) for place, found in ranks.items())
-
-    def most_under_way(self) -> set[int]:
-        """The sizes of its homes: most items under way to one of them."""
-        sizes: Counter[int] = Counter()
-        for place, items in zip(self._places(), self.waiting, strict=True):
-            sizes[place] += items
-        return set(sizes.values())
-
-    def _places(self) -> Iterator[int]:
-        """By target rank where it lives: the number of a node, or a number below 0 for each process."""
+        ranks: dict[int, list[int]] = {}  # by the number of a node, or a number below 0 for each process
         for rank, (node, inside) in enumerate(zip(self.targets.node, self.inside, strict=True)):
-            yield ~rank if inside else node
+            ranks.setdefault(~rank if inside else node, []).append(rank)
+        return tuple(self._home(found, in_process=place < 0) for place, found in ranks.items())
 
     def _home(self, ranks: Sequence[int], *, in_process: bool) -> ChannelHome:
         under_way = sum(self.waiting[rank] for rank in ranks)
@@ -90,22 +88,25 @@ class ChannelPlan:
         )
 
 
-# Channel -> stage it is filled in, stage it is emptied in, channels that must have had an item before.
-Ends = Mapping[str, tuple[str, str, tuple[str, ...]]]
-PPO_ENDS: Ends = {
-    "observations": ("rollout", "rollout", ()),
-    "actions": ("rollout", "rollout", ("observations",)),
-    "trajectories": ("rollout", "learn", ()),
-    "weights": ("sync", "sync", ()),
-}
+def plan_channels(
+    config: Config, placement: HybridComponentPlacement, routes: Routes | None = None
+) -> tuple[ChannelPlan, ...]:
+    """The channels of a run, each large enough for all items that can be under way at once.
+
+    `routes`: those of simulators; None in a job with text.
+    """
+    if routes is not None:
+        return _simulator_channels(placement, routes, config.torch_rollout.pipeline_stage_num)
+    return (*_text_channels(config, placement), *_scorer_channels(config, placement))
 
 
-def plan_channels(placement: HybridComponentPlacement, routes: Routes, stage_groups: int) -> tuple[ChannelPlan, ...]:
-    """The channels of a PPO run, each large enough for all that can be under way at once.
+def _simulator_channels(
+    placement: HybridComponentPlacement, routes: Routes, stage_groups: int
+) -> tuple[ChannelPlan, ...]:
+    """An env rank has at most one step of each stage group unanswered.
 
-    An env rank has at most one step of each stage group unanswered, so observations and actions hold stage groups x
-    shares. Trajectories are put in rollout and taken in learn: the whole iteration must fit. Weights are taken while
-    they are put.
+    So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
+    whole iteration must fit. Weights are taken while they are put.
     """
     homes = {c: placement.homes(c) for c in ("actor", "env", "rollout")}
     by_rank = {c: tuple(map(str, range(len(home.node)))) for c, home in homes.items()}
@@ -141,12 +142,87 @@ def plan_channels(placement: HybridComponentPlacement, routes: Routes, stage_gro
             waiting=_count(told.targets, homes["actor"]),
             inside=_inside(told.sources, told.targets, homes["env"], homes["actor"]),
         ),
-        plan_weights(placement),
+        _weights(placement),
     )
 
 
-def plan_weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
-    """By which any job's actor sends what cannot be written where it is read."""
+def _text_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
+    """Prompts and answers, with room for all of an iteration or of an evaluation, so that no rank waits for room."""
+    algorithm, runner, each = config.algorithm, config.runner, config.algorithm.samples_per_prompt
+    prompts, held_out = algorithm.prompts or 0, runner.eval_prompts if runner.eval_every else 0
+    turns = config.text_env.max_turns > 1  # a prompt asks for all its samples at once, a later turn for one
+    requests = max(prompts * (each if turns else 1), held_out)
+    envs, engines = placement.world_size("env"), placement.world_size("rollout")
+    answers = [
+        max(own * each, evaluated)
+        for own, evaluated in zip(_blocks(prompts, envs), _blocks(held_out, envs), strict=True)
+    ]
+    answers[0] += envs  # rank 0 gets a message when each rank is done
+    later = f", up to {each} of each in later turns" if turns else ""
+    ahead = f", and those of {algorithm.max_staleness} more" if algorithm.max_staleness else ""
+    yield _to_rank_0(
+        placement,
+        "requests",
+        "env",
+        "rollout",
+        requests + engines,
+        f"{requests // (each if turns else 1)} prompts{later}, "
+        f"and the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}",
+    )
+    yield ChannelPlan(
+        name="completions",
+        source="rollout",
+        target="env",
+        keys=tuple(map(str, range(envs))),
+        why="every answer of an env rank's prompts, and rank 0 hears when each rank is done",
+        targets=placement.homes("env"),
+        waiting=array("l", answers),
+        inside=bytes(envs),
+    )
+    groups = prompts * (1 + algorithm.max_staleness)
+    yield _to_rank_0(
+        placement, "samples", "env", "actor", groups, "all groups of an iteration wait there for learn" + ahead
+    )
+    yield _weights(placement)
+
+
+def _scorer_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
+    """Samples to scorers and scores from them, with room for whole iterations."""
+    groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
+    samples = groups * config.algorithm.samples_per_prompt
+    for scorer in scorers_of(placement.components):
+        yield _to_rank_0(placement, f"samples.{scorer}", "env", scorer, groups, "all groups of an iteration")
+        yield _to_rank_0(placement, f"scores.{scorer}", scorer, "actor", samples, "a score of each sample, at most")
+    if "critic" in placement.components:
+        yield _to_rank_0(placement, "returns", "actor", "critic", groups, "those of all groups")
+    if config.reference.refresh_every and "reference" in placement.components:
+        yield _weights(placement, "weights.reference", "reference")
+
+
+def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
+    """The components that score each sample beside the actor."""
+    return tuple(c for c in components if role_of(c) in ("critic", "reference", "reward"))
+
+
+def _to_rank_0(
+    placement: HybridComponentPlacement, name: str, source: str, target: str, items: int, why: str
+) -> ChannelPlan:
+    """A channel with one key, which lives where rank 0 of the target is."""
+    homes = placement.homes(target)
+    return ChannelPlan(
+        name=name,
+        source=source,
+        target=target,
+        keys=("",),
+        why=why,
+        targets=Homes(node=homes.node[:1], first=homes.first[:1], count=homes.count[:1]),
+        waiting=array("l", [items]),
+        inside=bytes(1),
+    )
+
+
+def _weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
+    """The channel of weights that cannot be written where they are read."""
     homes = placement.homes(target)
     ranks = len(homes.node)
     return ChannelPlan(
@@ -168,6 +244,11 @@ def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
+def _blocks(rows: int, ranks: int) -> list[int]:
+    edges = block_edges(rows, ranks)
+    return [stop - start for start, stop in itertools.pairwise(edges)]
+
+
 def _count(ranks: Sequence[int], homes: Homes, times: int = 1) -> array[int]:
     """How often each rank of `homes` is among `ranks`, times `times`."""
     counts = Counter(ranks)
@@ -181,20 +262,3 @@ def _inside(givers: Sequence[int], takers: Sequence[int], sources: Homes, target
     for giver, taker in zip(givers, takers, strict=True) if shared else ():
         inside[taker] &= giver == taker
     return inside
-
-
-def flows_of(channels: Iterable[ChannelPlan], ends: Ends) -> Iterator[Flow]:
-    """The channels of a run as the deadlock check sees them: one flow for each size of home."""
-    for channel in channels:
-        put_in, taken_in, after = ends[channel.name]
-        for items in sorted(channel.most_under_way()):
-            yield Flow(
-                channel=channel.name,
-                source=channel.source,
-                target=channel.target,
-                put_in=put_in,
-                taken_in=taken_in,
-                items=items,
-                capacity=channel.depth * items,
-                after=after,
-            )

@@ -1,126 +1,442 @@
-"""Data flow checked before launch: every environment has a rank, every rank has work, no minibatch is empty."""
+"""What a plan must hold beyond placement and residency: rows for every rank, whole batches, roles that go together.
+
+A reference is a component of its own or the actor without its low-rank factors; values come from a critic or from a
+head on the actor. Both at once, or none where the algorithm asks for it, is a problem.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
+from typing import TYPE_CHECKING
 
-from rlplace.config import Config
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.config import RewardConfig
+from rlplace.config.show import show
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 from rlplace.placement.flow import block_edges
-from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.schedule import Needs, Residency, makes_room
+from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.memory.model import read_model
+from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
+
+if TYPE_CHECKING:
+    from rlplace.config import Config
 
 _ENVS = "env.total_num_envs"
-_MINIBATCHES = "algorithm.num_minibatches"
-_SYNC_MODE = "actor.sync.mode"
-_SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on what the rollout ranks have
+_PLACEMENT = "cluster.component_placement"
+_SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on the weights that the rollout ranks have
+# (partner, leader): the partner answers about rows that the leader's ranks hold.
+_PARTNERS = (("reference", "actor"), ("reward", "critic"))
 
 
 def check_data_flow(
     config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> list[Problem]:
-    """Problems between the placement and the sizes of the config, as far as the components are placed."""
-    problems: list[Problem] = []
+) -> Iterator[Problem]:
+    """Sizes of a job with simulators against its placement, as far as the components are placed."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     sizes = {c: placement.world_size(c) for c in placement.components}
-    if "env" in sizes and envs % (sizes["env"] * groups):
-        problems.append(_uneven_envs(envs, sizes["env"], groups, sources))
+    block = groups * sizes.get("env", 1)
+    if "env" in sizes and envs % block:
+        below, above = envs // block * block, -(-envs // block) * block
+        yield _problem(
+            sources,
+            code="uneven-envs",
+            key=_ENVS,
+            what=f"{envs} environments do not divide over {sizes['env']} env ranks x {groups} stage groups",
+            value=envs,
+            why=f"each stage group of each env rank holds equally many; a multiple of {sizes['env']} x {groups} = "
+            f"{block} does it",
+            fix=f"total_num_envs: {above}" + (f"        (or: {below})" if below else ""),
+        )
     for component, rows, of_what in (
         ("rollout", envs // groups, f"a stage group has {envs} / {groups} = {envs // groups} environments"),
         ("actor", envs, f"there are {envs} environments"),
     ):
         if sizes.get(component, 0) > rows:
             least = sizes[component] * (groups if component == "rollout" else 1)
-            block = groups * sizes.get("env", 1)
-            problems.append(
-                _without_rows(component, sizes[component], of_what, -(-least // block) * block, envs, sources)
-            )
-    samples = envs * config.algorithm.rollout_steps
-    if config.algorithm.num_minibatches > samples:
-        problems.append(
-            Problem(
-                code="empty-minibatches",
-                key=_MINIBATCHES,
-                what=f"{config.algorithm.num_minibatches} minibatches of {samples} samples: some would be empty",
-                got=f"num_minibatches: {config.algorithm.num_minibatches}",
-                source=sources.get(_MINIBATCHES),
-                why=f"an iteration has total_num_envs {envs} x rollout_steps {config.algorithm.rollout_steps} samples",
-                fix=f"num_minibatches: {samples}        (or fewer)",
-            )
+            least = -(-least // block) * block
+            yield _without_rows(sources, _ENVS, envs, component, sizes[component], least, of_what + ", and ", "one")
+    minibatches, steps = config.algorithm.num_minibatches, config.algorithm.rollout_steps
+    if minibatches > envs * steps:
+        yield _problem(
+            sources,
+            code="empty-minibatches",
+            key="algorithm.num_minibatches",
+            what=f"{minibatches} minibatches of {envs * steps} samples: some would be empty",
+            value=minibatches,
+            why=f"an iteration has total_num_envs {envs} x rollout_steps {steps} samples",
+            fix=f"num_minibatches: {envs * steps}        (or fewer)",
         )
-    return problems
+
+
+def check_prompts(
+    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Every env rank has a prompt, every actor rank a sample."""
+    key, prompts, each = "algorithm.prompts", config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
+    for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
+        ranks = placement.world_size(component) if component in placement.components else 0
+        if prompts * items < ranks:
+            yield _without_rows(sources, key, prompts, component, ranks, -(-ranks // items), "", f"one {item}")
+
+
+def _without_rows(
+    sources: Mapping[str, Source],
+    key: str,
+    value: int,
+    component: str,
+    ranks: int,
+    least: int,
+    given: str,
+    needed: str,
+) -> Problem:
+    leaf = key.rpartition(".")[2]
+    return _problem(
+        sources,
+        code="rank-without-rows",
+        key=key,
+        what=f"too few for {ranks} {component} ranks: some would have nothing to do",
+        value=value,
+        why=f"{given}each {component} rank takes at least {needed}",
+        fix=f"{leaf}: {least}        (or fewer {component} ranks)",
+    )
 
 
 def check_sync(
-    config: Config, placement: HybridComponentPlacement, needs: Needs, sources: Mapping[str, Source]
-) -> list[Problem]:
-    """Some of the weights are no help to a rollout that drops all of them between two syncs."""
-    mode = config.actor.sync.mode
-    if mode not in _SOME_WEIGHTS or not config.torch_rollout.enable_offload or "rollout" not in placement.components:
-        return []
-    away = [stage for stage in needs.stages if needs.of(stage, "rollout") is Residency.OFF]
-    if not away or not makes_room(placement, needs, "rollout"):
-        return []
-    return [
-        Problem(
+    config: Config, placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Report sync modes that send some weights to a rollout that drops all of them between two syncs."""
+    key, mode = "actor.sync.mode", config.actor.sync.mode
+    if mode not in _SOME_WEIGHTS or not config.rollout.enable_offload or "rollout" not in placement.components:
+        return
+    away = [stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF]
+    if away and makes_room(placement, active, "rollout"):
+        yield _problem(
+            sources,
             code="sync-without-base",
-            key=_SYNC_MODE,
+            key=key,
             what="the rollout would get some weights while it has lost the others",
-            got=f"mode: {mode}",
-            source=sources.get(_SYNC_MODE),
+            value=mode,
             why=f"rollout leaves its accelerators in {' and '.join(away)} and drops its weights; "
             f"only the first sync of mode {mode} sends all of them",
-            fix=f"{_SYNC_MODE}: all        (or keep them: rollout.enable_offload: false)",
+            fix=f"{key}: all        (or keep them: rollout.enable_offload: false)",
         )
-    ]
+
+
+def check_overlap(
+    placement: HybridComponentPlacement, active: Needs, offload: Mapping[str, bool], sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Report components with enable_offload that share accelerators with an asynchronous rollout.
+
+    Rollout never pauses, so it cannot make room for them. Components that stay share accelerators for good: the memory
+    ledger shows whether both fit.
+    """
+    generating = [c for c in placement.components if active.of("rollout", c) > Residency.OFF]
+    for component in placement.components if active.ahead else ():
+        others = [c for c in generating if placement.shared(component, c)]
+        if component in generating or not offload[component] or not others:
+            continue
+        where = ", ".join(f"{placement.shared(component, other)} with {other}" for other in others)
+        yield _problem(
+            sources,
+            code="overlap-takes-turns",
+            key="algorithm.max_staleness",
+            what=f"{component} takes turns with {' and '.join(others)}, so neither can go on while the other works",
+            value=active.ahead,
+            why=f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}",
+            fix=f"max_staleness: 0        (or accelerators of its own for {component}; or, where both fit, "
+            f"{component}.enable_offload: false)",
+        )
 
 
 def check_names(
     allow_resident: tuple[str, ...], components: tuple[str, ...], sources: Mapping[str, Source]
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Names in `cluster.allow_resident` that are no component."""
-    key = "cluster.allow_resident"
-    problems: list[Problem] = []
     for i, name in enumerate(allow_resident):
         if name not in components:
             near = did_you_mean(name, components)
-            problems.append(
-                Problem(
-                    code="unknown-component",
-                    key=key,
-                    what=f"no component is called {name!r}" + (f", did you mean {near!r}?" if near else ""),
-                    got="[" + ", ".join(allow_resident) + "]",
-                    span=(start := 1 + sum(len(n) + 2 for n in allow_resident[:i]), start + len(name)),
-                    source=sources.get(key),
-                    why="the components of this algorithm are " + ", ".join(components),
-                    fix=f"allow_resident: [{near or components[0]}]",
-                )
+            start = 1 + sum(len(n) + 2 for n in allow_resident[:i])
+            yield Problem(
+                code="unknown-component",
+                key="cluster.allow_resident",
+                what=f"no component is called {name!r}" + (f", did you mean {near!r}?" if near else ""),
+                got="[" + ", ".join(allow_resident) + "]",
+                span=(start, start + len(name)),
+                source=sources.get("cluster.allow_resident"),
+                why="the components of this algorithm are " + ", ".join(components),
+                fix=f"allow_resident: [{near or components[0]}]",
             )
-    return problems
 
 
-def find_idle(placement: HybridComponentPlacement) -> list[Problem]:
+# Batches of a job with text that is planned only: no sample is dropped, and every rank gets equally many.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Numbers of one iteration. `path` is the config block they stand in."""
+
+    prompts: int
+    samples_per_prompt: int = 1
+    train_batch: int  # samples of one optimizer step, over all ranks
+    micro_batch: int = 1  # samples of one forward pass of one copy
+    path: str = "algorithm"
+
+    @property
+    def samples(self) -> int:
+        return self.prompts * self.samples_per_prompt
+
+
+def check_batches(
+    sizes: BatchSizes, placement: HybridComponentPlacement, sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Samples over engines, optimizer steps over samples, micro-batches over copies that learn.
+
+    Every fix is the nearest with which all of these hold.
+    """
+    batch, per = sizes.train_batch, sizes.samples_per_prompt
+    learning = {c: placement.spec(c).num_copies for c in ("actor", "critic") if c in placement.components}
+    engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
+    legal, prompts = _nearest(sizes, lcm(*(copies * sizes.micro_batch for copies in learning.values())), engines)
+    fix = f"train_batch: {legal}" + (f", and prompts: {prompts}" if prompts != sizes.prompts else "")
+    found: list[tuple[str, str, str, str]] = []
+    if sizes.samples % engines:
+        what = f"{sizes.samples} samples do not divide over {engines} engines"
+        why = f"{sizes.prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
+        found.append(("prompts", what, why, f"prompts: {prompts}"))
+    if sizes.samples % batch:
+        what = f"{sizes.samples} samples are no whole number of batches of {batch}"
+        found.append(("train_batch", what, f"an iteration has {sizes.samples} samples, and none is dropped", fix))
+    for component, copies in learning.items():
+        if batch % (copies * sizes.micro_batch):
+            what = f"{batch} samples do not divide over {copies} {component} copies x {sizes.micro_batch}"
+            why = f"each of {copies} copies takes equally many, in passes of micro_batch {sizes.micro_batch}"
+            found.append(("train_batch", what, why, fix))
+    for field, what, why, fix in found:
+        key, value = f"{sizes.path}.{field}", getattr(sizes, field)
+        yield _problem(sources, code="uneven-batches", key=key, what=what, value=value, why=why, fix=fix)
+
+
+def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
+    """A batch in multiples of `step`, one that divides the samples if there is any, and prompts that go with it."""
+    whole = [n for n in range(step, sizes.samples + 1, step) if sizes.samples % n == 0]
+    more = -(-sizes.train_batch // step) * step
+    batch = min(whole, key=lambda n: (abs(n - sizes.train_batch), n), default=more)
+    unit, each = lcm(engines, batch), sizes.samples_per_prompt
+    prompts = next(n for n in range(sizes.prompts, sizes.prompts + unit + 1) if n * each % unit == 0)
+    return batch, prompts
+
+
+# Roles of a job with text: which must be placed, which contradict each other, which use no accelerator.
+
+
+def check_roles(
+    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Every contradiction between the blocks of a job and the components it places.
+
+    `placement` has those whose lines could be read; the config names all.
+    """
+    names = placed_names(config.cluster.component_placement)
+    for check in (_check_critic, _check_reference, _check_rewards):
+        for problem in check(config, names):
+            yield dataclasses.replace(problem, source=source_of(problem.key, sources))
+    for component in (c for c in placement.components if role_of(c) == "reward"):
+        block, written = config.reward_of(component), placement.spec(component)
+        if block.kind != "model" and placement.accelerators(component):
+            kind = "an endpoint" if block.kind == "url" else "a function"
+            yield Problem(
+                code="needs-no-accelerators",
+                key=written.key,
+                what=f"{kind} needs no accelerators",
+                got=f"{component}: {written.text}",
+                source=source_of(written.key, sources),
+                why=f"{component} is {kind}, which computes elsewhere or on CPUs: accelerators would wait for it",
+                fix=f"{component}: cpu",
+            )
+
+
+def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
+    placed, critic, name = "critic" in names, config.critic, config.algorithm.name
+    if placed and critic.on_actor:
+        why = "values come from one of the two: a model of its own, or a head on the actor's trunk"
+        yield _wrong("critic.on_actor", "the critic is placed as well", True, why, f"remove {_PLACEMENT}.critic")
+    valued = placed or critic.on_actor
+    if config.runs and name == "ppo" and not valued:
+        why = "PPO estimates advantages from a critic's values"
+        fix = "critic: all        (or a head on the actor: critic.on_actor: true; or algorithm.name: reinforce_pp)"
+        yield _wrong(f"{_PLACEMENT}.critic", "is not placed, and ppo needs values", None, why, fix, "critic-missing")
+    if config.runs and name != "ppo" and valued:
+        key = "critic.on_actor" if critic.on_actor else f"{_PLACEMENT}.critic"
+        why = f"{name} compares the answers to a prompt, or all of an iteration, and needs no values"
+        yield _wrong(key, f"{name} has no use for a critic", None, why, "algorithm.name: ppo        (or remove it)")
+    if critic.on_actor and critic.warmup_iterations:
+        key, why = "critic.warmup_iterations", "a head on the actor's trunk learns with it, in the same step"
+        what = "has no meaning with critic.on_actor"
+        yield _wrong(key, what, critic.warmup_iterations, why, "warmup_iterations: 0")
+
+
+def _check_reference(config: Config, names: Sequence[str]) -> Iterator[Problem]:
+    placed, reference, algorithm = "reference" in names, config.reference, config.algorithm
+    every, kl_coef = reference.refresh_every, algorithm.kl_coef
+    if placed and reference.share_actor:
+        why = "log-probabilities come from one of the two: a model of its own, or the actor without its factors"
+        fix = f"remove {_PLACEMENT}.reference"
+        yield _wrong("reference.share_actor", "the reference is placed as well", True, why, fix)
+    if reference.share_actor and config.actor.lora_rank is None:
+        why = "without low-rank factors the actor's weights change, and its first weights are gone"
+        yield _wrong("reference.share_actor", "the actor has no factors to leave out", True, why, "actor.lora_rank: 16")
+    if reference.share_actor and every:
+        key, what = "reference.refresh_every", "has no meaning with reference.share_actor"
+        yield _wrong(key, what, every, "shared weights never change: only the factors are trained", "refresh_every: 0")
+    if placed and every and _other_shape(config):
+        why = "it takes the actor's weights, and its own model has other shapes"
+        fix = "reference.model: null        (or refresh_every: 0)"
+        yield _wrong("reference.model", "the reference cannot become the actor", None, why, fix)
+    if config.runs and kl_coef > 0 and not (placed or reference.share_actor):
+        why = "the KL is between the actor and a reference, and there is none"
+        fix = "kl_coef: 0        (or place a reference; or, with LoRA, reference.share_actor: true)"
+        yield _wrong("algorithm.kl_coef", "no reference is placed", kl_coef, why, fix, "reference-missing")
+    if kl_coef > 0 and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        why = "its gradient is zero on average: as a loss it holds nothing back"
+        fix = "kl_estimator: k2        (or k3; or kl_in: reward)"
+        yield _wrong("algorithm.kl_estimator", "k1 belongs into the reward", "k1", why, fix)
+    if algorithm.kl_target is not None and kl_coef == 0:
+        why = "kl_coef adapts by factors from its first value, and no factor makes 0 larger"
+        yield _wrong("algorithm.kl_target", "kl_coef is 0 and stays so", algorithm.kl_target, why, "kl_coef: 0.01")
+
+
+def _other_shape(config: Config) -> bool:
+    """Whether the reference has a model of its own with other weights than the job's; False where one is not known."""
+    own, shared = config.reference.model, config.model
+    if own is None or shared is None:
+        return False
+    try:
+        return read_model(own) != read_model(shared)
+    except ConfigError:  # reported for each component when its memory is counted
+        return False
+
+
+def _check_rewards(config: Config, names: Sequence[str]) -> Iterator[Problem]:
+    components = [c for c in names if role_of(c) == "reward"]
+    own = [c.partition(".")[2] for c in components]
+    if not isinstance(config.reward, RewardConfig):
+        if "reward" in names:
+            key, why = f"{_PLACEMENT}.reward", f"reward has one block for each name: {', '.join(config.reward)}"
+            yield _wrong(key, "no block is its own", None, why, "reward.<name>: ...        (and a block reward.<name>)")
+        for name in (name for name in config.reward if name not in own):
+            near = did_you_mean(name, own)
+            why = "placed are " + (", ".join(components) or "no rewards")
+            fix = f"{near}: ..." if near else f"{_PLACEMENT}: {{reward.{name}: ...}}        (or remove the block)"
+            what = "no such component is placed" + (f", did you mean {near!r}?" if near else "")
+            yield _wrong(f"reward.{name}", what, None, why, fix, "unknown-component")
+    for component in components:
+        block, key = config.reward_of(component), config.key_of(component)
+        if block.function is not None and block.url is not None:
+            why = "a reward is a model, a function or an endpoint"
+            yield _wrong(f"{key}.url", "the reward has a function as well", block.url, why, f"remove {key}.function")
+
+
+def _wrong(key: str, what: str, value: object, why: str, fix: str, code: str = "roles-contradict") -> Problem:
+    got = None if value is None else f"{key.rpartition('.')[2]}: {show(value)}"
+    return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
+
+
+# Partners, and what works but wastes machines.
+
+
+def check_partners(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
+    """Partners that share accelerators and whose ranks cannot be matched one to one or several to one."""
+    for partner, leader in _pairs(placement):
+        ranks, others = placement.world_size(partner), placement.world_size(leader)
+        if placement.shared(partner, leader) and ranks % others and others % ranks:
+            spec = placement.spec(partner)
+            yield Problem(
+                code="uneven-partners",
+                key=spec.key,
+                what=f"{ranks} {partner} ranks and {others} {leader} ranks share accelerators",
+                got=spec.text,
+                source=source_of(spec.key, sources),
+                why=f"{partner} answers about the rows of {leader}; one number of ranks divides the other, "
+                "so that rows stay on their accelerator",
+                fix=f"{partner}: {{same_as: {leader}}}",
+            )
+
+
+def find_partner_warnings(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
+    """Partners that share only some of their accelerators: the others wait."""
+    for partner, leader in _pairs(placement):
+        shared = placement.shared(partner, leader)
+        if shared and placement.relation(partner, leader) != COLLOCATED:
+            mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
+            key = placement.spec(partner).key
+            yield Problem(
+                code="unequal-partners",
+                key=key,
+                what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {len(shared)} of them shared",
+                source=source_of(key, sources),
+                why="libraries that colocate the two ask for the same number; here it works, and some wait",
+                fix=f"{partner}: {{same_as: {leader}}}",
+            )
+
+
+def _pairs(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
+    return [
+        (a, b)
+        for partner, leader in _PARTNERS
+        for a in placement.components
+        for b in placement.components
+        if role_of(a) == partner and role_of(b) == leader
+    ]
+
+
+def find_engine_warnings(
+    placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Engines on some of the actor's accelerators only, while no component uses the others."""
+    if not {"actor", "rollout"} <= {*placement.components} or not placement.shared("actor", "rollout"):
+        return
+    spec, busy = placement.spec("rollout"), Ranges(())
+    for component in placement.components:
+        if component != "actor" and active.of("rollout", component) > Residency.OFF:
+            busy |= placement.accelerators(component)
+    pool, used = placement.accelerators("actor"), placement.accelerators("rollout")
+    idle = pool - busy
+    if not idle:
+        return
+    size = spec.accelerators_per_copy
+    near = min((n for n in range(1, len(pool) + 1) if len(pool) % n == 0), key=lambda n: (abs(n - size), n))
+    sized = f", tensor_parallel_size: {near}" if near > 1 else ""
+    yield Problem(
+        code="engines-leave-idle",
+        key=spec.key,
+        what=f"no component uses accelerators {idle} of the actor while engines generate",
+        got=spec.text,
+        source=source_of(spec.key, sources),
+        why=f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
+        "libraries that colocate the two ask for the same number, here it works",
+        fix=f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})",
+    )
+
+
+def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Accelerators that no component uses."""
     topology = placement.topology
-    idle = topology.all - placement.used
-    if not idle:
-        return []
-    many = len(idle) > 1
-    return [
-        Problem(
+    if idle := topology.all - placement.used:
+        many = len(idle) > 1
+        yield Problem(
             code="idle-accelerators",
-            key="cluster.component_placement",
+            key=_PLACEMENT,
             what=f"no component uses accelerator{'s' * many} {idle}",
             why=f"this cluster has {topology.describe()}",
             fix=f"give {'them' if many else 'it'} to a component, or plan a smaller cluster",
         )
-    ]
 
 
-def find_warnings(config: Config, placement: HybridComponentPlacement) -> tuple[Problem, ...]:
-    """What works but wastes machines."""
-    warnings = find_idle(placement)
+def find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Ranks of a job with simulators that get fewer rows than others."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     for component, rows in (("rollout", envs // groups), ("actor", envs)):
         ranks = placement.world_size(component)
@@ -128,43 +444,20 @@ def find_warnings(config: Config, placement: HybridComponentPlacement) -> tuple[
         most = edges[1] - edges[0]
         if rows % ranks:
             even = lcm(groups * placement.world_size("env"), ranks * (groups if component == "rollout" else 1))
-            warnings.append(
-                Problem(
-                    code="uneven-shares",
-                    key=_ENVS,
-                    what=f"some {component} ranks get {most} rows, others {most - 1}",
-                    got=f"total_num_envs: {envs}",
-                    why=f"{rows} rows over {ranks} {component} ranks; all wait for the fullest, "
-                    f"{1 - rows / (ranks * most):.0%} of their time is lost",
-                    fix=f"total_num_envs: {-(-envs // even) * even}",
-                )
+            yield Problem(
+                code="uneven-shares",
+                key=_ENVS,
+                what=f"some {component} ranks get {most} rows, others {most - 1}",
+                got=f"total_num_envs: {envs}",
+                why=f"{rows} rows over {ranks} {component} ranks; all wait for the fullest, "
+                f"{1 - rows / (ranks * most):.0%} of their time is lost",
+                fix=f"total_num_envs: {-(-envs // even) * even}",
             )
-    return tuple(warnings)
 
 
-def _uneven_envs(envs: int, ranks: int, groups: int, sources: Mapping[str, Source]) -> Problem:
-    block = ranks * groups
-    below, above = envs // block * block, -(-envs // block) * block
-    return Problem(
-        code="uneven-envs",
-        key=_ENVS,
-        what=f"{envs} environments do not divide over {ranks} env ranks x {groups} stage groups",
-        got=f"total_num_envs: {envs}",
-        source=sources.get(_ENVS),
-        why=f"each stage group of each env rank holds equally many; a multiple of {ranks} x {groups} = {block} does it",
-        fix=f"total_num_envs: {above}" + (f"        (or: {below})" if below else ""),
-    )
-
-
-def _without_rows(
-    component: str, ranks: int, of_what: str, least: int, envs: int, sources: Mapping[str, Source]
+def _problem(
+    sources: Mapping[str, Source], *, code: str, key: str, what: str, value: object, why: str, fix: str
 ) -> Problem:
-    return Problem(
-        code="rank-without-rows",
-        key=_ENVS,
-        what=f"too few for {ranks} {component} ranks: some would have nothing to do",
-        got=f"total_num_envs: {envs}",
-        source=sources.get(_ENVS),
-        why=f"{of_what}, and each {component} rank takes at least one",
-        fix=f"total_num_envs: {least}        (or fewer {component} ranks)",
-    )
+    """A problem of the value of one key."""
+    got = f"{key.rpartition('.')[2]}: {value}"
+    return Problem(code=code, key=key, what=what, got=got, source=source_of(key, sources), why=why, fix=fix)

@@ -29,7 +29,9 @@ class Count:
 
 
 def explain_counts(config: Config, placement: HybridComponentPlacement) -> tuple[Count, ...]:
-    """In the order in which they follow from each other."""
+    """In the order in which they follow from each other; none for a job with simulators."""
+    if config.kind == "mlp":
+        return ()
     return (*_engines(placement), *_ranks(config, placement), *_ratio(placement), *_samples(config, placement))
 
 
@@ -52,7 +54,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
-    """Who holds how much of what it shares with its other ranks."""
+    """How much of its state a rank holds, of what all ranks of a component share."""
     for component in placement.components:
         copies = placement.spec(component).num_copies
         text = f"{placement.world_size(component)} ranks"

@@ -75,16 +75,41 @@ def _kind(node: Node) -> Node:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Business:
-    """How many of the accelerators are at work in each stage."""
+class ActiveAccelerators:
+    """How many accelerators are used, and how many of them by a component that is active in a stage."""
 
     used: int
     at_work: Mapping[str, int]  # stage -> accelerators that hold a component which the stage needs
 
 
-def count_business(placement: HybridComponentPlacement, needs: Needs) -> Business:
+def count_active(placement: HybridComponentPlacement, needs: Needs) -> ActiveAccelerators:
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
         at_work[stage] = len(Ranges.of(piece for c in needed for piece in placement.accelerators(c).pieces))
-    return Business(used=len(placement.used), at_work=at_work)
+    return ActiveAccelerators(used=len(placement.used), at_work=at_work)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What sharing saves against giving every component accelerators of its own, at the same sizes."""
+
+    by_component: Mapping[str, int]  # accelerators each one uses
+    used: int
+
+    @property
+    def dedicated(self) -> int:
+        return sum(self.by_component.values())
+
+    @property
+    def saved(self) -> int:
+        return self.dedicated - self.used
+
+    def __str__(self) -> str:
+        sizes = " + ".join(f"{component} {size}" for component, size in self.by_component.items() if size)
+        return f"{self.used} accelerators instead of {self.dedicated} ({sizes})"
+
+
+def count_savings(placement: HybridComponentPlacement) -> Savings:
+    sizes = {c: len(placement.accelerators(c)) for c in placement.components}
+    return Savings(by_component=sizes, used=len(placement.used))

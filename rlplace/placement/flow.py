@@ -105,6 +105,7 @@ class Route:
     one row.
     """
 
+    name: str = ""  # of what is sent
     source: str
     target: str
     rows: int
@@ -121,7 +122,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The transfers of rows in a PPO job; for those of weights see `weight_routes`.
+    """The routes of rows in a job with simulators; for weights see `Delivery`.
 
     observations: env -> rollout, rows of one stage group (the answers go back the same way);
     trajectories: env -> actor, rows are all environments.
@@ -137,8 +138,8 @@ def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stag
     `total_num_envs` must be a multiple of stage groups x env ranks, with a row for every rank (see `checks`).
     """
     return Routes(
-        observations=scatter_rows(placement, "env", "rollout", total_num_envs // stage_groups),
-        trajectories=scatter_rows(placement, "env", "actor", total_num_envs),
+        observations=scatter_rows(placement, "env", "rollout", total_num_envs // stage_groups, "observations"),
+        trajectories=scatter_rows(placement, "env", "actor", total_num_envs, "trajectories"),
     )
 
 
@@ -169,13 +170,13 @@ def transport_between(sources: Homes, source: int, targets: Homes, target: int) 
     return Transport.SAME_ACCELERATOR if overlap else Transport.SAME_NODE
 
 
-def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int) -> Route:
+def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int, name: str = "") -> Route:
     """Both sides cut the rows into neighbouring blocks; each common piece of two blocks is one share."""
     givers, takers = placement.world_size(source), placement.world_size(target)
     edges = sorted({*block_edges(rows, givers), *block_edges(rows, takers)})
     sources, targets = _holders(edges[:-1], rows, givers), _holders(edges[:-1], rows, takers)
     shares = Shares(sources, targets, edges, placement.homes(source), placement.homes(target))
-    return Route(source=source, target=target, rows=rows, shares=shares)
+    return Route(name=name, source=source, target=target, rows=rows, shares=shares)
 
 
 def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
@@ -205,7 +206,7 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
         turns[circle] += 1
     ranks = len(takers.node)
     shares = Shares(sources, range(ranks), range(ranks + 1), givers, takers)
-    return Route(source=source, target=target, rows=ranks, shares=shares)
+    return Route(name="weights", source=source, target=target, rows=ranks, shares=shares)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,24 +242,24 @@ class DeviceDelivery(Delivery):
     """A copy for each reader on its own accelerator, past the host: by CUDA IPC where an actor rank shares the
     accelerator, else by NCCL.
 
-    All actor ranks, and the readers without a host, are one group; NCCL refuses two ranks on one accelerator.
+    All actor ranks, and the readers without an owner, are one group; NCCL refuses two ranks on one accelerator.
     """
 
-    hosts: tuple[int | None, ...]  # by reader, the actor rank on its accelerator
+    owners: tuple[int | None, ...]  # by reader, the actor rank on its accelerator, which shares its memory with it
     actors: int  # how many actor ranks there are
 
     @property
     def group(self) -> tuple[tuple[str, int], ...]:
         """(component, rank) of those that broadcast to each other; alone, an actor rank broadcasts nothing."""
-        free = (reader for reader, host in zip(self.readers, self.hosts, strict=True) if host is None)
+        free = (reader for reader, owner in zip(self.readers, self.owners, strict=True) if owner is None)
         return (*(("actor", rank) for rank in range(self.actors)), *(("rollout", rank) for rank in free))
 
-    def guests(self, actor: int) -> tuple[int, ...]:
+    def consumers(self, actor: int) -> tuple[int, ...]:
         """Rollout ranks on the accelerator of an actor rank."""
-        return tuple(reader for reader, host in zip(self.readers, self.hosts, strict=True) if host == actor)
+        return tuple(reader for reader, owner in zip(self.readers, self.owners, strict=True) if owner == actor)
 
-    def host(self, reader: int) -> int | None:
-        return self.hosts[self.readers.index(reader)]
+    def owner(self, reader: int) -> int | None:
+        return self.owners[self.readers.index(reader)]
 
 
 def deliver(
@@ -276,15 +277,15 @@ def deliver(
         if kinds[node] == "cuda" and count == 1:
             alone.setdefault(first, rank)
     able = alone.values()
-    hosts = {first: rank for rank, first in enumerate(actors.first)}
-    apart = len(hosts) == len(actors.first) and all(
+    owners = {first: rank for rank, first in enumerate(actors.first)}
+    apart = len(owners) == len(actors.first) and all(
         kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
     )
     if not able or not apart:
         return deliver_by_node(placement, source, target)
     device = DeviceDelivery(
         readers=tuple(able),
-        hosts=tuple(hosts.get(rollouts.first[rank]) for rank in able),
+        owners=tuple(owners.get(rollouts.first[rank]) for rank in able),
         actors=len(actors.first),
     )
     rest = [_without(delivery, frozenset(able)) for delivery in deliver_by_node(placement, source, target)]

@@ -1,71 +1,249 @@
-"""Config x topology -> the plan: everything that is decided before anything runs, and all that a run executes."""
+"""Config x machines -> the plan: everything that is decided before anything runs, and all that a run executes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal
 
-from rlplace.config import Config
+from rlplace.config import ClusterConfig, Config, RewardConfig
 from rlplace.errors import PlacementError, Problem, Source
-from rlplace.placement.channels import PPO_ENDS, ChannelPlan, flows_of, plan_channels
-from rlplace.placement.checks import check_data_flow, check_names, check_sync, find_warnings
-from rlplace.placement.deadlock import check_flows
-from rlplace.placement.flow import Delivery, Routes, deliver, derive_routes
+from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
+from rlplace.placement.checks import (
+    BatchSizes,
+    check_batches,
+    check_data_flow,
+    check_names,
+    check_overlap,
+    check_partners,
+    check_prompts,
+    check_roles,
+    check_sync,
+    find_engine_warnings,
+    find_idle,
+    find_partner_warnings,
+    find_uneven,
+)
+from rlplace.placement.dedicated import Savings, count_savings
+from rlplace.placement.flow import (
+    Delivery,
+    Route,
+    Routes,
+    copy_nearest,
+    deliver,
+    deliver_by_node,
+    derive_routes,
+    scatter_rows,
+)
 from rlplace.placement.language.hybrid import HybridComponentPlacement, read_component_placement
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.schedule import PPO_NEEDS, Needs, Schedule, derive_schedule, find_clashes
+from rlplace.placement.schedule import (
+    PPO_NEEDS,
+    Needs,
+    Schedule,
+    find_clashes,
+    placed_names,
+    rlhf_needs,
+    schedule_of,
+    split_stages,
+)
+
+Check = Callable[[HybridComponentPlacement, Needs], Iterable[Problem]]  # given the needs in sub-stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who sits where, who is resident when, who sends what to whom. Never changes once made."""
+    """Where each component is, what is resident when, and what is sent from where to where. Immutable."""
 
     topology: Topology
     placement: HybridComponentPlacement
-    needs: Needs
+    needs: Needs  # as the algorithm declares them; in sub-stages: `schedule.needs`
+    offload: Mapping[str, bool]  # component -> whether it leaves accelerators that others need
     schedule: Schedule
-    routes: Routes
-    channels: tuple[ChannelPlan, ...]
-    deliveries: tuple[Delivery, ...]  # of weights
+    routes: tuple[Route, ...] = ()  # of rows whose ranks are known before the run; of text only where it is not run
+    channels: tuple[ChannelPlan, ...] = ()  # of a job that runs
+    deliveries: tuple[Delivery, ...] = ()  # of its weights
+    security: Literal["encrypted", "password"] = "encrypted"  # of what goes between nodes
     warnings: tuple[Problem, ...] = ()
 
     @property
+    def row_routes(self) -> Routes:
+        """The routes of a job with simulators, which its workers follow."""
+        observations, trajectories = self.routes
+        return Routes(observations=observations, trajectories=trajectories)
+
+    @property
+    def savings(self) -> Savings:
+        """Accelerators saved by sharing."""
+        return count_savings(self.placement)
+
+    @property
     def stage_groups(self) -> int:
-        return self.routes.trajectories.rows // self.routes.observations.rows
+        """Of a job with simulators."""
+        return self.row_routes.trajectories.rows // self.row_routes.observations.rows
 
 
-def make_plan(
-    config: Config, topology: Topology, needs: Needs = PPO_NEEDS, sources: Mapping[str, Source] | None = None
-) -> Plan:
-    """The plan of a run, or a PlacementError with every problem of placement, residency and data flow at once.
+def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] | None = None) -> Plan:
+    """The plan of a job, or a PlacementError with every problem at once.
 
     `sources` maps key paths to where their values were written.
     """
     places = sources or {}
-    components, cluster = needs.components, config.cluster
-    offload = {c: bool(getattr(config, c).enable_offload) for c in components}
-    found = read_component_placement(cluster, topology, components, places)
+    needs, batches = needs_of(config), _batches_of(config)
+    arranged = _arrange(
+        config.cluster,
+        topology,
+        needs=needs,
+        offload={c: _leaves(config, c) for c in needs.components},
+        blocks={c: config.key_of(c) for c in needs.components},
+        batches=batches,
+        check=lambda placement, active: _check(config, placement, active, places),
+        sources=places,
+    )
+    placement, security = arranged.placement, config.cluster.comm.security
+    if config.kind == "mlp":
+        envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
+        routes = derive_routes(placement, envs, groups)
+        return dataclasses.replace(
+            arranged,
+            security=security,
+            routes=(routes.observations, routes.trajectories),
+            channels=plan_channels(config, placement, routes),
+            deliveries=deliver(placement),
+            warnings=(*find_idle(placement), *find_uneven(config, placement)),
+        )
+    if not config.runs:
+        return dataclasses.replace(arranged, security=security, routes=_planned_routes(placement, batches))
+    # A version stays in host memory until engines that generate ahead of the actor come for it.
+    sync = config.actor.sync
+    on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
+    return dataclasses.replace(
+        arranged,
+        security=security,
+        channels=plan_channels(config, placement),
+        deliveries=deliver(placement) if on_devices else deliver_by_node(placement),
+    )
+
+
+def plan_components(
+    cluster: ClusterConfig,
+    topology: Topology,
+    *,
+    needs: Needs | None = None,
+    offload: Mapping[str, bool] | Collection[str] = (),
+    batches: BatchSizes | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> Plan:
+    """The plan of a cluster block alone, without channels, or a PlacementError with every problem at once.
+
+    `needs` None: those of the components that the placement names (`rlhf_needs`). `offload` are the components with
+    enable_offload.
+    """
+    arranged = _arrange(
+        cluster,
+        topology,
+        needs=needs or rlhf_needs(placed_names(cluster.component_placement)),
+        offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
+        blocks=None,
+        batches=batches,
+        check=None,
+        sources=sources or {},
+    )
+    return dataclasses.replace(arranged, routes=_planned_routes(arranged.placement, batches))
+
+
+def _arrange(
+    cluster: ClusterConfig,
+    topology: Topology,
+    *,
+    needs: Needs,
+    offload: Mapping[str, bool],
+    blocks: Mapping[str, str] | None,
+    batches: BatchSizes | None,
+    check: Check | None,
+    sources: Mapping[str, Source],
+) -> Plan:
+    """Placement, residency and their checks: a plan in which nothing is sent yet."""
+    components = needs.components
+    found = read_component_placement(cluster, topology, components, sources)
     # What is placed rightly is checked further even when something else is wrong, so that one look shows everything.
     right = {name: spec for name, spec in found.specs.items() if name in components}
     placement = HybridComponentPlacement.of(right, found.groups)
-    problems = [*found.problems]
-    problems += check_names(cluster.allow_resident, components, places)
-    problems += find_clashes(placement, needs, offload, cluster.allow_resident, places)
-    problems += check_data_flow(config, placement, places)
-    problems += check_sync(config, placement, needs, places)
+    leaving = {c: offload.get(c, False) for c in components}
+    active = split_stages(needs, placement, leaving)
+    problems = [*found.problems, *check_names(cluster.allow_resident, components, sources)]
+    problems += find_clashes(placement, active, leaving, cluster.allow_resident, sources, blocks)
+    problems += check_batches(batches, placement, sources) if batches is not None else ()
+    problems += check(placement, active) if check is not None else check_partners(placement, sources)
     if problems:
         raise PlacementError(problems)
-    routes = derive_routes(placement, config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num)
-    channels = plan_channels(placement, routes, config.torch_rollout.pipeline_stage_num)
-    stuck = check_flows(tuple(flows_of(channels, PPO_ENDS)), needs.stages, needs.residency)
-    assert not stuck, stuck  # the capacities are our own
     return Plan(
         topology=topology,
         placement=placement,
         needs=needs,
-        schedule=derive_schedule(placement, needs, offload, cluster.allow_resident, places),
-        routes=routes,
-        channels=channels,
-        deliveries=deliver(placement),
-        warnings=find_warnings(config, placement),
+        offload=leaving,
+        schedule=schedule_of(placement, active, leaving),
+        warnings=(
+            *find_idle(placement),
+            *find_partner_warnings(placement, sources),
+            *find_engine_warnings(placement, active, sources),
+        ),
     )
+
+
+def needs_of(config: Config) -> Needs:
+    """What the job's algorithm needs in each stage."""
+    if config.kind == "mlp":
+        return PPO_NEEDS
+    names: Iterable[str] = placed_names(config.cluster.component_placement)
+    if config.runs:
+        names = ("actor", "rollout", "env", *scorers_of(names))
+    needs = rlhf_needs(names, actor_infers=config.actor_infers, refreshed=config.reference.refresh_every > 0)
+    return dataclasses.replace(needs, ahead=config.algorithm.max_staleness) if config.runs else needs
+
+
+def _leaves(config: Config, component: str) -> bool:
+    """Whether it has enable_offload. Rewards that are no models use no accelerator and count as offloaded."""
+    block = config.block_of(component)
+    return block.enable_offload or (isinstance(block, RewardConfig) and block.kind != "model")
+
+
+def _check(
+    config: Config, placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
+) -> Iterable[Problem]:
+    if config.kind == "mlp":
+        yield from check_data_flow(config, placement, sources)
+        yield from check_sync(config, placement, active, sources)
+        return
+    yield from check_roles(config, placement, sources)
+    if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
+        yield from check_prompts(config, placement, sources)
+        offload = {c: _leaves(config, c) for c in placement.components}
+        yield from check_overlap(placement, active, offload, sources)
+    else:
+        yield from check_partners(placement, sources)
+
+
+def _batches_of(config: Config) -> BatchSizes | None:
+    """Of a job with text that is planned only, and says how many prompts it has."""
+    algorithm = config.algorithm
+    if config.kind == "mlp" or config.runs or algorithm.prompts is None:
+        return None
+    return BatchSizes(
+        prompts=algorithm.prompts,
+        samples_per_prompt=algorithm.samples_per_prompt,
+        train_batch=algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt,
+        micro_batch=config.actor.micro_batch,
+    )
+
+
+def _planned_routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> tuple[Route, ...]:
+    """Samples from the engines to every component that scores them or learns from them; weights from the actor."""
+    routes: list[Route] = []
+    if batches is not None and "rollout" in placement.components:
+        takers = [c for c in placement.components if role_of(c) in ("actor", "critic", "reference", "reward")]
+        routes += [scatter_rows(placement, "rollout", c, batches.samples, "samples") for c in takers]
+    if {"actor", "rollout"} <= {*placement.components}:
+        routes.append(copy_nearest(placement, "actor", "rollout"))
+    return tuple(routes)

@@ -10,14 +10,11 @@ from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.layout import Layout
 from rlplace.placement.machines.ranges import show_range
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
-
-AnyPlan = Plan | Layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,33 +34,31 @@ class Transfer:
         return ", ".join(f"{transport.value}: {count}" for transport, count in self.transports.items())
 
 
-def transfers(plan: AnyPlan) -> tuple[Transfer, ...]:
+def transfers(plan: Plan) -> tuple[Transfer, ...]:
     """In the order in which an iteration makes them; weights, which close the circle, come last."""
-    if isinstance(plan, Plan):
-        routes, groups = plan.routes, f"{plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
-        return (
-            _along("observations", routes.observations, f"{routes.observations.rows} rows x {groups}"),
-            _along("trajectories", routes.trajectories, f"{routes.trajectories.rows} rows"),
-            _delivered(plan),
-        )
-    if plan.channels:
-        return (
-            *(_channelled(plan, channel) for channel in plan.channels if _amount(channel)),
-            _delivered(plan),
-        )
-    samples = [r for r in plan.routes if r.source == "rollout"]
-    weights = [r for r in plan.routes if r.source != "rollout"]
-    found = [_along("samples", r, f"{r.rows} samples") for r in samples]
-    return (*found, *(_along("weights", r, _copies(r.rows)) for r in weights))
+    found = [_along(plan, route) for route in plan.routes]
+    if not plan.routes:
+        found = [_channelled(plan, channel) for channel in plan.channels if _amount(channel)]
+    return (*found, _delivered(plan)) if plan.deliveries else tuple(found)
 
 
-def _along(name: str, route: Route, amount: str) -> Transfer:
+def _along(plan: Plan, route: Route) -> Transfer:
+    amount = _copies(route.rows)
+    match route.name:
+        case "observations":
+            amount = f"{route.rows} rows x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
+        case "trajectories":
+            amount = f"{route.rows} rows"
+        case "samples":
+            amount = f"{route.rows} samples"
     found = route.shares.transports()
-    return Transfer(name=name, source=route.source, target=route.target, amount=amount, transports=found, route=route)
+    return Transfer(
+        name=route.name, source=route.source, target=route.target, amount=amount, transports=found, route=route
+    )
 
 
 _TEXT = {  # what a channel of a text task carries -> how much of it
-    "requests": "prompts so far, to whoever has room",
+    "requests": "prompts so far, to any rank with room",
     "completions": "answers, as each is finished",
     "samples": "whole groups",
     "scores": "by sample",
@@ -73,11 +68,11 @@ _TEXT = {  # what a channel of a text task carries -> how much of it
 
 
 def _amount(channel: ChannelPlan) -> str:
-    """Nothing for what is told elsewhere."""
+    """Nothing for what another transfer shows."""
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
 
 
-def _channelled(plan: Layout, channel: ChannelPlan) -> Transfer:
+def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
     nodes = [Counter(plan.placement.homes(c).node) for c in (channel.source, channel.target)]
     rank_0 = channel.target in ("actor", "critic")
     if rank_0:
@@ -93,7 +88,7 @@ def _channelled(plan: Layout, channel: ChannelPlan) -> Transfer:
     )
 
 
-def _delivered(plan: AnyPlan) -> Transfer:
+def _delivered(plan: Plan) -> Transfer:
     """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
     on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
     on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
@@ -105,13 +100,13 @@ def _delivered(plan: AnyPlan) -> Transfer:
     return Transfer(name="weights", source="actor", target="rollout", amount=", ".join(amounts), transports=found)
 
 
-def _pairs(plan: AnyPlan, delivery: Delivery) -> Counter[Transport]:
-    """Who gives to whom: an actor rank to a copy on a node, its host to a guest, and to the others the whole group."""
+def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
+    """Pairs of ranks: an actor rank and a copy on a node, an owner and a consumer, the group and each other reader."""
     actors = plan.placement.world_size("actor")
     if not isinstance(delivery, DeviceDelivery):
         return Counter({Transport.SAME_NODE: len(delivery.near), Transport.NETWORK: actors - len(delivery.near)})
-    consumers = sum(host is not None for host in delivery.hosts)
-    free = [r for r, host in zip(delivery.readers, delivery.hosts, strict=True) if host is None]
+    consumers = sum(owner is not None for owner in delivery.owners)
+    free = [r for r, owner in zip(delivery.readers, delivery.owners, strict=True) if owner is None]
     sources, nodes = Counter(plan.placement.homes("actor").node), plan.placement.homes("rollout").node
     near = sum(sources[nodes[reader]] for reader in free)
     return Counter(
@@ -139,7 +134,7 @@ class Traffic:
         return self.to_host_bytes + self.from_host_bytes + sum(self.weights_bytes.values())
 
 
-def count_traffic(plan: AnyPlan, ledger: MemoryLedger) -> Traffic:
+def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     changes = list(_host_changes(plan, ledger))
     weights: dict[Transport, int] = {}
     for transfer in transfers(plan):
@@ -155,7 +150,7 @@ def count_traffic(plan: AnyPlan, ledger: MemoryLedger) -> Traffic:
     )
 
 
-def _host_changes(plan: AnyPlan, ledger: MemoryLedger) -> Iterator[int]:
+def _host_changes(plan: Plan, ledger: MemoryLedger) -> Iterator[int]:
     """How much more the hosts hold after each move."""
     for entry in plan.schedule.entries.values():
         for move in (*entry.releases, *entry.acquires):
@@ -163,7 +158,7 @@ def _host_changes(plan: AnyPlan, ledger: MemoryLedger) -> Iterator[int]:
             yield (after - before) * plan.placement.world_size(move.component)
 
 
-def _accelerators_per_rank(plan: AnyPlan, component: str) -> int:
+def _accelerators_per_rank(plan: Plan, component: str) -> int:
     return max((s.accelerators_per_rank for s in plan.placement.spec(component).segments), default=1)
 
 
@@ -176,19 +171,22 @@ class TransportDetails:
     tensors: str  # what carries tensors that lie on accelerators
 
 
-_CARRIERS = {
+_DETAILS = {
     Transport.SAME_PROCESS: TransportDetails(because="in one process", items="reference", tensors="reference"),
     Transport.SAME_ACCELERATOR: TransportDetails(
         because="on one accelerator, in two processes", items="shared memory", tensors="CUDA IPC"
     ),
     Transport.SAME_NODE: TransportDetails(because="on one node", items="shared memory", tensors="NCCL"),
-    Transport.NETWORK: TransportDetails(because="on different nodes", items="tcp, encrypted", tensors="NCCL"),
+    Transport.NETWORK: TransportDetails(because="on different nodes", items="tcp", tensors="NCCL"),
 }
+_SECURITY = {"encrypted": "tcp, encrypted", "password": "tcp, with a password, not encrypted"}
 
 
-def details_of(transport: Transport, plan: AnyPlan) -> TransportDetails:
+def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     """Tensors that the plan leads through the host, as all of emulated accelerators, travel as items do."""
-    found = _CARRIERS[transport]
+    found = _DETAILS[transport]
+    if transport is Transport.NETWORK:
+        found = dataclasses.replace(found, items=_SECURITY[plan.security])
     through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
     return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
 
@@ -197,7 +195,7 @@ def emulated(topology: Topology) -> bool:
     return all(node.kind == "emulated" for node in topology.nodes)
 
 
-def transports_of(plan: AnyPlan) -> dict[Transport, TransportDetails]:
+def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
     """The transports that the routes of a plan take, nearest first."""
     taken = {transport for transfer in transfers(plan) for transport in transfer.transports}
     found = {transport: details_of(transport, plan) for transport in Transport if transport in taken}

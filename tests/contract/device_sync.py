@@ -41,7 +41,7 @@ class Mixture:
     def deliveries(self) -> tuple[Delivery, ...]:
         found: list[Delivery] = []
         if self.hosts:
-            found.append(DeviceDelivery(readers=tuple(range(len(self.hosts))), hosts=self.hosts, actors=self.actors))
+            found.append(DeviceDelivery(readers=tuple(range(len(self.hosts))), owners=self.hosts, actors=self.actors))
         if self.on_host:
             found.append(Delivery(readers=self.on_host, near=tuple(range(self.actors))))
         return tuple(found)

@@ -131,7 +131,7 @@ def test_engine_and_trainer_agree_after_every_sync(
 @pytest.mark.parametrize(("host", "way"), [(0, "shared_tensor"), (None, "gloo")])
 def test_past_the_host_they_agree_too(pair_of: Callable[..., Pair], host: int | None, way: str) -> None:
     """The ways of GPUs, here with what stands for CUDA IPC and NCCL."""
-    past_host = DeviceDelivery(readers=(0,), hosts=(host,), actors=1)
+    past_host = DeviceDelivery(readers=(0,), owners=(host,), actors=1)
     pair = pair_of("llama", (past_host,), sync={"verify": "logprobs", "verify_every": 1})
     for version in range(3):
         if version:

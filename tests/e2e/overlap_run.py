@@ -13,7 +13,7 @@ from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.llm_run import llm_run
 from rlplace.metrics import Metrics
-from rlplace.placement import Layout
+from rlplace.placement import Plan
 from rlplace.run import run
 from rlplace.tokens import Sample
 from rlplace.workers.roles.actor import LmActor
@@ -96,7 +96,7 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={output}", *overrides])
     prepared = prepare_composed(composed)
     config, layout = prepared.config, prepared.plan
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, Plan)
     job = llm_run(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
     report = prepared.view

@@ -23,13 +23,11 @@ from rlplace.placement import (
     Plan,
     Topology,
     declare_topology,
-    make_layout,
     make_plan,
+    plan_components,
     render_json,
     render_text,
 )
-from rlplace.placement.deadlock import Flow, check_flows
-from rlplace.placement.llm import make_llm_layout
 from rlplace.placement.machines.nodes import RANK_LABEL, in_rank_order
 from rlplace.placement.show.view import view_plan
 
@@ -83,7 +81,7 @@ def laid_out(
     cluster = ClusterConfig(component_placement=placement, node_groups=groups)
     paths = [*(f"component_placement.{k}" for k in placement), *(f"node_groups[{i}]" for i in range(len(groups)))]
     sources = {f"cluster.{path}": Source(file="rlhf.yaml", line=7 + i) for i, path in enumerate(paths)}
-    return lambda: make_layout(cluster, topology, sources=sources, **options)
+    return lambda: plan_components(cluster, topology, sources=sources, **options)
 
 
 def job(placement: Mapping[str, object], **blocks: Mapping[str, object]) -> Callable[[], object]:
@@ -97,7 +95,7 @@ def job(placement: Mapping[str, object], **blocks: Mapping[str, object]) -> Call
         "actor": {"model": {"path": "somewhere"}, "enable_offload": True},
     }
     mapping |= {name: {**mapping.get(name, {}), **block} for name, block in blocks.items()}
-    return lambda: make_llm_layout(read_config(mapping), EIGHT)
+    return lambda: make_plan(read_config(mapping), EIGHT)
 
 
 def group(**changes: Any) -> dict[str, object]:
@@ -114,17 +112,6 @@ def beside(value: object, actor: object = "0-3", topology: Topology = EIGHT, **o
 
 def hardware(**changes: Any) -> Callable[[], object]:
     return laid_out(PAIR, group(hardware={"type": "Arm"} | changes))
-
-
-def flow(**changes: Any) -> Callable[[], object]:
-    names = {"channel": "samples", "source": "env", "target": "actor", "put_in": "rollout", "taken_in": "learn"}
-    made = Flow(**names | {"items": 8, "capacity": 8} | changes)
-    working = {"sync": ("actor",), "rollout": ("env",), "learn": ("actor",)}
-
-    def check() -> None:
-        raise PlacementError(check_flows([made], tuple(working), working))
-
-    return check
 
 
 PAIR = {"actor": 0, "rollout": 1}
@@ -210,10 +197,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "no-node": lambda: in_rank_order([]),
     "node-ranks": lambda: declare_topology([NodeConfig(rank=0), NodeConfig(rank=2)]),
     # channels
-    "channel-starves": flow(taken_in="sync"),
-    "channel-too-small": flow(capacity=7),
-    "channel-without-end": flow(source="critic"),
-    "channels-in-a-circle": flow(after=("samples",)),
 }
 
 
@@ -223,7 +206,7 @@ def warned(placement: Mapping[str, object]) -> Callable[[], Sequence[Problem]]:
 
 def layout_warned(placement: Mapping[str, object], topology: Topology = EIGHT) -> Callable[[], Sequence[Problem]]:
     cluster = ClusterConfig(component_placement=placement)
-    return lambda: make_layout(cluster, topology, offload=placement).warnings
+    return lambda: plan_components(cluster, topology, offload=placement).warnings
 
 
 WARNINGS: dict[str, Callable[[], Sequence[Problem]]] = {

@@ -17,7 +17,7 @@ from rlplace.placement.memory import (
     KvShare,
     MemoryCase,
     find_shortages,
-    predict,
+    memory_case,
     read_measurements,
     read_model,
     render_formulas,
@@ -38,7 +38,7 @@ def check(file: Path, text: str) -> None:
 
 def hybrid() -> str:
     plan, config = ppo()
-    return render_ledger(predict(plan, config, PENDULUM))
+    return render_ledger(memory_case(plan, config, PENDULUM).ledger())
 
 
 LEDGERS: dict[str, Callable[[], str]] = {
@@ -76,8 +76,6 @@ def raised(cause: Callable[[], object]) -> Problem:
 
 def unknown_memory() -> object:
     plan, config = ppo(memory=0)
-    from rlplace.placement.memory import memory_case
-
     case = memory_case(plan, config, PENDULUM)
     return solve(dataclasses.replace(case, demands=colocated_8b().demands), Knob.MICRO_BATCH, "actor")
 

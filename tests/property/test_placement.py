@@ -115,7 +115,7 @@ def test_each_rank_has_one_slot_on_one_node(data: st.DataObject) -> None:
 
 @given(plans())
 def test_routes_carry_each_row_once(plan: Plan) -> None:
-    for route in (plan.routes.observations, plan.routes.trajectories):
+    for route in (plan.row_routes.observations, plan.row_routes.trajectories):
         sources, targets = (plan.placement.slots(c) for c in (route.source, route.target))
         assert [row for s in route.shares for row in range(s.start, s.stop)] == list(range(route.rows))
         assert {s.target for s in route.shares} == {t.rank for t in targets}
@@ -123,7 +123,7 @@ def test_routes_carry_each_row_once(plan: Plan) -> None:
             a, b = sources[share.source], targets[share.target]
             assert (share.transport is Transport.NETWORK) == (a.node != b.node)
             assert (share.transport is Transport.SAME_ACCELERATOR) == bool(set(a.accelerators) & set(b.accelerators))
-    for route in (plan.routes.observations, plan.routes.trajectories):
+    for route in (plan.row_routes.observations, plan.row_routes.trajectories):
         assert len(set(_rows(route, "source"))) == 1
         assert max(_rows(route, "target")) - min(_rows(route, "target")) <= 1
 
@@ -145,7 +145,7 @@ def test_each_rollout_rank_gets_its_weights_once_and_from_its_own_accelerator_wh
         assert sorted(r for d in deliveries for r in d.readers) == list(range(len(rollouts)))
         for device in (d for d in deliveries if isinstance(d, DeviceDelivery)):
             held = [a.accelerators for a in actors]
-            for reader, host in zip(device.readers, device.hosts, strict=True):
+            for reader, host in zip(device.readers, device.owners, strict=True):
                 assert len(own := rollouts[reader].accelerators) == 1
                 assert (held[host] == own) if host is not None else own not in held
             members = [{"actor": actors, "rollout": rollouts}[c][rank].accelerators for c, rank in device.group]
@@ -184,11 +184,11 @@ def test_the_cycle_of_moves_closes(plan: Plan) -> None:
 @given(plans())
 def test_channels_hold_what_is_under_way(plan: Plan) -> None:
     channels = {c.name: c for c in plan.channels}
-    under_way = plan.stage_groups * len(plan.routes.observations.shares)
+    under_way = plan.stage_groups * len(plan.row_routes.observations.shares)
     assert channels["observations"].capacity_items == channels["actions"].capacity_items == under_way
-    assert channels["trajectories"].capacity_items == len(plan.routes.trajectories.shares)
+    assert channels["trajectories"].capacity_items == len(plan.row_routes.trajectories.shares)
     assert channels["weights"].capacity_items >= plan.placement.world_size("rollout")
-    assert set(channels["trajectories"].keys) == {str(s.target) for s in plan.routes.trajectories.shares}
+    assert set(channels["trajectories"].keys) == {str(s.target) for s in plan.row_routes.trajectories.shares}
 
 
 @given(plans(), st.booleans())
@@ -196,7 +196,7 @@ def test_every_key_has_one_home_which_holds_what_comes_there(plan: Plan, shared:
     if shared:
         plan = with_shared_processes(plan)
     consumers = {c.name: plan.placement.slots(c.target) for c in plan.channels}
-    routes = {"observations": plan.routes.observations, "trajectories": plan.routes.trajectories}
+    routes = {"observations": plan.row_routes.observations, "trajectories": plan.row_routes.trajectories}
     for channel in plan.channels:
         homes = channel.homes()
         assert sorted(key for home in homes for key in home.keys) == sorted(channel.keys)
@@ -212,7 +212,7 @@ def test_every_key_has_one_home_which_holds_what_comes_there(plan: Plan, shared:
             taken = Counter(share.target for share in routes[channel.name].shares)
             assert list(channel.waiting) == [taken[rank] * times for rank in range(len(consumers[channel.name]))]
     if shared:
-        assert {share.transport for share in plan.routes.observations.shares} == {Transport.SAME_PROCESS}
+        assert {share.transport for share in plan.row_routes.observations.shares} == {Transport.SAME_PROCESS}
         assert all(home.process for c in plan.channels[:2] for home in c.homes())
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Needs, Residency, Schedule, Topology, derive_schedule
-from rlplace.placement.llm_channels import text_ends
 from rlplace.placement.schedule import base_stage, rlhf_needs
 
 ACCELERATORS = 6
@@ -76,11 +75,3 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
 def test_the_same_placement_gives_the_same_schedule(case: tuple[HybridComponentPlacement, dict[str, bool]]) -> None:
     placement, offload = case
     assert derived(placement, offload) == derived(placement, offload)
-
-
-@given(cases())
-def test_nothing_is_taken_before_it_is_put(case: tuple[HybridComponentPlacement, dict[str, bool]]) -> None:
-    plan = derived(*case)
-    order = {stage: number for number, stage in enumerate(plan.stages)}
-    for channel, (put_in, taken_in, _) in text_ends(plan).items():
-        assert order[put_in] <= order[taken_in], channel

@@ -16,8 +16,7 @@ from rlplace.config.model_folder import with_folder
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
-from rlplace.placement.layout import Layout
-from rlplace.placement.llm import make_llm_layout
+from rlplace.placement.plan import Plan, make_plan
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
 SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
@@ -50,13 +49,13 @@ def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[
     return read_config(mapping | {name: mapping.get(name, {}) | block for name, block in blocks.items()})
 
 
-def everything(config: Config, layout: Layout, sources: Mapping[str, Source]) -> list[Problem]:
+def everything(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     return [*check_text_job(config, layout, sources), *check_launch(config, layout, sources)]
 
 
 def problems(config: Config, check: Any = everything) -> list[Problem]:
     whole = with_folder(config, SOURCES)
-    layout = make_llm_layout(whole, Topology.uniform(1, 4, "emulated", 1 << 30))
+    layout = make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30))
     found: list[Problem] = check(whole, layout, SOURCES)
     return found
 

@@ -12,8 +12,8 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
+from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Residency, rlhf_needs
 from rlplace.workers.launch.group import Pending, WorkerGroup
 from rlplace.workers.launch.launcher import Call
@@ -44,7 +44,7 @@ class Group:
 def loop(**apart: str) -> tuple[Loop, list[str]]:
     """Of a job whose components take turns on one accelerator, but for more of them that are placed `apart`."""
     where = {**dict.fromkeys(COMPONENTS, "0"), **apart}
-    layout = make_layout(
+    layout = plan_components(
         ClusterConfig(component_placement=where),
         Topology.uniform(1, 4, "emulated", 1 << 30),
         needs=rlhf_needs(where, actor_infers="critic" in where, refreshed="reference" in where),

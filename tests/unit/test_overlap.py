@@ -13,8 +13,8 @@ from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import Generation, Overlap, make_loop
 from rlplace.placement import Topology
-from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import MemoryCase
+from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import rlhf_needs
 from rlplace.workers.launch.group import WorkerGroup
 from tests.open_calls import OpenGroup
@@ -116,7 +116,7 @@ def looping(
     """Over groups that end these calls as soon as they are made, and no others."""
     needs = dataclasses.replace(rlhf_needs(("actor", "rollout", "env")), ahead=ahead)
     cluster = ClusterConfig(component_placement={"actor": "0", "rollout": "1", "env": "2"})
-    layout = make_layout(cluster, Topology.uniform(1, 3, "emulated", 1 << 30), needs=needs)
+    layout = plan_components(cluster, Topology.uniform(1, 3, "emulated", 1 << 30), needs=needs)
     log: list[str] = []
     groups = {
         name: cast(WorkerGroup, OpenGroup(name, log, slots=tuple(layout.placement.slots(name)), at_once=at_once))

@@ -171,7 +171,7 @@ class Member:
         """Return when all members are here and those of the group are in it."""
         delivery = push.delivery
         group = [_name(*member) for member in delivery.group]
-        consumers = [_name("rollout", r) for r in delivery.readers if delivery.host(r) is not None]
+        consumers = [_name("rollout", r) for r in delivery.readers if delivery.owner(r) is not None]
         words = rendezvous.join(push.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
         if len(group) == 1 or self.name not in group:
             return
@@ -280,7 +280,7 @@ class DeviceSender:
         (by_sharing, by_broadcast), moved = member.transports, Counter[str]()
         try:
             with member.sync(push, deadline_s) as rendezvous:
-                shares = _Shares(rendezvous, push.delivery.guests(self._rank), deadline_s)
+                shares = _Shares(rendezvous, push.delivery.consumers(self._rank), deadline_s)
                 with shares:
                     for bucket in push.buckets():
                         data, size = bucket.empty(member.device), assembly.layout.count_bytes(bucket.pieces)
@@ -367,7 +367,7 @@ class DeviceReceiver(WeightReceiver):
 
     def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights:
         push, member = self._announcement(version, deadline_s), self._member
-        layout, owner, damaged = push.assembly.layout, push.delivery.host(self._rank), None
+        layout, owner, damaged = push.assembly.layout, push.delivery.owner(self._rank), None
         with member.sync(push, deadline_s) as rendezvous:
             copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
             for number, bucket in enumerate(push.buckets()):

@@ -1,5 +1,6 @@
 """The memory proof: what every accelerator and host holds in each stage and on each entry, before anything starts."""
 
+from rlplace.placement.memory.case import memory_case, with_share
 from rlplace.placement.memory.demands import (
     EngineModel,
     FrozenModel,
@@ -19,7 +20,6 @@ from rlplace.placement.memory.ledger import Account, Hold, Load, Measurements, M
 from rlplace.placement.memory.ledger_text import ledger_record, render_formulas, render_ledger
 from rlplace.placement.memory.measured import read_measurements, record_measurements
 from rlplace.placement.memory.model import Head, ModelShape, read_model
-from rlplace.placement.memory.predict import memory_case, predict
 from rlplace.placement.memory.remedies import Remedy, find_remedies, find_shortages, proposals
 from rlplace.placement.memory.solve import Knob, Solution, solve
 
@@ -59,7 +59,6 @@ __all__ = [
     "ledger_record",
     "memory_case",
     "policy_shape",
-    "predict",
     "proposals",
     "read_measurements",
     "read_model",
@@ -67,4 +66,5 @@ __all__ = [
     "render_formulas",
     "render_ledger",
     "solve",
+    "with_share",
 ]

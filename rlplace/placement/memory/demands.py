@@ -45,7 +45,7 @@ class DeviceSync:
     def taking(cls, deliveries: Iterable[Delivery]) -> DeviceSync:
         """As the fullest rank does: a free one has buckets of its own, a guest those of its host."""
         found = _past_host(deliveries)
-        free = any(host is None for d in found for host in d.hosts)
+        free = any(owner is None for d in found for owner in d.owners)
         return cls(buckets=free, copy=bool(found), group=free)
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:

@@ -10,12 +10,16 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelHome, participants_of
 from rlplace.placement.flow import deliver_through_host
-from rlplace.placement.layout import Layout
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import Choices, PolicySpaces
-from rlplace.placement.plan import Plan
+
+if TYPE_CHECKING:
+    from rlplace.config import AlgorithmConfig
+    from rlplace.placement.plan import Plan
 
 # Of a channel's file; at least what the file takes, which a test compares.
 _FIXED_BYTES = 64 << 10
@@ -46,7 +50,7 @@ class SharedMemory:
         return max((found.get(node, 0) for node in nodes), default=0)
 
 
-def count_shared(plan: Plan | Layout, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
+def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
     """`item_bytes` of the largest item by channel, 0 or left out where it is not known; so for `weights_bytes`."""
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
@@ -78,9 +82,9 @@ def slab_bytes(item_bytes: int) -> int:
     return -(-item_bytes // step) * step
 
 
-def ppo_item_bytes(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weights_bytes: int) -> dict[str, int]:
-    """The largest items of a PPO run by channel, with every episode cut once in an iteration."""
-    routes, actors = plan.routes, plan.placement.world_size("actor")
+def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weights_bytes: int) -> dict[str, int]:
+    """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration."""
+    routes, actors = plan.row_routes, plan.placement.world_size("actor")
     through_host = deliver_through_host(plan.deliveries)
     observation = math.prod(spaces.observation_shape) * _FLOAT32
     action = _INT64 if isinstance(spaces.actions, Choices) else math.prod(spaces.actions.shape) * _FLOAT32
@@ -94,3 +98,22 @@ def ppo_item_bytes(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weights
         # What ranks of a copy's own node write there passes through no channel.
         "weights": min(BUCKET_BYTES, weights_bytes) if any(len(d.near) < actors for d in through_host) else 0,
     }
+
+
+def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int) -> dict[str, int]:
+    """The same of a job with text.
+
+    A token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides.
+    """
+    tokens, each = algorithm.longest, algorithm.samples_per_prompt
+    bucket = min(BUCKET_BYTES, weights_bytes)
+    items = {
+        "requests": 4 * tokens + ITEM_BYTES,
+        "completions": 12 * tokens + ITEM_BYTES,
+        "samples": each * (13 * tokens + ITEM_BYTES),
+        "scores": 4 * tokens + ITEM_BYTES,
+        "returns": each * (4 * tokens + ITEM_BYTES),
+        "weights": bucket if len(plan.deliveries) > 1 else 0,
+    }
+    items |= {c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items}
+    return {**items, "weights.reference": bucket}

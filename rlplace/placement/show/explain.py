@@ -8,10 +8,11 @@ from rlplace.placement.flow import DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.ranges import Ranges, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import EMULATED, chapter, table
 from rlplace.placement.show.view import PlanView, clipped
-from rlplace.placement.transfers import AnyPlan, details_of, emulated, transfers
+from rlplace.placement.transfers import details_of, emulated, transfers
 from rlplace.units import show_bytes
 
 Rank = tuple[str, int]  # of a component
@@ -126,7 +127,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
     return table(rows)
 
 
-def explain_pair(plan: AnyPlan, one: Rank, other: Rank) -> str:
+def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
     """Where two ranks are, the transport between them and its reason, and what passes. Both must exist."""
     placement = plan.placement
     places = []
@@ -152,7 +153,7 @@ def _name(rank: Rank) -> str:
     return f"{rank[0]} rank {rank[1]}"
 
 
-def _passing(plan: AnyPlan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
+def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
     between = f"{_name(source)} -> {_name(target)}"
     for transfer in transfers(plan):
         if (transfer.source, transfer.target) != (source[0], target[0]):
@@ -167,11 +168,11 @@ def _passing(plan: AnyPlan, source: Rank, target: Rank) -> Iterator[tuple[str, s
                 yield transfer.name, between, "its copy" if weights else rows
 
 
-def _delivered(plan: AnyPlan, writer: int, reader: int) -> str:
+def _delivered(plan: Plan, writer: int, reader: int) -> str:
     """How the part of the weights that one actor rank holds comes to one rollout rank."""
     delivery = next(d for d in plan.deliveries if reader in d.readers)
     if isinstance(delivery, DeviceDelivery):
-        owner = delivery.host(reader)
+        owner = delivery.owner(reader)
         if owner is None:
             return "its part, broadcast to all"
         return "all parts, shared on the accelerator" if owner == writer else f"its part, by way of actor rank {owner}"

@@ -11,7 +11,6 @@ from rlplace.placement.memory.ledger_text import ledger_record
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Transition
 from rlplace.placement.show.view import ComponentView, MemoryView, PlanView
-from rlplace.placement.transfers import AnyPlan
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _memory(view: PlanView, memory: MemoryView) -> dict[str, Any]:
     }
 
 
-def _component(plan: AnyPlan, component: ComponentView) -> dict[str, Any]:
+def _component(plan: Plan, component: ComponentView) -> dict[str, Any]:
     return {
         "placement": component.placement,
         "world_size": component.spec.world_size,
@@ -119,18 +118,17 @@ def _transition(transition: Transition) -> dict[str, Any]:
     }
 
 
-def _routes(plan: AnyPlan) -> dict[str, Any] | list[dict[str, Any]]:
+def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
     """By name where each has one."""
     weights = {"source": "actor", "target": "rollout", "copies": [_delivery(d) for d in plan.deliveries]}
-    if isinstance(plan, Plan):
-        rows = {name: _route(getattr(plan.routes, name)) for name in ("observations", "trajectories")}
-        return {**rows, "weights": weights}
-    return {"weights": weights} if plan.deliveries else [_route(route) for route in plan.routes]
+    if plan.deliveries:
+        return {route.name: _route(route) for route in plan.routes} | {"weights": weights}
+    return [_route(route) for route in plan.routes]
 
 
 def _delivery(delivery: Delivery) -> dict[str, Any]:
     if isinstance(delivery, DeviceDelivery):
-        return {"readers": list(delivery.readers), "hosts": list(delivery.hosts)}
+        return {"readers": list(delivery.readers), "owners": list(delivery.owners)}
     return {"readers": list(delivery.readers), "near": list(delivery.near)}
 
 

@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlplace.placement.dedicated import Business
+from rlplace.placement.dedicated import ActiveAccelerators
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.ranges import show_range
 from rlplace.placement.memory.ledger_text import render_ledger
@@ -186,7 +186,7 @@ def _savings(memory: MemoryView) -> Iterator[str]:
     yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)])
 
 
-def show_work(business: Business, stage: str) -> str:
+def show_work(business: ActiveAccelerators, stage: str) -> str:
     """Accelerators at work, of those used; "-" where this placement has no such stage."""
     count = business.at_work.get(stage)
     return "-" if count is None else f"{count} ({count / business.used:.0%})"

@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from rlplace.errors import Problem
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.counts import Count
-from rlplace.placement.dedicated import Business, count_business, dedicate
+from rlplace.placement.dedicated import ActiveAccelerators, Savings, count_active, count_savings, dedicate
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
 from rlplace.placement.memory.remedies import find_shortages
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Residency, apart
-from rlplace.placement.sharing import Savings, count_savings
 from rlplace.placement.transfers import (
-    AnyPlan,
     Traffic,
     Transfer,
     TransportDetails,
@@ -102,8 +101,8 @@ class Comparison:
     """This placement beside the dedicated one of the same components."""
 
     savings: Savings
-    here: Business
-    apart: Business
+    here: ActiveAccelerators
+    apart: ActiveAccelerators
     here_bytes: int  # of the fullest accelerator at its worst moment
     apart_bytes: int
 
@@ -124,7 +123,7 @@ class PlanView:
     """Never changes once made."""
 
     name: str  # of the config
-    plan: AnyPlan
+    plan: Plan
     machines: str  # `8 accelerators, 0-7 (1 node x 8), H100, 80 GiB each`
     ahead: str  # how far rollout may run ahead of learn; "" where they take turns
     components: tuple[ComponentView, ...]
@@ -180,7 +179,7 @@ class PlanView:
 
 
 def view_plan(
-    plan: AnyPlan, case: MemoryCase | None = None, *, name: str = "", counts: tuple[Count, ...] = ()
+    plan: Plan, case: MemoryCase | None = None, *, name: str = "", counts: tuple[Count, ...] = ()
 ) -> PlanView:
     """`case` is the plan's own: its placement, needs and offloads, and the memory each component asks for."""
     placement, schedule = plan.placement, plan.schedule
@@ -253,7 +252,7 @@ def clipped(text: str, longest: int, mark: str = " ...") -> str:
     return text if len(text) <= longest else text[: longest - len(mark)] + mark
 
 
-def _memory(plan: AnyPlan, case: MemoryCase) -> MemoryView:
+def _memory(plan: Plan, case: MemoryCase) -> MemoryView:
     ledger = case.ledger()
     dedicated = dedicate(plan.placement)
     comparison = None
@@ -261,8 +260,8 @@ def _memory(plan: AnyPlan, case: MemoryCase) -> MemoryView:
         alone = dataclasses.replace(case, placement=dedicated)
         comparison = Comparison(
             savings=count_savings(plan.placement),
-            here=count_business(plan.placement, plan.schedule.needs),
-            apart=count_business(dedicated, alone.schedule().needs),
+            here=count_active(plan.placement, plan.schedule.needs),
+            apart=count_active(dedicated, alone.schedule().needs),
             here_bytes=_fullest(ledger),
             apart_bytes=_fullest(alone.ledger()),
         )

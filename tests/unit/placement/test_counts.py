@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlplace.config import ClusterConfig, read_config
-from rlplace.placement import Topology, make_layout
+from rlplace.placement import Topology, plan_components
 from rlplace.placement.counts import explain_counts
-from rlplace.placement.llm import make_llm_layout
+from rlplace.placement.plan import make_plan
 
 FORTY_EIGHT = Topology.uniform(6, 8)
 THIRDS = {
@@ -27,7 +27,7 @@ def counts(placement: dict[str, Any], **algorithm: Any) -> dict[str, tuple[str, 
     config = read_config(
         {"cluster": {"component_placement": placement}, "algorithm": {"name": "ppo"} | algorithm, **blocks}
     )
-    layout = make_llm_layout(config, FORTY_EIGHT)
+    layout = make_plan(config, FORTY_EIGHT)
     return {c.subject: (c.count, c.why) for c in explain_counts(config, layout.placement)}
 
 
@@ -68,7 +68,7 @@ def test_what_does_not_divide_is_said_to_be_about_that_much() -> None:
         **task,
     }
     config = read_config(mapping)
-    placement = make_llm_layout(config, FORTY_EIGHT, {}).placement
+    placement = make_plan(config, FORTY_EIGHT, {}).placement
     found = {c.subject: c.why for c in explain_counts(config, placement)}
     assert found["samples"] == "8 prompts x 8; about 21.3 for each engine"
 
@@ -84,7 +84,7 @@ def test_no_batches_no_steps() -> None:
 
 
 def warned(placement: dict[str, Any]) -> list[str | None]:
-    layout = make_layout(ClusterConfig(component_placement=placement), FORTY_EIGHT, offload=placement)
+    layout = plan_components(ClusterConfig(component_placement=placement), FORTY_EIGHT, offload=placement)
     return [w.fix for w in layout.warnings if w.code == "engines-leave-idle"]
 
 

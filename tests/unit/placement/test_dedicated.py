@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlplace.config import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Topology, declare_topology
-from rlplace.placement.dedicated import count_business, dedicate
+from rlplace.placement.dedicated import count_active, dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
 
 EIGHT = Topology.uniform(1, 8)
@@ -38,8 +38,8 @@ def test_the_hybrid_job_needs_two_nodes_of_its_own() -> None:
 
 def test_work_is_counted_by_stage() -> None:
     here = placed(EIGHT, actor="0-7", env="0-3", rollout="4-7")
-    assert count_business(here, PPO_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
-    assert count_business(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), PPO_NEEDS).at_work == {
+    assert count_active(here, PPO_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
+    assert count_active(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), PPO_NEEDS).at_work == {
         "sync": 12,
         "rollout": 8,
         "learn": 8,

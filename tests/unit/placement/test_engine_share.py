@@ -8,8 +8,7 @@ import pytest
 
 from rlplace.errors import PlacementError
 from rlplace.placement import Residency
-from rlplace.placement.llm import llm_memory_case, with_share
-from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase
+from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase, memory_case, with_share
 from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.solve import RESERVE, fill_share, share_left
 from rlplace.placement.show.text import render_text
@@ -52,14 +51,14 @@ def test_who_stays_beside_the_engine_lowers_it(env: str, share: float) -> None:
     placed = {"actor": "2", "env": env, "rollout": "0"}
     cluster = {"component_placement": placed, "allow_resident": ["env", "rollout"]}
     asked = config(placed, cluster=cluster, env={"accelerator_memory": "100MiB"}, rollout=AUTO)
-    assert share_of(llm_memory_case(layout(asked), asked)) == share
+    assert share_of(memory_case(layout(asked), asked)) == share
 
 
 def test_a_run_is_told_the_number_of_its_plan() -> None:
     asked = config(
         {"actor": "0-1", "env": "2", "rollout": "1"}, rollout=AUTO | LEAVING["rollout"], actor=LEAVING["actor"]
     )
-    case = llm_memory_case(layout(asked), asked)
+    case = memory_case(layout(asked), asked)
     told = with_share(asked, case)
     assert told.rollout.gpu_memory_utilization == share_of(case)
     assert dataclasses.replace(told.rollout, gpu_memory_utilization="auto") == asked.rollout
@@ -67,7 +66,7 @@ def test_a_run_is_told_the_number_of_its_plan() -> None:
 
 def test_a_cache_of_a_given_size_needs_no_share() -> None:
     asked = config({"actor": "0", "env": "2", "rollout": "1"}, rollout=AUTO | {"kv_cache_memory": "4MiB"})
-    case = llm_memory_case(layout(asked), asked)
+    case = memory_case(layout(asked), asked)
     engine = case.demands["rollout"]
     assert isinstance(engine, EngineModel)
     assert engine.cache == KvBytes(size_bytes=4 << 20)

@@ -13,13 +13,13 @@ from rlplace.errors import PlacementError
 from rlplace.placement import (
     BatchSizes,
     HybridComponentPlacement,
-    Layout,
     Needs,
+    Plan,
     Residency,
     Topology,
     Transport,
     declare_topology,
-    make_layout,
+    plan_components,
     rlhf_needs,
 )
 
@@ -27,9 +27,9 @@ OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 RLHF = ("actor", "critic", "reference", "reward", "rollout")
 
 
-def layout(block: dict[str, Any], topology: Topology, **options: Any) -> Layout:
+def layout(block: dict[str, Any], topology: Topology, **options: Any) -> Plan:
     options.setdefault("offload", rlhf_needs(RLHF).components)
-    return make_layout(ClusterConfig(component_placement=block), topology, **options)
+    return plan_components(ClusterConfig(component_placement=block), topology, **options)
 
 
 def codes(block: dict[str, Any], topology: Topology, **options: Any) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
         "rollout": {"node_group": "a800,4090", "placement": "8-23"},
         "env": {"node_group": "franka", "placement": "0:0-1"},
     }
-    made = make_layout(
+    made = plan_components(
         ClusterConfig(component_placement=block, node_groups=groups), topology, offload=["actor", "rollout"]
     )
     assert str(made.placement.accelerators("rollout")) == "8-23"
@@ -198,9 +198,9 @@ def test_batches_divide_over_everybody() -> None:
     good = BatchSizes(prompts=6, samples_per_prompt=4, train_batch=12, micro_batch=2)
     made = layout(block, Topology.uniform(1, 8), batches=good)
     assert [(r.source, r.target, r.rows) for r in made.routes] == [
-        ("actor", "rollout", 2),
         ("rollout", "actor", 24),
         ("rollout", "critic", 24),
+        ("actor", "rollout", 2),
     ]
     two = {"actor": "0-5", "rollout": "6-7"}
     with pytest.raises(PlacementError) as caught:

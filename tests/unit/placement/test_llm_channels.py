@@ -8,9 +8,10 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import Layout, Topology, render_json
-from rlplace.placement.llm import llm_memory_case, make_llm_layout
+from rlplace.placement import Plan, Topology, render_json
+from rlplace.placement.memory import memory_case
 from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
+from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import view_plan
@@ -41,8 +42,8 @@ def config(placement: dict[str, Any], *, algorithm: dict[str, Any] | None = None
     return read_config(mapping)
 
 
-def layout(config: Config, nodes: int = 1, each: int = 4) -> Layout:
-    return make_llm_layout(config, Topology.uniform(nodes, each, "emulated", 1 << 30))
+def layout(config: Config, nodes: int = 1, each: int = 4) -> Plan:
+    return make_plan(config, Topology.uniform(nodes, each, "emulated", 1 << 30))
 
 
 ENVS = {"actor": "0-1", "env": "2-3", "rollout": "1-2"}
@@ -103,7 +104,7 @@ def test_the_plan_shows_what_travels() -> None:
         "weights",
     ]
     assert render_json(view_plan(plan))["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
-    assert "prompts so far, to whoever has room" in explain_pair(plan, ("env", 1), ("rollout", 0))
+    assert "prompts so far, to any rank with room" in explain_pair(plan, ("env", 1), ("rollout", 0))
     assert "its part, written into the copy of node 0" in explain_pair(plan, ("actor", 1), ("rollout", 0))
 
 
@@ -118,7 +119,7 @@ def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> No
         rollout={"kv_cache_memory": "4MiB", "dtype": "fp32", "cache_dtype": "fp32"},
         actor={"compute": "fp32", "token_budget": 4096},
     )
-    case = llm_memory_case(layout(asked), asked)
+    case = memory_case(layout(asked), asked)
     ledger = case.ledger()
     assert ledger.fits
     learner, engine = case.demands["actor"], case.demands["rollout"]

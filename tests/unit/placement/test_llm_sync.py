@@ -10,10 +10,10 @@ import pytest
 from rlplace.config import Config, read_config
 from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery
-from rlplace.placement.layout import Layout
-from rlplace.placement.llm import llm_memory_case, make_llm_layout
+from rlplace.placement.memory import memory_case
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.plan import Plan, make_plan
 
 MODEL = {
     "model_type": "llama",
@@ -42,9 +42,9 @@ def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
     )
 
 
-def planned(config: Config, kind: str = "cuda", nodes: int = 1) -> tuple[Layout, MemoryLedger]:
-    layout = make_llm_layout(config, Topology.uniform(nodes, 4, kind, 80 << 30))
-    return layout, llm_memory_case(layout, config).ledger()
+def planned(config: Config, kind: str = "cuda", nodes: int = 1) -> tuple[Plan, MemoryLedger]:
+    layout = make_plan(config, Topology.uniform(nodes, 4, kind, 80 << 30))
+    return layout, memory_case(layout, config).ledger()
 
 
 def in_sync(ledger: MemoryLedger, accelerator: int, component: str, part: Part = Part.SYNC) -> int:
@@ -57,7 +57,7 @@ def in_sync(ledger: MemoryLedger, accelerator: int, component: str, part: Part =
 def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
     written = config()
     layout, ledger = planned(written)
-    assert layout.deliveries == (DeviceDelivery(readers=(0, 1, 2), hosts=(1, None, None), actors=2),)
+    assert layout.deliveries == (DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),)
     weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
     assert weights > 2 << 30
     assert in_sync(ledger, 3, "rollout") == weights + BUCKETS

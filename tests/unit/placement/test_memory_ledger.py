@@ -24,14 +24,13 @@ from rlplace.placement.memory import (
     Simulator,
     TrainedModel,
     ledger_record,
-    predict,
     read_measurements,
     record_measurements,
     render_ledger,
 )
+from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import PolicySampler
 from rlplace.placement.memory.ledger import Account
-from rlplace.placement.memory.predict import memory_case
 from rlplace.placement.schedule import rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
@@ -170,7 +169,7 @@ def test_host_capacity_counts_where_it_is_known() -> None:
 
 def test_todays_job() -> None:
     plan, config = ppo()
-    ledger = predict(plan, config, PENDULUM)
+    ledger = memory_case(plan, config, PENDULUM).ledger()
     # Two trunks 4-64-64-1 and one log deviation, over 8 ranks: rows are padded to a multiple of 8.
     shard = 2 * (8 * 4 + 8 + 8 * 64 + 8 + 1 * 64 + 1) + 1
     buffers, tensors = (1 + 2 * 4) * 8, 13
@@ -200,28 +199,28 @@ def test_todays_job() -> None:
 def test_discrete_actions_have_no_deviation_and_no_normaliser_has_no_buffers() -> None:
     plan, config = ppo()
     config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, normalize_observations=False))
-    ledger = predict(plan, config, Spaces(observation_shape=(2, 3), actions=Discrete(n=5)))
+    ledger = memory_case(plan, config, Spaces(observation_shape=(2, 3), actions=Discrete(n=5))).ledger()
     trunk = 64 * 6 + 64 + 64 * 64 + 64
     assert ledger.bytes("rollout", WEIGHTS) == 4 * (2 * trunk + 6 * 64 + 6)
 
 
 def test_unknown_spaces_are_said() -> None:
     plan, config = ppo()
-    ledger = predict(plan, config, None)
+    ledger = memory_case(plan, config, None).ledger()
     assert ledger.bytes("rollout", FULL) == 64 << 20
     assert "the policy's weights are not counted" in render_ledger(ledger)
 
 
 def test_ranks_that_share_an_accelerator_add_up() -> None:
     plan, config = ppo({"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7"})
-    ledger = predict(plan, config, PENDULUM)
+    ledger = memory_case(plan, config, PENDULUM).ledger()
     assert ledger.bytes("env", FULL) == 256 << 20
     assert ledger.worst(0).of("env") == 512 << 20
 
 
 def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
     plan, config = ppo(kind="cuda")
-    ledger = predict(plan, config, PENDULUM)
+    ledger = memory_case(plan, config, PENDULUM).ledger()
     account = ledger.account(0)
     assert held(at(account, "rollout"), "actor", Part.CONTEXT) == 512 << 20
     assert held(at(account, "rollout"), "actor", Part.COMMUNICATOR) == 512 << 20  # its own, and that of the sync
@@ -244,8 +243,8 @@ def test_a_sync_past_the_host_holds_buckets_where_they_are_filled_and_a_copy_whe
 def test_measured_numbers_win() -> None:
     plan, config = ppo()
     record = json.loads(json.dumps(record_measurements({"actor": {FULL: 3 * GIB, OFF: 7}})))
-    ledger = predict(plan, config, PENDULUM, read_measurements(record))
-    formula = predict(plan, config, PENDULUM)
+    ledger = memory_case(plan, config, PENDULUM, read_measurements(record)).ledger()
+    formula = memory_case(plan, config, PENDULUM).ledger()
     assert [ledger.bytes("actor", r) for r in Residency] == [7, formula.bytes("actor", WEIGHTS), 3 * GIB]
     assert held(at(ledger.account(0), "learn"), "actor", Part.MEASURED) == 3 * GIB
     assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) > 0  # beside what is held

@@ -10,7 +10,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement import (
     HybridComponentPlacement,
-    Layout,
+    Plan,
     Residency,
     Schedule,
     Topology,
@@ -18,7 +18,7 @@ from rlplace.placement import (
     render_json,
     render_svg,
 )
-from rlplace.placement.llm import llm_memory_case
+from rlplace.placement.memory import memory_case
 from rlplace.placement.memory.footprint import Part
 from rlplace.placement.schedule import rlhf_needs
 from rlplace.placement.show.text import render_text
@@ -28,7 +28,7 @@ from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 APART = {"actor": "0-1", "env": "2", "rollout": "2-3"}
 
 
-def ahead(placement: dict[str, Any], versions: int = 1, **blocks: Any) -> Layout:
+def ahead(placement: dict[str, Any], versions: int = 1, **blocks: Any) -> Plan:
     return layout(config(placement, algorithm={"max_staleness": versions}, **blocks))
 
 
@@ -65,7 +65,7 @@ def test_the_samples_of_all_iterations_that_are_begun_have_room() -> None:
 
 def test_memory_is_counted_with_both_at_work() -> None:
     asked = config({"actor": "0-1", "env": "2", "rollout": "0-1"}, algorithm={"max_staleness": 1})
-    ledger = llm_memory_case(layout(asked), asked).ledger()
+    ledger = memory_case(layout(asked), asked).ledger()
     (learn,) = [
         load for load in ledger.accelerators[0].loads if load.moment.stage == "learn" and not load.moment.entering
     ]

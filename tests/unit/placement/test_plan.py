@@ -12,8 +12,9 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import Plan, Topology, make_plan, render_json, render_svg, render_text
+from rlplace.placement import Plan, Topology, Transport, make_plan, render_json, render_svg, render_text
 from rlplace.placement.show.view import view_plan
+from rlplace.placement.transfers import transports_of
 from rlplace.workers import arguments
 
 HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
@@ -58,7 +59,7 @@ def test_environments_must_divide_and_reach_every_rank() -> None:
 
 
 def test_proposed_sizes_are_legal() -> None:
-    assert plan(envs=56).routes.observations.rows == 28
+    assert plan(envs=56).row_routes.observations.rows == 28
     with pytest.raises(PlacementError, match="total_num_envs: 8 "):
         plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=2, groups=1)
     assert plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=8, groups=1)
@@ -130,3 +131,13 @@ def test_planning_imports_nothing_heavy() -> None:
     assert (
         subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+@pytest.mark.parametrize(
+    ("security", "items"), [("encrypted", "tcp, encrypted"), ("password", "tcp, with a password, not encrypted")]
+)
+def test_the_plan_shows_how_items_between_nodes_are_secured(security: str, items: str) -> None:
+    block = {"actor": "0-3", "env": "4-5", "rollout": "6-7"}
+    made = make_plan(config(block, offload=False, comm={"security": security}), Topology.uniform(2, 4))
+    assert transports_of(made)[Transport.NETWORK].items == items
+    assert any(line.endswith(items) for line in render_text(view_plan(made)).splitlines())

@@ -12,9 +12,9 @@ from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
 from rlplace.placement import Needs, Residency, Topology
 from rlplace.placement.flow import Transport
-from rlplace.placement.layout import make_layout
 from rlplace.placement.memory import Knob, solve
 from rlplace.placement.memory.solve import render_solution
+from rlplace.placement.plan import plan_components
 from rlplace.placement.show.diff import render_diff
 from rlplace.placement.show.explain import explain_component
 from rlplace.placement.show.html import render_html
@@ -124,7 +124,7 @@ def test_wrong_keys_and_wrong_placements_of_a_language_job() -> None:
 
 
 def test_batches_of_a_language_job_are_checked_where_they_are_known() -> None:
-    assert llm(ALL, algorithm={"name": "ppo"}).plan.routes[0].target == "rollout"
+    assert llm(ALL, algorithm={"name": "ppo"}).plan.routes[-1].target == "rollout"
     with pytest.raises(PlacementError) as caught:
         llm(ALL, algorithm={"name": "ppo", "prompts": 9})
     assert set(caught.value.codes) == {"uneven-batches"}
@@ -198,7 +198,7 @@ def test_a_node_too_wide_for_the_page_has_no_map() -> None:
 
 def test_who_talks_to_nobody_has_no_routes() -> None:
     needs = Needs(stages=("rollout",), residency={"rollout": {"agent": Residency.FULL}})
-    alone = make_layout(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
+    alone = plan_components(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
     text = render_text(view_plan(alone))
     assert re.search(r"agent +2 +1 accelerator +0-1", text)
     assert "routes" not in text

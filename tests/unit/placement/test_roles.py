@@ -8,11 +8,11 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError, Source
-from rlplace.placement import Layout, Residency, Topology
-from rlplace.placement.llm import llm_memory_case, make_llm_layout
-from rlplace.placement.memory import HostPart, MemoryCase, Part, find_remedies
+from rlplace.placement import Plan, Residency, Topology
+from rlplace.placement.memory import HostPart, MemoryCase, Part, find_remedies, memory_case
 from rlplace.placement.memory.ledger import Load
 from rlplace.placement.memory.model import read_model
+from rlplace.placement.plan import make_plan
 from rlplace.placement.transfers import transfers
 from tests.unit.placement.test_llm_channels import MODEL
 
@@ -37,8 +37,8 @@ def config(placement: dict[str, Any], *, task: bool = True, **blocks: Any) -> Co
     return read_config(mapping)
 
 
-def layout(config: Config, nodes: int = 1, sources: dict[str, Source] | None = None) -> Layout:
-    return make_llm_layout(config, Topology.uniform(nodes, 4, "emulated", GIB), sources)
+def layout(config: Config, nodes: int = 1, sources: dict[str, Source] | None = None) -> Plan:
+    return make_plan(config, Topology.uniform(nodes, 4, "emulated", GIB), sources)
 
 
 WITHOUT_CRITIC = {c: place for c, place in ALL.items() if c != "critic"}
@@ -215,7 +215,7 @@ def test_the_actor_infers_where_the_algorithm_asks_for_it() -> None:
 
 
 def case(config: Config, nodes: int = 1) -> MemoryCase:
-    return llm_memory_case(layout(config, nodes), config)
+    return memory_case(layout(config, nodes), config)
 
 
 def at(case: MemoryCase, stage: str, *, host: bool = False) -> Load:
@@ -293,7 +293,7 @@ def test_shared_memory_counts_what_is_said_of_samples() -> None:
 def test_a_reference_that_is_refreshed_gets_the_whole_of_it_on_each_rank() -> None:
     def received(**reference: Any) -> int:
         written = config(ALL, reference=ON | {"dtype": "fp32"} | reference)
-        holds = llm_memory_case(layout(written), written).ledger().hosts[0].loads[0].holds
+        holds = memory_case(layout(written), written).ledger().hosts[0].loads[0].holds
         return sum(hold.size_bytes for hold in holds if hold.part is HostPart.RECEIVED)
 
     weights = 2 * 4 * read_model(MODEL).parameters  # bfloat16, on each of 4 ranks

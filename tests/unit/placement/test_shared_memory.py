@@ -14,13 +14,13 @@ from rlplace.comm.table import Layout
 from rlplace.comm.weights.sender import PushRules
 from rlplace.config import read_config
 from rlplace.placement import ChannelHome, Residency, Topology, make_plan
-from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, predict, render_ledger
+from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, render_ledger
 from rlplace.placement.memory.shared import (
     BOARD_BUFFERS,
     BUCKET_BYTES,
     SharedMemory,
     channel_bytes,
-    ppo_item_bytes,
+    simulator_items,
     slab_bytes,
 )
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
@@ -54,9 +54,10 @@ def test_slabs_are_no_larger_than_planned(size: int) -> None:
 @pytest.mark.parametrize("spaces", [PENDULUM, IMAGES])
 def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
     steps, plan = 16, ppo()[0]
-    known = ppo_item_bytes(plan, spaces, steps, 0)
+    known = simulator_items(plan, spaces, steps, 0)
     asked, told = (
-        max(s.stop - s.start for s in route.shares) for route in (plan.routes.observations, plan.routes.trajectories)
+        max(s.stop - s.start for s in route.shares)
+        for route in (plan.row_routes.observations, plan.row_routes.trajectories)
     )
     shape, actions = spaces.observation_shape, spaces.actions
     acts = np.zeros((asked, *actions.shape), np.float32) if isinstance(actions, Continuous) else np.zeros(asked, int)
@@ -95,7 +96,7 @@ def ledger(placement: dict[str, object], topology: Topology, **cluster: object) 
             "env": {"id": "x", "total_num_envs": 64},
         }
     )
-    return predict(make_plan(config, topology), config, PENDULUM)
+    return memory_case(make_plan(config, topology), config, PENDULUM).ledger()
 
 
 def test_each_node_has_what_lives_there() -> None:
@@ -142,7 +143,7 @@ def test_nodes_without_a_share_count_as_nothing() -> None:
 def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
     assert PushRules().bucket_bytes == BUCKET_BYTES
     plan, _ = ppo()
-    assert ppo_item_bytes(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
+    assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
     config = read_config(
         {
             "cluster": {"component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
@@ -152,5 +153,5 @@ def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
         }
     )
     far = make_plan(config, Topology.uniform(2, 4))
-    assert ppo_item_bytes(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
-    assert ppo_item_bytes(far, PENDULUM, 1, 1000)["weights"] == 1000
+    assert simulator_items(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
+    assert simulator_items(far, PENDULUM, 1, 1000)["weights"] == 1000

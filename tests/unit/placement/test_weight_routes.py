@@ -35,20 +35,20 @@ def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]
 
 def test_what_shares_a_gpu_is_lent_and_the_others_are_in_the_group() -> None:
     (device,) = on_gpus("0-5", "4-7")
-    assert device == DeviceDelivery(readers=(0, 1, 2, 3), hosts=(4, 5, None, None), actors=6)
+    assert device == DeviceDelivery(readers=(0, 1, 2, 3), owners=(4, 5, None, None), actors=6)
     assert device.group == (*(("actor", rank) for rank in range(6)), ("rollout", 2), ("rollout", 3))
-    assert [device.guests(rank) for rank in (0, 4, 5)] == [(), (0,), (1,)]
-    assert [device.host(reader) for reader in device.readers] == [4, 5, None, None]
+    assert [device.consumers(rank) for rank in (0, 4, 5)] == [(), (0,), (1,)]
+    assert [device.owner(reader) for reader in device.readers] == [4, 5, None, None]
 
 
 def test_ranks_of_several_gpus_and_second_ranks_of_one_go_through_the_host() -> None:
     mixed = on_gpus("0-3", "0-1:0,2-3:1-2", nodes=2)
     assert mixed == (
-        DeviceDelivery(readers=(1, 2), hosts=(2, 3), actors=4),
+        DeviceDelivery(readers=(1, 2), owners=(2, 3), actors=4),
         Delivery(readers=(0,), near=(0, 1, 2, 3)),
     )
     assert on_gpus("0-3", "4:0-1") == (
-        DeviceDelivery(readers=(0,), hosts=(None,), actors=4),
+        DeviceDelivery(readers=(0,), owners=(None,), actors=4),
         Delivery(readers=(1,), near=(0, 1, 2, 3)),
     )
 

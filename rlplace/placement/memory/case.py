@@ -1,0 +1,213 @@
+"""What each component of a plan asks of memory, by its config: one table for simulators and language models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlplace.config import (
+    ActorConfig,
+    AgentConfig,
+    Config,
+    FrozenConfig,
+    ReferenceConfig,
+    RewardConfig,
+    SimulatorEnvConfig,
+    TextRolloutConfig,
+    TorchRolloutConfig,
+    TrainedConfig,
+)
+from rlplace.errors import ConfigError, Problem
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.memory.demands import (
+    DeviceSync,
+    EngineModel,
+    FrozenModel,
+    KvBytes,
+    KvShare,
+    PolicyLearner,
+    PolicySampler,
+    PolicyShape,
+    PolicySpaces,
+    Simulator,
+    TrainedModel,
+    policy_shape,
+)
+from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.formulas import DTYPE_BYTES
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.memory.model import Head, ModelShape, read_model
+from rlplace.placement.memory.shared import SharedMemory, count_shared, simulator_items, text_items
+from rlplace.placement.memory.solve import fill_share
+
+if TYPE_CHECKING:
+    from rlplace.placement.plan import Plan
+
+_SCORING = ("critic", "reward")  # roles whose models end in one number
+_NO_POLICY = PolicyShape(weights=(), buffer_numbers=0)
+_NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
+_NO_MODEL = "the model is not known: its memory is not counted"
+
+
+def memory_case(
+    plan: Plan, config: Config, spaces: PolicySpaces | None = None, measured: Measurements | None = None
+) -> MemoryCase:
+    """The plan with the demands of its components; `ledger()` of it is what a run holds.
+
+    `spaces` are the simulator's shapes: without them a policy's weights cannot be counted, and the ledger notes it.
+    Raises ConfigError for a model that cannot be read, PlacementError for `gpu_memory_utilization: auto` where no
+    memory is known.
+    """
+    components, policy = plan.placement.components, _NO_POLICY
+    if spaces is not None and config.kind == "mlp":
+        normalize = config.algorithm.normalize_observations
+        policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)
+    demands: dict[str, Demand] = {}
+    problems: dict[str, Problem] = {}  # by key: several components may have the same model
+    for component in components:
+        try:
+            demand = demand_of(config, component, plan, policy)
+        except ConfigError as error:
+            problems |= {p.key: p for p in error.problems}
+            continue
+        if demand is not None:
+            demands[component] = demand
+    if problems:
+        raise ConfigError(list(problems.values()))
+    notes: tuple[str, ...] = ()
+    if config.kind == "mlp":
+        notes = (_NO_SPACES,) if spaces is None else ()
+    elif config.model is None and not demands:
+        notes = (_NO_MODEL,)
+    case = MemoryCase(
+        placement=plan.placement,
+        needs=plan.needs,
+        offload={c: plan.offload[c] for c in components},
+        blocks={c: config.key_of(c) for c in components},
+        demands=demands,
+        measured=measured or {},
+        notes=notes,
+        shared=_shared(plan, config, policy, spaces),
+    )
+    automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"
+    return fill_share(case) if automatic else case
+
+
+def demand_of(config: Config, component: str, plan: Plan, policy: PolicyShape = _NO_POLICY) -> Demand | None:
+    """What a component asks of memory; None if its model is not known. `policy`: of a job with simulators."""
+    length, packed = config.algorithm.longest, config.runs
+    match config.block_of(component):
+        case SimulatorEnvConfig() as env:
+            return Simulator(accelerator_bytes=env.accelerator_memory)
+        case AgentConfig() as simulator:  # a text task as well
+            return Simulator(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
+        case RewardConfig(kind="function" | "url"):
+            return Simulator(accelerator_bytes=0)
+        case TorchRolloutConfig() as rollout:
+            sync = DeviceSync.taking(plan.deliveries)
+            return PolicySampler(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync)
+        case TextRolloutConfig() as engine if (model := _model(config, None, component)) is not None:
+            share = 1.0 if engine.gpu_memory_utilization == "auto" else engine.gpu_memory_utilization
+            size = engine.kv_cache_memory
+            return EngineModel(
+                model=model,
+                cache=KvShare(gpu_memory_utilization=share) if size is None else KvBytes(size_bytes=size),
+                sequence_length=length,
+                dtype=engine.dtype,
+                cache_dtype=engine.cache,
+                step_tokens=engine.step_tokens,
+                step_sequences=engine.step_sequences,
+                sleep_level=engine.sleep_level,
+                sync=DeviceSync.taking(plan.deliveries),
+            )
+        case TrainedConfig() if config.kind == "mlp":
+            return PolicyLearner(policy=policy, sync=DeviceSync.giving(plan.deliveries))
+        case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
+            found = TrainedModel(
+                model=model,
+                micro_batch=trained.micro_batch,
+                sequence_length=length,
+                token_budget=trained.token_budget if packed else None,
+                weights=trained.weights,
+                compute=trained.compute,
+                optimizer=trained.optimizer.kind,
+                zero_stage=trained.zero_stage,
+                checkpointing=trained.checkpointing,
+                lora_rank=trained.lora_rank,
+                optimizer_on_host=trained.optimizer.on_host,
+            )
+            return _giving(found, trained, plan) if isinstance(trained, ActorConfig) else found
+        case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
+            refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
+            return FrozenModel(
+                model=model,
+                micro_batch=frozen.micro_batch,
+                sequence_length=length,
+                token_budget=frozen.token_budget if packed else None,
+                dtype=frozen.dtype,
+                sharded=frozen.sharded,
+                on_host=frozen.on_host,
+                refreshed=config.actor.compute if refreshed else None,
+            )
+        case _:
+            return None
+
+
+def _giving(trained: TrainedModel, actor: ActorConfig, plan: Plan) -> TrainedModel:
+    """The actor: with what a weight sync holds, and the average of its weights."""
+    sync, deliveries, ranks = actor.sync, plan.deliveries, range(plan.placement.world_size("actor"))
+    # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
+    far = max(sum(rank not in delivery.near for delivery in deliveries) for rank in ranks)
+    return dataclasses.replace(
+        trained,
+        sync=DeviceSync.giving(deliveries),
+        merged=actor.lora_rank is not None and sync.mode != "lora",
+        probed=sync.verify == "logprobs" and sync.verify_every > 0,
+        averaged=actor.ema_decay is not None,
+        sent=far if sync.mode == "delta" else 0,
+    )
+
+
+def _model(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
+    """The component's own model, else the actor's, with the head of its role; engines generate with the actor's."""
+    keys = config.model if own is None else own
+    if keys is None:
+        return None
+    role = role_of(component)
+    head = Head.SCORE if role in _SCORING else Head.LANGUAGE
+    if role == "actor" and config.critic.on_actor:
+        head = Head.LANGUAGE_AND_VALUE
+    return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
+
+
+def _shared(plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpaces | None) -> SharedMemory:
+    if not plan.channels or config.cluster.launcher == "inline":  # threads of one process need none
+        return SharedMemory()
+    if config.kind == "mlp":
+        weights = policy.weights_bytes
+        items = {} if spaces is None else simulator_items(plan, spaces, config.algorithm.rollout_steps, weights)
+        return count_shared(plan, items, weights)
+    model = _model(config, None, "actor")
+    weights = 0 if model is None else version_bytes(model, config.actor)
+    return count_shared(plan, text_items(plan, config.algorithm, weights), weights)
+
+
+def version_bytes(model: ModelShape, actor: ActorConfig) -> int:
+    """Of one weight buffer of a node: all weights as they travel, and what later versions bring instead."""
+    later = 0
+    if actor.lora_rank is not None and actor.sync.mode == "lora":
+        later = sum(elements * copies for elements, copies in model.lora_parts(actor.lora_rank))
+    elif actor.lora_rank is not None and actor.sync.mode == "trainable":
+        later = sum(w.elements * copies for w, copies in model.weights() if w.projection)
+    return (model.parameters + later) * DTYPE_BYTES[actor.compute]
+
+
+def with_share(config: Config, case: MemoryCase) -> Config:
+    """Replace `gpu_memory_utilization: auto` by the value computed for this memory case."""
+    match case.demands.get("rollout"):
+        case EngineModel(cache=KvShare(gpu_memory_utilization=share)):
+            rollout = dataclasses.replace(config.text_rollout, gpu_memory_utilization=share)
+            return dataclasses.replace(config, rollout=rollout)
+        case _:
+            return config

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, Problem
+from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, Problem, RewardError
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
+    from rlplace.tokens import Scores
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
 
@@ -142,5 +143,18 @@ def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMis
             what=what,
             got=got,
             why=f"due was {expected}; nothing may be left from before",
+        )
+    )
+
+
+def score_not_finite(component: str, score: Scores) -> RewardError:
+    return RewardError(
+        Problem(
+            code="score-not-finite",
+            key=component,
+            what=f"its score of sample {score.sample} of group {score.group} is not a finite number",
+            got=str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
+            why="nothing can be learned from nan or infinity; its weights are damaged, or overflow in its dtype",
+            fix=f"{component}.dtype: fp32, or another model",
         )
     )

@@ -7,8 +7,10 @@ import signal
 
 import pytest
 
+from rlplace.config import RayConfig
 from rlplace.errors import WorkerError
 from rlplace.placement.language.slots import PackedPlacementStrategy
+from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster
 from tests.contract.launch_workers import Probe
 
@@ -27,8 +29,8 @@ def test_ranks_sit_on_the_nodes_of_the_plan() -> None:
         try:
             ray.init(address=nodes.address, log_to_driver=False)
             head = ray.get_runtime_context().get_node_id()
-            with Cluster.of_ray(nodes.address) as cluster:
-                assert [(n.accelerators, n.kind) for n in cluster.topology.nodes] == [(2, "cuda"), (2, "cuda")]
+            topology = Topology.uniform(2, 2, "cuda")
+            with Cluster(topology=topology, ray=RayConfig(address=nodes.address)) as cluster:
                 packed = PackedPlacementStrategy(0, 3)
                 group = Probe.create_group().launch(cluster, name="probe", placement_strategy=packed)
                 where = group.node_id().wait()

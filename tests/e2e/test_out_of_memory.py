@@ -82,7 +82,7 @@ def test_who_comes_is_refused_beside_what_was_measured(tmp_path: Path) -> None:
     problem = refused.value.problem
     assert (problem.code, problem.key) == ("accelerator-out-of-memory", "actor")
     assert problem.what == "accelerator 0 has no room for it on entry to learn"
-    assert "env rank 0: off 329.9 MiB" in (problem.why or "")
+    assert "env rank 0: off 330 MiB" in (problem.why or "")
     assert "predicted 0 bytes" in (problem.why or "")
     assert problem.fix
     _ended(tmp_path)
@@ -95,8 +95,8 @@ def test_what_computing_lacks_is_told_with_everybody_s_measured_bytes(tmp_path: 
     assert isinstance(cause, AcceleratorOutOfMemory)
     assert (failed.value.component, failed.value.method, failed.value.stage) == ("actor", "learn", "learn")
     assert cause.accelerator == 0
-    assert "env rank 0: textures 329.9 MiB" in (cause.problem.why or "")
-    assert "measured after its last move: env rank 0: off 329.9 MiB" in (cause.problem.why or "")
+    assert "env rank 0: textures 330 MiB" in (cause.problem.why or "")
+    assert "measured after its last move: env rank 0: off 330 MiB" in (cause.problem.why or "")
     _ended(tmp_path)
 
 

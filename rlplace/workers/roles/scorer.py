@@ -29,8 +29,15 @@ from rlplace.placement.flow import block_edges
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import WorkerArguments, samples_for, scores_of
-from rlplace.workers.refusals import score_not_finite
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
+from rlplace.workers.worker import (
+    MoveReport,
+    Worker,
+    WorkerContext,
+    cancelled,
+    not_resident,
+    out_of_step,
+    score_not_finite,
+)
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config import FrozenConfig

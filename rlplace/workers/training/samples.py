@@ -25,8 +25,7 @@ from rlplace.models.packed_attention import Packed
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Returns, Sample, Scores, by_group
 from rlplace.workers.arguments import scores_of
-from rlplace.workers.refusals import score_not_finite
-from rlplace.workers.worker import out_of_step
+from rlplace.workers.worker import out_of_step, score_not_finite
 
 Groups = Sequence[Sequence[Sample]]
 TokenArray = NDArray[np.float32]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlplace.config import OptimizerConfig
+from rlplace.errors import DivergedError, Problem
 from rlplace.metrics import Metrics
-from rlplace.workers.refusals import diverged
 from rlplace.workers.training.optimizer import Adam, MovingAverage, learning_rate
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
@@ -86,3 +86,20 @@ class Trainer:
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
     """Return the mean over steps by name; None of none."""
     return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else None
+
+
+def diverged(
+    owner: str, numbers: Mapping[str, float], *, iteration: int, rate: str = "actor.optimizer.lr"
+) -> DivergedError:
+    """`rate`: key of the learning rate."""
+    shown = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
+    return DivergedError(
+        Problem(
+            code="diverged",
+            key=owner,
+            what=f"the update of iteration {iteration} is not a finite number",
+            got=shown,
+            why="a reward or observation was not finite, or the policy left the range of its numbers",
+            fix=f"{rate}=<smaller>, or look for nan in what the simulator returns",
+        )
+    )

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import os
 import random
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -34,7 +35,7 @@ from rlplace.workers.engines.contract import (
     answer_seed,
 )
 from rlplace.workers.engines.errors import engine_busy, no_weights, prompt_too_long, share_of_nothing
-from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory, Sleep, Sleeper
+from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
 from rlplace.workers.engines.vllm_support import check_installation
 from rlplace.workers.engines.weights import ExpectedWeights, mismatches
 from rlplace.workers.worker import not_resident
@@ -73,10 +74,8 @@ class VllmEngine:
         on_cpu = device.torch_name == "cpu"
         with BUILDING:
             self._vllm: Any = _build(settings, self._expected, on_cpu)
-        memory = CpuMemory(self._vllm) if on_cpu else CudaMemory(self._vllm)
-        self._memory = memory
-        self._sleeper = Sleeper(memory, device, settings.sleep_level)
-        self._sleeper.fall_asleep()
+        self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.sleep_level)
+        self._memory.fall_asleep()
         self._version: int | None = None
         self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
         self._begun = 0  # requests so far: each gets its own name
@@ -85,7 +84,7 @@ class VllmEngine:
 
     @property
     def residency(self) -> Residency:
-        return self._sleeper.state.residency
+        return self._memory.residency
 
     @property
     def version(self) -> int | None:
@@ -107,11 +106,14 @@ class VllmEngine:
     def move(self, to: Residency) -> int:
         if to < self.residency and self.in_flight:
             raise engine_busy(self._owner, self.in_flight, to)
-        report = self._sleeper.move(to)
-        if self._sleeper.state is Sleep.LEVEL_2:
+        began, before = time.perf_counter(), self.residency
+        self._memory.move(to)
+        if to == Residency.OFF and self._settings.sleep_level == 2:
             self._version = None
-        logging.getLogger(__name__).info("%s: %s", self._owner, report)
-        return report.held_bytes
+        held, seconds = self._memory.held_bytes(), time.perf_counter() - began
+        message = "%s: engine %s -> %s in %.3f s, %d bytes are held"
+        logging.getLogger(__name__).info(message, self._owner, before.word, to.word, seconds, held)
+        return held
 
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
@@ -234,7 +236,7 @@ class VllmEngine:
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
             self._vllm = None
-            self._sleeper.close()
+            self._memory.close()
 
     def _name(self) -> str:
         self._begun += 1

@@ -1,23 +1,19 @@
-"""The sleep of a vLLM engine: what of it is on the accelerators, which steps are legal, how each platform does them.
+"""The sleep of a vLLM engine: which part of it is on the accelerators, and how each platform moves it.
 
 ::
 
-    AWAKE ── drop cache ──▶ WEIGHTS_ONLY ── sleep 1 ──▶ LEVEL_1   weights go to the host and come back
-          ◀── wake cache ──              ── sleep 2 ──▶ LEVEL_2   weights are dropped: a sync must bring new ones
-                                         ◀── wake weights ── either
+    FULL ── drop cache ──▶ WEIGHTS ── sleep 1 ──▶ OFF   weights go to the host and come back
+         ◀── wake cache ──         ── sleep 2 ──▶ OFF   weights are dropped: a sync must bring new ones
+                                   ◀── wake weights ──
 
-The schedule knows residencies; the config names the level that OFF means. A move walks the chain one step at a time,
-so that no step is taken in a state that does not allow it. On a GPU the steps are vLLM's own, on a CPU ours. Functions
-whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
+A move walks the chain one step at a time. On a GPU the steps are vLLM's own, on a CPU ours. Functions whose first
+argument is `worker` run in each of the engine's workers, through `collective_rpc`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import enum
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -33,140 +29,6 @@ WEIGHTS, KV_CACHE = "engine weights", "KV cache"  # labels of the device's accou
 Level = Literal[1, 2]
 
 
-class Sleep(enum.Enum):
-    AWAKE = Residency.FULL, 0
-    WEIGHTS_ONLY = Residency.WEIGHTS, 0
-    LEVEL_1 = Residency.OFF, 1
-    LEVEL_2 = Residency.OFF, 2
-
-    @property
-    def residency(self) -> Residency:
-        return self.value[0]
-
-
-class Order(enum.Enum):
-    WAKE_WEIGHTS = "wake weights"
-    WAKE_CACHE = "wake cache"
-    DROP_CACHE = "drop cache"
-    SLEEP_1 = "sleep at level 1"
-    SLEEP_2 = "sleep at level 2"
-
-
-LEGAL: Mapping[tuple[Sleep, Order], Sleep] = {
-    (Sleep.AWAKE, Order.DROP_CACHE): Sleep.WEIGHTS_ONLY,
-    (Sleep.WEIGHTS_ONLY, Order.WAKE_CACHE): Sleep.AWAKE,
-    (Sleep.WEIGHTS_ONLY, Order.SLEEP_1): Sleep.LEVEL_1,
-    (Sleep.WEIGHTS_ONLY, Order.SLEEP_2): Sleep.LEVEL_2,
-    (Sleep.LEVEL_1, Order.WAKE_WEIGHTS): Sleep.WEIGHTS_ONLY,
-    (Sleep.LEVEL_2, Order.WAKE_WEIGHTS): Sleep.WEIGHTS_ONLY,
-}
-
-
-def orders(state: Sleep, to: Residency, level: Level) -> Iterator[Order]:
-    """Give the orders that bring an engine from `state` to `to`; none when it is there, at whichever level."""
-    while state.residency != to:
-        if state is Sleep.AWAKE:
-            order = Order.DROP_CACHE
-        elif state is not Sleep.WEIGHTS_ONLY:
-            order = Order.WAKE_WEIGHTS
-        elif to is Residency.FULL:
-            order = Order.WAKE_CACHE
-        else:
-            order = Order.SLEEP_1 if level == 1 else Order.SLEEP_2
-        yield order
-        state = LEGAL[state, order]
-
-
-class EngineMemory(Protocol):
-    """Carries the orders out on one platform. All bytes are measured, the largest of the engine's accelerators."""
-
-    def carry_out(self, order: Order) -> None: ...
-
-    def weight_bytes(self) -> int: ...
-
-    def cache_bytes(self) -> int: ...
-
-    def held_bytes(self) -> int:
-        """All that is on the accelerator, including what no order frees: the residue of a sleep."""
-        ...
-
-    def host_bytes(self) -> int:
-        """Copies held on the host."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SleepReport:
-    """Result of a move, measured."""
-
-    before: Residency
-    after: Residency
-    held_bytes: int  # on each accelerator now; after a sleep, its residue
-    freed_bytes: int  # negative when it woke
-    seconds: float
-
-    def __str__(self) -> str:
-        change = f"freed {self.freed_bytes:,}" if self.freed_bytes >= 0 else f"took {-self.freed_bytes:,}"
-        return (
-            f"engine {self.before.word} -> {self.after.word}: {change} bytes in {self.seconds:.3f} s, "
-            f"{self.held_bytes:,} are held"
-        )
-
-
-class Sleeper:
-    """Owns the sleep state of one engine that was just built: awake, with random weights.
-
-    Acquires memory from the device's account before an order takes it, releases it after an order freed it.
-    """
-
-    def __init__(self, memory: EngineMemory, device: Device, level: Level) -> None:
-        self._memory = memory
-        self._device = device
-        self._level = level
-        self._sizes = {WEIGHTS: memory.weight_bytes(), KV_CACHE: memory.cache_bytes()}
-        self.state = Sleep.AWAKE
-
-    def fall_asleep(self) -> None:
-        """Move to OFF before any weights were loaded: there is nothing to copy, whatever the level."""
-        for order in (Order.DROP_CACHE, Order.SLEEP_2):
-            self._memory.carry_out(order)
-            self.state = LEGAL[self.state, order]
-
-    def move(self, to: Residency) -> SleepReport:
-        """Raises AcceleratorOutOfMemory; the state is then the last one that was reached, and can be moved again."""
-        began, before, held = time.perf_counter(), self.state.residency, self._memory.held_bytes()
-        for order in orders(self.state, to, self._level):
-            self._follow(order)
-        now = self._memory.held_bytes()
-        return SleepReport(
-            before=before,
-            after=to,
-            held_bytes=now,
-            freed_bytes=held - now,
-            seconds=time.perf_counter() - began,
-        )
-
-    def close(self) -> None:
-        """Give everything back to the account, after the engine is gone."""
-        for label in self._sizes:
-            self._device.release(label)
-        self.state = Sleep.LEVEL_2
-
-    def _follow(self, order: Order) -> None:
-        after = LEGAL[self.state, order]  # a KeyError is our own bug
-        label = KV_CACHE if order in (Order.WAKE_CACHE, Order.DROP_CACHE) else WEIGHTS
-        if after.residency > self.state.residency:
-            self._device.acquire(self._sizes[label], label)
-            self._memory.carry_out(order)
-        else:
-            self._memory.carry_out(order)
-            self._device.release(label)
-        self.state = after
-
-
-# ── platforms ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class LlmEngine(Protocol):
     """The part of vLLM's LLMEngine that is used here."""
 
@@ -179,7 +41,79 @@ class LlmEngine(Protocol):
     def wake_up(self, tags: list[str] | None = ...) -> bool: ...
 
 
-class CpuMemory:
+class EngineMemory:
+    """Owns the residency of one engine that was just built: FULL, with random weights.
+
+    All bytes are measured, the largest of the engine's accelerators. A subclass carries the steps out on one platform.
+    """
+
+    def __init__(self, engine: LlmEngine, device: Device, level: Level) -> None:
+        self._engine, self._device, self._level = engine, device, level
+        self._sizes = {WEIGHTS: self.weight_bytes(), KV_CACHE: self.cache_bytes()}
+        self.residency = Residency.FULL
+
+    def fall_asleep(self) -> None:
+        """Move to OFF before any weights were loaded: there is nothing to copy, whatever the level."""
+        self.drop_cache()
+        self.sleep(2)
+        self.residency = Residency.OFF
+
+    def move(self, to: Residency) -> None:
+        """Acquire from the device's account before a step takes memory, release after a step freed it.
+
+        Raises AcceleratorOutOfMemory; the residency is then the last one that was reached, and can be moved again.
+        """
+        if to < self.residency == Residency.FULL:
+            self.drop_cache()
+            self._device.release(KV_CACHE)
+            self.residency = Residency.WEIGHTS
+        if to < self.residency:
+            self.sleep(self._level)
+            self._device.release(WEIGHTS)
+            self.residency = Residency.OFF
+        if to > self.residency == Residency.OFF:
+            self._device.acquire(self._sizes[WEIGHTS], WEIGHTS)
+            self.wake_weights()
+            self.residency = Residency.WEIGHTS
+        if to > self.residency:
+            self._device.acquire(self._sizes[KV_CACHE], KV_CACHE)
+            self.wake_cache()
+            self.residency = Residency.FULL
+
+    def close(self) -> None:
+        """Give everything back to the account, after the engine is gone."""
+        for label in self._sizes:
+            self._device.release(label)
+        self.residency = Residency.OFF
+
+    def drop_cache(self) -> None:
+        raise NotImplementedError
+
+    def wake_cache(self) -> None:
+        raise NotImplementedError
+
+    def sleep(self, level: Level) -> None:
+        raise NotImplementedError
+
+    def wake_weights(self) -> None:
+        raise NotImplementedError
+
+    def weight_bytes(self) -> int:
+        raise NotImplementedError
+
+    def cache_bytes(self) -> int:
+        raise NotImplementedError
+
+    def held_bytes(self) -> int:
+        """All that is on the accelerator, including what no step frees: the residue of a sleep."""
+        raise NotImplementedError
+
+    def host_bytes(self) -> int:
+        """Copies held on the host."""
+        raise NotImplementedError
+
+
+class CpuMemory(EngineMemory):
     """An engine in host memory, where vLLM has no sleep.
 
     The storages below the KV cache and the weights are emptied in place, and the copies of linear layers that are
@@ -187,24 +121,24 @@ class CpuMemory:
     they are on the host already.
     """
 
-    def __init__(self, engine: LlmEngine) -> None:
-        self._engine = engine
-        self._asleep_1 = False
+    _asleep_1 = False
 
-    def carry_out(self, order: Order) -> None:
-        match order:
-            case Order.DROP_CACHE:
-                self._engine.collective_rpc(_resize_cache, args=(False,))
-            case Order.WAKE_CACHE:
-                self._engine.collective_rpc(_resize_cache, args=(True,))
-            case Order.SLEEP_1:
-                self._asleep_1 = True
-            case Order.SLEEP_2:
-                self._engine.collective_rpc(_drop_weights)
-            case Order.WAKE_WEIGHTS if self._asleep_1:
-                self._asleep_1 = False
-            case Order.WAKE_WEIGHTS:
-                self._engine.collective_rpc(_make_room_for_weights)
+    def drop_cache(self) -> None:
+        self._engine.collective_rpc(_resize_cache, args=(False,))
+
+    def wake_cache(self) -> None:
+        self._engine.collective_rpc(_resize_cache, args=(True,))
+
+    def sleep(self, level: Level) -> None:
+        if level == 1:
+            self._asleep_1 = True
+        else:
+            self._engine.collective_rpc(_drop_weights)
+
+    def wake_weights(self) -> None:
+        if not self._asleep_1:
+            self._engine.collective_rpc(_make_room_for_weights)
+        self._asleep_1 = False
 
     def weight_bytes(self) -> int:
         return max(self._engine.collective_rpc(_cpu_weight_bytes))
@@ -219,25 +153,21 @@ class CpuMemory:
         return self.weight_bytes() if self._asleep_1 else 0
 
 
-class CudaMemory:
+class CudaMemory(EngineMemory):
     """vLLM's own sleep, which unmaps the pages of its pools and keeps their addresses."""
 
-    def __init__(self, engine: LlmEngine) -> None:
-        self._engine = engine
+    def drop_cache(self) -> None:
+        self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
+        self._engine.release_kv_cache_memory()
 
-    def carry_out(self, order: Order) -> None:
-        match order:
-            case Order.DROP_CACHE:
-                self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
-                self._engine.release_kv_cache_memory()
-            case Order.WAKE_CACHE:
-                self._engine.wake_up(tags=["kv_cache"])
-            case Order.SLEEP_1:
-                self._engine.sleep(level=1)
-            case Order.SLEEP_2:
-                self._engine.sleep(level=2)
-            case Order.WAKE_WEIGHTS:
-                self._engine.wake_up(tags=["weights"])
+    def wake_cache(self) -> None:
+        self._engine.wake_up(tags=["kv_cache"])
+
+    def sleep(self, level: Level) -> None:
+        self._engine.sleep(level=level)
+
+    def wake_weights(self) -> None:
+        self._engine.wake_up(tags=["weights"])
 
     def weight_bytes(self) -> int:
         return max(self._engine.collective_rpc(_cuda_mapped_bytes, args=("weights",)))
@@ -250,6 +180,9 @@ class CudaMemory:
 
     def host_bytes(self) -> int:
         return sum(self._engine.collective_rpc(_cuda_host_bytes))
+
+
+# ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _resize_cache(worker: Any, full: bool) -> None:

@@ -1,4 +1,4 @@
-"""What every simulator does for an env worker, and every adapter for its simulators.
+"""Contracts of simulators, as an env worker uses them, and of adapters to simulator libraries.
 
 Letters: B rows of one simulator, O observation shape, A action shape, K truncated rows, N episodes ended in the step.
 """
@@ -38,11 +38,11 @@ class Simulator(Protocol):
     """A vector of B environments. Used by one thread."""
 
     def reset(self, seeds: Sequence[int]) -> NDArray[np.float32]:
-        """Begins all episodes and gives [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
+        """Begin all episodes; return [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
         ...
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """`actions` [B, *A] as sampled; the simulator clips them to its bounds."""
+        """Step by `actions` [B, *A] as sampled; the simulator clips them to its bounds."""
         ...
 
     def close(self) -> None: ...
@@ -52,13 +52,13 @@ class Adapter(Protocol):
     """One simulator library. Stateless; a class whose instances need no arguments."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """What can be seen to be wrong without building a simulator. Fast; empty when the library is missing."""
+        """Report what is wrong without building a simulator. Fast; nothing when the library is missing."""
         ...
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Shapes, by building one simulator. Raises ConfigError."""
+        """Return the shapes, by building one simulator. Raises ConfigError."""
         ...
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:
-        """A vector of `rows` environments."""
+        """Make a vector of `rows` environments."""
         ...

@@ -165,7 +165,7 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
         raise ConfigError(problems)
     shown = ", ".join(f"{key}: {value}" for key, value in kwargs.items()) or "none"
     try:
-        task = kind(seed=seed, split=split, **kwargs)  # type: ignore[call-arg]  # a Protocol says nothing of this
+        task = kind(seed=seed, split=split, **kwargs)  # type: ignore[call-arg]  # a Protocol has no constructor
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Shapes of what a simulator shows and takes; plain values, known before any worker starts."""
+"""Shapes of a simulator's observations and actions; plain values, known before any worker starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ContinuousActions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """What every env of a job shows and takes."""
+    """Observations and actions of every env of a job."""
 
     observation_shape: tuple[int, ...]  # float32
     actions: DiscreteActions | ContinuousActions

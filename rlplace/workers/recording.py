@@ -13,7 +13,7 @@ from rlplace.trajectory import ActionChunk, Trajectory
 class Recording:
     """T steps of B rows, filled block by block: in the order of steps, and within a step in the order of rows.
 
-    A new one per iteration: the arrays of the last belong to whoever got its trajectory.
+    A new one per iteration: the arrays of the last belong to the receiver of its trajectory.
     """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:

@@ -74,8 +74,8 @@ class _Post(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.BAD_REQUEST, {"error": 'expected {"query": [text, ...]}, no text empty'})
         return self._answer(HTTPStatus.OK, {"rewards": self.server.rewards(queries)})
 
-    def _answer(self, status: HTTPStatus, said: object) -> None:
-        body = json.dumps(said).encode()
+    def _answer(self, status: HTTPStatus, content: object) -> None:
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -83,7 +83,7 @@ class _Post(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: one line for each request says little."""
+        """Log nothing: a line for each request tells little."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,28 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--head", default="score", help="name of the head's weight, before .weight")
     parser.add_argument("--token-budget", type=int, default=8192, help="tokens of one pass")
     parser.add_argument("--api-key-env", help="environment variable with the bearer token to ask for")
-    told = parser.parse_args(arguments)
-    key = None if told.api_key_env is None else _key(parser, told.api_key_env)
+    options = parser.parse_args(arguments)
+    key = None if options.api_key_env is None else os.environ.get(options.api_key_env)
+    if options.api_key_env is not None and not key:
+        parser.error(f"--api-key-env: there is no environment variable {options.api_key_env}, or it is empty")
     with RewardServer(
-        told.folder,
-        address=(told.host, told.port),
-        dtype=told.dtype,
-        head=told.head,
-        token_budget=told.token_budget,
+        options.folder,
+        address=(options.host, options.port),
+        dtype=options.dtype,
+        head=options.head,
+        token_budget=options.token_budget,
         api_key=key,
     ) as server:
         host, port = server.server_address[:2]
-        sys.stdout.write(f"{told.folder} answers at http://{host!s}:{port}\n")
+        sys.stdout.write(f"{options.folder} answers at http://{host!s}:{port}\n")
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-
-
-def _key(parser: argparse.ArgumentParser, name: str) -> str:
-    key = os.environ.get(name)
-    if not key:
-        parser.error(f"--api-key-env: there is no environment variable {name}, or it is empty")
-    return key
 
 
 if __name__ == "__main__":

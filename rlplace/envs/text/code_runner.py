@@ -36,7 +36,7 @@ _LONGEST_REPORT = 1 << 20  # bytes; one line per test
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TestReport:
-    """What came of one piece of code."""
+    """Result of one piece of code."""
 
     __test__ = False  # not a test of pytest's
 
@@ -46,9 +46,9 @@ class TestReport:
 
 
 def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> TestReport:
-    """Runs `code`, then each test in its namespace. Blocks until all is over, at most `timeout_s` and a moment.
+    """Run `code`, then each test in its namespace. Block until all is over, at most `timeout_s` and a moment.
 
-    What it started is dead when this returns, whatever it did. It may start no processes or threads of its own.
+    The process is dead when this returns. It can start no processes or threads of its own.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
         job = {"code": code, "tests": list(tests), "cpu_s": timeout_s, "memory_bytes": memory_bytes}
@@ -76,7 +76,7 @@ def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memor
 
 
 def _read(fd: int, timeout_s: float) -> tuple[bytes, bool]:
-    """All that is written until the other end closes, and whether it did so in time."""
+    """Return all that is written until the other end closes, and whether it closed in time."""
     deadline, text = time.monotonic() + timeout_s, b""
     while len(text) < _LONGEST_REPORT:
         readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -96,7 +96,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _report(text: bytes, tests: int, in_time: bool) -> TestReport:
-    """Whole lines only: what was cut off by death or deadline did not happen."""
+    """Read whole lines only: one that was cut off by death or deadline does not count."""
     lines = []
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
         try:
@@ -104,21 +104,21 @@ def _report(text: bytes, tests: int, in_time: bool) -> TestReport:
         except ValueError:  # the code wrote into the pipe
             continue
     results = [line for line in lines if isinstance(line, dict)]
-    told = {r["test"]: "raised" in r for r in results if isinstance(r.get("test"), int) and 0 <= r["test"] < tests}
+    raised = {r["test"]: "raised" in r for r in results if isinstance(r.get("test"), int) and 0 <= r["test"] < tests}
     failures = tuple(str(r["raised"]) for r in results if "raised" in r)
     finished = any("finished" in r for r in results)
     ended: Literal["finished", "timeout", "died"] = "finished" if finished else "died" if in_time else "timeout"
-    return TestReport(passed=sum(not raised for raised in told.values()), ended=ended, failures=failures)
+    return TestReport(passed=sum(not failed for failed in raised.values()), ended=ended, failures=failures)
 
 
 # ── in the process apart ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:
-    """For this process, for good."""
+    """Limit this process, for good."""
     if sys.platform == "linux":
         _bind_root()
-        # Dies with whoever started this, should it be killed before it kills.
+        # Dies with its parent, should that be killed before it kills this.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     seconds = int(cpu_s) + 1
     for what, most in (
@@ -165,9 +165,9 @@ def main(report_fd: int) -> None:
 
 
 def attempt(code: str, names: dict[str, Any]) -> str | None:
-    """What the code raised; None if nothing."""
+    """Return what the code raised; None if nothing."""
     try:
-        exec(compile(code, "<answer>", "exec"), names)  # to run it is what this process is for
+        exec(compile(code, "<answer>", "exec"), names)  # running it is the purpose of this process
     except BaseException as error:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
         return f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
     return None

@@ -1,4 +1,4 @@
-"""What a text task does for an env worker, and what a reward function is shown.
+"""Contracts of text tasks, as an env worker uses them, and the transcript that reward functions read.
 
 ::
 
@@ -33,11 +33,11 @@ class TextEpisode(Protocol):
     def prompt(self) -> Prompt: ...
 
     def reply(self, answer: str) -> str | None:
-        """What the environment says to an answer; None: the episode is over. Not called again after None."""
+        """Return the environment's reply to an answer; None when the episode is over. Not called again after None."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """What reward functions judge the answers by, such as the right one. Asked once, after the last answer."""
+        """Return what reward functions compare answers with, such as the right one. Called once, at the end."""
         ...
 
 
@@ -51,17 +51,17 @@ class TextTask(Protocol):
 
     @property
     def size(self) -> int | None:
-        """How many different episodes there are; None: no end of them."""
+        """Number of different episodes; None: endless."""
         ...
 
     def episode(self, number: int) -> TextEpisode:
-        """A new episode, the same for the same number (0 <= number, and below `size`), in every process."""
+        """Return a new episode, the same for the same number (0 <= number < `size`), in every process."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OneTurn:
-    """An episode that is over with the first answer."""
+    """An episode that ends with the first answer."""
 
     prompt: Prompt
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -75,11 +75,11 @@ class OneTurn:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """An episode that is over, as reward functions see it."""
+    """A finished episode, as reward functions read it."""
 
     prompt: Prompt
     answers: tuple[str, ...]  # without special tokens
-    replies: tuple[str, ...]  # what the environment said between them
+    replies: tuple[str, ...]  # the environment's, between the answers
     facts: Mapping[str, Any]
     tokens: int  # that the policy wrote
     truncated: bool  # the last answer was cut by a length

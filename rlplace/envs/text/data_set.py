@@ -143,7 +143,7 @@ def _json_lines(file: Path) -> list[Row]:
             try:
                 values = json.loads(line)
             except ValueError as error:  # of JSON or of UTF-8
-                raise ConfigError([_malformed(line, place, f"JSON says: {error}")]) from error
+                raise ConfigError([_malformed(line, place, f"JSON: {error}")]) from error
             if not isinstance(values, dict):
                 raise ConfigError([_malformed(line, place, 'a line is one object: {"prompt": ..., "answer": ...}')])
             rows.append(Row(values, place))
@@ -159,7 +159,7 @@ def _parquet(file: Path) -> list[Row]:
     try:
         table = parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:
-        why = f"pyarrow says: {error}"
+        why = f"pyarrow: {error}"
         raise ConfigError([_no_data_set("the file is not Parquet", str(file), why)]) from error
     return _numbered(table.to_pylist(), str(file))
 

@@ -13,7 +13,7 @@ from rlplace.envs.registry import missing_library, unknown_choice
 from rlplace.envs.text.contract import Split
 from rlplace.errors import ConfigError, Problem
 
-_RAW = "-raw"  # without wrappers: each observation holds only what was said since the last one
+_RAW = "-raw"  # without wrappers: each observation holds only the messages since the last one
 _GAME = -1  # sender of the game's own messages
 _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
 
@@ -35,7 +35,7 @@ class ToyText:
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
         games = _games()
         if game not in games:
-            raise unknown_choice("game", game, games, why="games that are told in words: " + ", ".join(games))
+            raise unknown_choice("game", game, games, why="games with words: " + ", ".join(games))
         self._name, self._id, self._game = f"{seed}/{split}", game, games[game]
         self._options: dict[str, Any] = dict(options or {})
         self._idle = [self._make()]  # to make some is slow; arguments that it does not take are refused here
@@ -132,7 +132,7 @@ def _blackjack(env: Any, observation: Any) -> str:
 
 
 class TextArena:
-    """`game` with arguments of its own in `options`; an episode's score is what the game gives its only player.
+    """`game` with arguments of its own in `options`; an episode's score is the game's reward of its only player.
 
     An endless task. A move that the game does not understand may be made again once; then the game is over.
     """

@@ -49,7 +49,7 @@ def math_answer(transcript: Transcript) -> float:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete \boxed{...}, braces within it included; None without one."""
+    r"""Return the content of the last complete \boxed{...}, with braces within it; None without one."""
     for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
         depth = 1
         for place in range(start, len(text)):

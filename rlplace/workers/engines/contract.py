@@ -1,4 +1,4 @@
-"""What a rollout rank asks of a generation engine: load weights, generate, give the accelerator back.
+"""Contracts of generation engines: load weights, generate, give the accelerator back.
 
 ::
 

@@ -99,7 +99,8 @@ class Bench:
             self.close()
             self.device = Ledger()
             self._engine, self._sampling = self._build(self._folder, sampling, self.device), sampling
-        self._engine.abort()
+        while self._engine.in_flight:
+            self._engine.step()
         self._engine.move(OFF)
         return self._engine
 
@@ -328,26 +329,6 @@ def test_factors_are_added_in_loading_to_weights_that_stay_as_they_are(bench: Be
         engine.load(weights, version, factors)
         assert np.abs(np.array(engine.logprobs(tokens)) - expected).max() < CLOSE
     assert all(torch.equal(weights[name], weight) for name, weight in bench.weights(1).items())
-
-
-# ── abort ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_was_aborted_can_be_submitted_again(bench: Bench) -> None:
-    requests = [request_of(0, samples=4, longest=25), request_of(1, samples=5, longest=25)]
-    engine = bench.ready()
-    expected = by_number(run(engine, *requests))
-    for request in requests:
-        engine.submit(request)
-    finished: list[Completion] = []
-    while len(finished) < 2:
-        finished += engine.step()
-    dropped = engine.abort()
-    assert engine.in_flight == 0
-    left = sorted((r.group, s) for r in dropped for s in range(r.first_sample, r.first_sample + r.samples))
-    assert left == sorted(expected.keys() - by_number(finished).keys())
-    assert by_number(finished) | by_number(run(engine, *dropped)) == expected
-    assert list(engine.abort()) == []
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

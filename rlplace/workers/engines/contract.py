@@ -188,10 +188,6 @@ class TextEngine(Engine, Protocol):
         """
         ...
 
-    def abort(self) -> Sequence[Request]:
-        """Drop all answers in flight; return their requests, to be submitted again."""
-        ...
-
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """log p(tokens[i] | tokens[:i]) for i >= 1 under the loaded weights, without temperature: verifies a sync."""
         ...

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, WeightSyncError
 from rlplace.placement.schedule import Residency
+from rlplace.workers.worker import not_resident
+
+if TYPE_CHECKING:
+    from rlplace.workers.engines.contract import Engine
 
 
-def no_weights(owner: str, method: str) -> NotResident:
-    return NotResident(
-        Problem(
-            code="no-weights",
-            key=owner,
-            what=f"{method} was called before weights were loaded",
-            why="offloading a rollout rank drops its weights, since the next sync brings all of them",
-            fix="run the sync stage first: actor.push_weights(version) and rollout.pull_weights(version)",
+def require(engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True) -> None:
+    """Raise NotResident while the engine is below `needs`, or without weights where they must be loaded."""
+    if engine.residency < needs:
+        raise not_resident(owner, method, has=engine.residency, needs=needs)
+    if loaded and engine.version is None:
+        raise NotResident(
+            Problem(
+                code="no-weights",
+                key=owner,
+                what=f"{method} was called before weights were loaded",
+                why="offloading a rollout rank drops its weights, since the next sync brings all of them",
+                fix="run the sync stage first: actor.push_weights(version) and rollout.pull_weights(version)",
+            )
         )
-    )
 
 
 def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
@@ -26,7 +36,7 @@ def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
             what=f"the engine cannot move to {to.word} while it generates",
             got=f"{in_flight} answers in flight",
             why="their tokens are in the cache that would be given back",
-            fix="step() until all have finished, or abort() and submit them again later",
+            fix="step() until all have finished",
         )
     )
 

@@ -16,10 +16,9 @@ from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.distributions import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import Decision
-from rlplace.workers.engines.errors import no_weights
+from rlplace.workers.engines.errors import require
 from rlplace.workers.engines.weights import mismatches
 from rlplace.workers.offload import storages
-from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
     from rlplace.models.lora import Factors
@@ -117,15 +116,12 @@ class TorchEngine:
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
-        if self.residency < Residency.WEIGHTS:
-            raise not_resident(self._owner, "pull_weights", has=self.residency, needs=Residency.WEIGHTS)
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         self._weights.load(weights, version, factors)
 
     def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
-        if self.residency < Residency.FULL:
-            raise not_resident(self._owner, "generate", has=self.residency, needs=Residency.FULL)
-        if self.version is None:
-            raise no_weights(self._owner, "generate")
+        require(self, self._owner, "generate", needs=Residency.FULL)
+        assert self.version is not None
         with torch.inference_mode():
             output = self._policy(self._to_device(observations))
             actions, logprobs = sample(output, self._to_device(noise))
@@ -142,8 +138,7 @@ class TorchEngine:
         return torch.from_numpy(array).to(self._weights.torch_device)
 
     def digest(self) -> str:
-        if self.version is None:
-            raise no_weights(self._owner, "digest")
+        require(self, self._owner, "digest", needs=Residency.WEIGHTS)
         return self._weights.digest()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -44,13 +43,12 @@ from rlplace.workers.engines.errors import (
     attention_not_full,
     cache_below_one_answer,
     engine_busy,
-    no_weights,
     prompt_too_long,
+    require,
     share_of_nothing,
 )
 from rlplace.workers.engines.token_choice import choose
 from rlplace.workers.engines.torch import ModuleWeights
-from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
     from rlplace.models.lora import Factors
@@ -166,8 +164,7 @@ class TransformersEngine:
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
-        if self.residency < Residency.WEIGHTS:
-            raise not_resident(self._owner, "pull_weights", has=self.residency, needs=Residency.WEIGHTS)
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         self._weights.load(weights, version, factors)
         self._waiting.extendleft(reversed(self._active))
         self._active = []
@@ -175,7 +172,7 @@ class TransformersEngine:
     # ── generating ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request) -> None:
-        self._require(Residency.FULL, "submit")
+        require(self, self._owner, "submit", needs=Residency.FULL)
         if len(request.tokens) >= self._settings.context:
             raise prompt_too_long(self._owner, len(request.tokens), self._settings.context)
         for sample in range(request.first_sample, request.first_sample + request.samples):
@@ -184,7 +181,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> Sequence[Completion]:
-        self._require(Residency.FULL, "step")
+        require(self, self._owner, "step", needs=Residency.FULL)
         assert self._cache is not None, "FULL has a cache"
         cache = self._cache
         finished: list[Completion] = []
@@ -256,33 +253,14 @@ class TransformersEngine:
                 self._active[row] = last
         return taken[::-1]
 
-    def abort(self) -> Sequence[Request]:
-        """Return one request for each run of neighbouring samples of the same request."""
-        dropped = [*self._active, *self._waiting]
-        self._active = []
-        self._waiting.clear()
-        dropped.sort(key=lambda a: (a.request.iteration, a.request.group, a.request.turn, a.sample))
-        # Along a run, the sample's number and its place in the list grow together.
-        runs = itertools.groupby(enumerate(dropped), key=lambda pair: (id(pair[1].request), pair[1].sample - pair[0]))
-        found: list[Request] = []
-        for _, pairs in runs:
-            run = [answer for _, answer in pairs]
-            found.append(dataclasses.replace(run[0].request, first_sample=run[0].sample, samples=len(run)))
-        return found
-
     @torch.inference_mode()
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        self._require(Residency.WEIGHTS, "logprobs")
+        require(self, self._owner, "logprobs", needs=Residency.WEIGHTS)
         given = torch.tensor(list(tokens), device=self._torch_device)
         logits = self._model(input_ids=given[None], use_cache=False).logits[0, :-1]
         return logits.float().log_softmax(-1).gather(-1, given[1:, None])[:, 0].tolist()
 
-    def _require(self, needs: Residency, method: str) -> None:
-        if self.residency < needs:
-            raise not_resident(self._owner, method, has=self.residency, needs=needs)
-        if self.version is None:
-            raise no_weights(self._owner, method)
-
     def close(self) -> None:
-        self.abort()
+        self._active = []
+        self._waiting.clear()
         self.move(Residency.OFF)

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import random
@@ -34,11 +33,10 @@ from rlplace.workers.engines.contract import (
     Sampling,
     answer_seed,
 )
-from rlplace.workers.engines.errors import engine_busy, no_weights, prompt_too_long, share_of_nothing
+from rlplace.workers.engines.errors import engine_busy, prompt_too_long, require, share_of_nothing
 from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
 from rlplace.workers.engines.vllm_support import check_installation
 from rlplace.workers.engines.weights import ExpectedWeights, mismatches
-from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,8 +116,7 @@ class VllmEngine:
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
-        if self.residency < Residency.WEIGHTS:
-            raise not_resident(self._owner, "pull_weights", has=self.residency, needs=Residency.WEIGHTS)
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         named = self._expected.complete(weights)
         problems = mismatches(named, self._expected.shapes, "model")
         if problems:
@@ -139,7 +136,7 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         from vllm.inputs import tokens_input
 
-        self._check_awake("generate")
+        require(self, self._owner, "generate", needs=Residency.FULL)
         self._check_length(len(request.tokens))
         tokens = request.tokens.tolist()
         for sample in range(request.first_sample, request.first_sample + request.samples):
@@ -168,7 +165,7 @@ class VllmEngine:
 
     def step(self) -> Sequence[Completion]:
         if self._asked:
-            self._check_awake("generate")
+            require(self, self._owner, "generate", needs=Residency.FULL)
             self._advance()
         finished, self._ready = self._ready, []
         return finished
@@ -202,19 +199,12 @@ class VllmEngine:
             rollout_rank=self._rank,
         )
 
-    def abort(self) -> Sequence[Request]:
-        """Return one request per answer, since the finished answers of a group are not generated again."""
-        self._vllm.abort_request(list(self._asked))
-        dropped = [dataclasses.replace(r, first_sample=sample, samples=1) for r, sample in self._asked.values()]
-        self._asked.clear()
-        return dropped
-
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """Answers in flight advance meanwhile; finished ones are returned by the next step."""
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        self._check_awake("logprobs")
+        require(self, self._owner, "logprobs", needs=Residency.FULL)
         self._check_length(len(tokens))
         parameters = SamplingParams(
             max_tokens=1,
@@ -241,12 +231,6 @@ class VllmEngine:
     def _name(self) -> str:
         self._begun += 1
         return str(self._begun)
-
-    def _check_awake(self, method: str) -> None:
-        if self.residency < Residency.FULL:
-            raise not_resident(self._owner, method, has=self.residency, needs=Residency.FULL)
-        if self._version is None:
-            raise no_weights(self._owner, method)
 
     def _check_length(self, length: int) -> None:
         if length >= self._settings.context:

@@ -19,7 +19,7 @@ from rlplace.workers.engines.contract import (
 )
 from rlplace.workers.engines.transformers import TransformersEngine
 from tests.rollout_stage import Ledger
-from tests.tiny_lm import request_of, tiny_model
+from tests.tiny_lm import tiny_model
 
 CONTEXT = 32
 ROW_BYTES = 2 * 2 * 2 * CONTEXT * 32 * 4  # keys and values, layers, heads, tokens, head size, bytes of fp32
@@ -75,19 +75,3 @@ def test_a_model_with_sliding_windows_is_refused(folder: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"rollout\.engine: vllm") as caught:
         engine_of(tmp_path, CacheBytes(size_bytes=ROW_BYTES))
     assert caught.value.codes == ("attention-not-full",)
-
-
-def test_an_aborted_request_comes_back_in_the_runs_that_are_left(folder: Path) -> None:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    engine = engine_of(folder, CacheBytes(size_bytes=9 * ROW_BYTES))
-    engine.move(Residency.FULL)
-    engine.load(model.state_dict(), 1)
-    ending, going = request_of(0, longest=1, first_sample=3), request_of(0, longest=9, first_sample=4, samples=2)
-    engine.submit(ending)
-    engine.submit(going)
-    engine.submit(request_of(1, samples=3))
-    assert [c.sample for c in engine.step()] == [3]
-    dropped = engine.abort()
-    assert [(r.group, r.first_sample, r.samples) for r in dropped] == [(0, 4, 2), (1, 0, 3)]

@@ -21,14 +21,13 @@ from rlplace.envs.text.graders import Grader, grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull
 from rlplace.metrics import Metric, Metrics
-from rlplace.models.conversation import Conversation
 from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.tokens import Completion, Episode, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, WorkerArguments, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.prompts import Prompts, conversation_of, prompts_of
 from rlplace.workers.roles.scorer_text import reads_text
-from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
+from rlplace.workers.worker import cancelled, out_of_step
 
 Group = tuple[Sample, ...]  # in the order of their numbers
 
@@ -42,13 +41,13 @@ class TextEnvWorker(EnvWorker):
     config: WorkerArguments
     holds: ClassVar[str] = "task"
 
-    _grader: Grader | None = None
+    grader: Grader | None = None
     _held_out: Prompts | None = None
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
-        self._tokenizer = Tokenizer.load(model)
-        self._conversation = conversation_of(config, self._tokenizer)
+        self.tokenizer = Tokenizer.load(model)
+        self.conversation = conversation_of(config, self.tokenizer)
         self._prompts = prompts_of(config, model, "train")
         if config.runner.eval_every:
             self._held_out = prompts_of(config, model, "held_out")
@@ -58,9 +57,9 @@ class TextEnvWorker(EnvWorker):
                 self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
         task = make_task(config.text_env, seed=config.runner.seed, split="train")
         self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.scorers}
-        self._rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
-        self._grader = grader_of(
-            self._rewards,
+        self.rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
+        self.grader = grader_of(
+            self.rewards,
             timeout_s=config.text_env.reward_timeout_s,
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
@@ -85,7 +84,7 @@ class TextEnvWorker(EnvWorker):
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
 
         seconds = self._play(iteration, groups, self._prompts, job.config.algorithm.samples_per_prompt, deliver)
-        return _metrics("env", samples, self._rewards, seconds)
+        return _metrics("env", samples, self.rewards, seconds)
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
@@ -97,7 +96,7 @@ class TextEnvWorker(EnvWorker):
         samples: list[Sample] = []
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         seconds = self._play(iteration, groups, self._held_out, 1, samples.extend, greedy=True)
-        return _metrics("eval", samples, self._rewards, seconds)
+        return _metrics("eval", samples, self.rewards, seconds)
 
     def _play(
         self,
@@ -110,22 +109,14 @@ class TextEnvWorker(EnvWorker):
         greedy: bool = False,
     ) -> PassSeconds:
         """Play one pass over this rank's groups, and take this rank's part in ending the iteration."""
-        assert self._grader is not None, "setup comes first"
-        job, algorithm = self.config, self.config.config.algorithm
-        limits = Limits(
-            turns=job.config.text_env.max_turns, new_tokens=algorithm.max_new_tokens, tokens=algorithm.longest
-        )
-        rank = self.context.rank
-        dialogues = Dialogues(self._tokenizer, self._conversation, limits, env_rank=rank, iteration=iteration)
-        weights = {reward.name: reward.weight for reward in self._rewards}
-        play = Pass(self.context, dialogues, self._grader, weights, iteration=iteration, greedy=greedy)
+        play = Pass(self, iteration=iteration, greedy=greedy)
         play.through(groups, prompts, samples, deliver)
-        play.end(env_ranks=job.ranks["env"], rollout_ranks=job.ranks["rollout"])
+        play.end()
         return play.seconds
 
     def close(self) -> None:
-        if self._grader is not None:
-            self._grader.close()
+        if self.grader is not None:
+            self.grader.close()
         super().close()
 
 
@@ -165,26 +156,41 @@ class PassSeconds:
     put: float = 0.0
 
 
+@dataclasses.dataclass(slots=True)
+class OpenEpisode:
+    """One conversation in progress: text for the task and tokens for the learner, grown side by side."""
+
+    tokens: Episode
+    dialogue: TextEpisode
+    answers: list[str] = dataclasses.field(default_factory=list)
+    replies: list[str] = dataclasses.field(default_factory=list)
+
+    def transcript(self) -> Transcript:
+        """Return the finished episode as reward functions read it."""
+        completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
+        return Transcript(
+            prompt=self.dialogue.prompt,
+            answers=tuple(self.answers),
+            replies=tuple(self.replies),
+            facts=self.dialogue.facts(),
+            tokens=sum(len(completion.tokens) for completion in completions),
+            truncated=completions[-1].finish == "length",
+        )
+
+
 class Pass:
-    """One pass of an env rank over its groups. Used once. Owns the dialogues; leaves the grader idle.
+    """One pass of an env rank over its groups. Used once. Owns the open episodes; leaves the grader idle.
 
     Asks while there is room, takes answers as they come, delivers whole groups.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        dialogues: Dialogues,
-        grader: Grader,
-        weights: Mapping[str, float],  # of the rewards, by name
-        *,
-        iteration: int,
-        greedy: bool = False,
-    ) -> None:
-        self._context, self._dialogues, self._grader, self._weights = context, dialogues, grader, weights
+    def __init__(self, worker: TextEnvWorker, *, iteration: int, greedy: bool) -> None:
+        assert worker.grader is not None, "setup comes first"
+        self._worker, self._context, self._grader = worker, worker.context, worker.grader
         self._iteration, self._greedy = iteration, greedy
         self._to_ask: deque[Request] = deque()
         self._due = 0  # answers that were asked for and have not arrived
+        self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
         self._done_ranks = 0  # other env ranks whose Done has arrived
         self.seconds = PassSeconds()
@@ -206,30 +212,33 @@ class Pass:
                 began = time.perf_counter()
                 group, number = left.popleft()
                 prompt, dialogues = prompts.episodes(number, samples)
-                self._to_ask.append(self._dialogues.begin(group, prompt, dialogues, greedy=self._greedy))
+                for sample, dialogue in enumerate(dialogues):
+                    tokens = Episode(group=group, sample=sample, prompt=prompt)
+                    self._open[group, sample] = OpenEpisode(tokens, dialogue)
+                self._to_ask.append(self._request(group, 0, samples, 0, prompt))  # the engine reads the prompt once
                 self.seconds.sim += time.perf_counter() - began
             if self._to_ask and self._ask(self._to_ask[0]):
                 self._to_ask.popleft()
                 continue
             if self._due:
                 self._take()
-            for sample in self._graded(wait=not self._due and not self._to_ask):
-                whole[sample.group].append(sample)
-                if len(whole[sample.group]) == samples:
+            for graded in self._graded(wait=not self._due and not self._to_ask):
+                whole[graded.group].append(graded)
+                if len(whole[graded.group]) == samples:
                     began = time.perf_counter()
-                    deliver(tuple(sorted(whole.pop(sample.group), key=lambda each: each.sample)))
+                    deliver(tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample)))
                     self.seconds.put += time.perf_counter() - began
 
-    def end(self, *, env_ranks: int, rollout_ranks: int) -> None:
+    def end(self) -> None:
         """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
-        began, context = time.perf_counter(), self._context
+        began, context, ranks = time.perf_counter(), self._context, self._worker.config.ranks
         if context.rank:
             done = Done(iteration=self._iteration, env_rank=context.rank)
             context.channels[COMPLETIONS].put(done, key="0", weight=done.weight)
         else:
-            while self._done_ranks < env_ranks - 1:
+            while self._done_ranks < ranks["env"] - 1:
                 self._take()
-            for _ in range(rollout_ranks):
+            for _ in range(ranks["rollout"]):
                 end = EndOfIteration(iteration=self._iteration)
                 context.channels[REQUESTS].put(end, weight=end.weight)
         self.seconds.put += time.perf_counter() - began
@@ -262,9 +271,9 @@ class Pass:
             self._done_ranks += 1
             return
         try:
-            following = self._dialogues.take(item, greedy=self._greedy)
+            following = self._continued(item)
         except KeyError as error:
-            waiting = ", ".join(f"{group}/{sample}" for group, sample in sorted(self._dialogues.open)[:8]) or "none"
+            waiting = ", ".join(f"{group}/{sample}" for group, sample in sorted(self._open)[:8]) or "none"
             raise out_of_step(
                 self._context.owner,
                 "got an answer that no open episode waits for",
@@ -286,96 +295,43 @@ class Pass:
         finished = []
         for case, rewards in self._grader.done(wait=wait):
             episode = self._grading.pop((case.group, case.sample))
-            sample = episode.tokens.finish(rewards, self._weights)
+            sample = episode.tokens.finish(rewards, {reward.name: reward.weight for reward in self._worker.rewards})
             finished.append(dataclasses.replace(sample, transcript=case.transcript))
         self.seconds.reward += time.perf_counter() - began
         return finished
 
-
-# ── open episodes: text for the task and tokens for the learner, grown side by side ──────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits at which an episode ends even if its environment would go on."""
-
-    turns: int
-    new_tokens: int  # of one answer
-    tokens: int  # of the whole episode
-
-
-@dataclasses.dataclass(slots=True)
-class OpenEpisode:
-    """One conversation in progress."""
-
-    tokens: Episode
-    dialogue: TextEpisode
-    answers: list[str] = dataclasses.field(default_factory=list)
-    replies: list[str] = dataclasses.field(default_factory=list)
-
-    def transcript(self) -> Transcript:
-        """Return the finished episode as reward functions read it."""
-        completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
-        return Transcript(
-            prompt=self.dialogue.prompt,
-            answers=tuple(self.answers),
-            replies=tuple(self.replies),
-            facts=self.dialogue.facts(),
-            tokens=sum(len(completion.tokens) for completion in completions),
-            truncated=completions[-1].finish == "length",
-        )
-
-
-class Dialogues:
-    """Turns answers into the next requests. Owns the open episodes of one env rank, by group and sample."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, conversation: Conversation, limits: Limits, *, env_rank: int, iteration: int
-    ) -> None:
-        self._tokenizer, self._conversation, self._limits = tokenizer, conversation, limits
-        self._env_rank, self._iteration = env_rank, iteration
-        self.open: dict[tuple[int, int], OpenEpisode] = {}
-
-    def begin(self, group: int, prompt: Tokens, dialogues: Sequence[TextEpisode], *, greedy: bool) -> Request:
-        """Begin all samples of a group with one request: the engine reads their prompt only once."""
-        for sample, dialogue in enumerate(dialogues):
-            tokens = Episode(group=group, sample=sample, prompt=prompt)
-            self.open[group, sample] = OpenEpisode(tokens, dialogue)
-        return self._request(group, 0, len(dialogues), 0, prompt, greedy)
-
-    def take(self, completion: Completion, *, greedy: bool) -> Request | OpenEpisode:
+    def _continued(self, completion: Completion) -> Request | OpenEpisode:
         """Return the next turn's request, or the episode when it is over; it is then no longer open.
 
         Raises KeyError for an answer that no open episode waits for.
         """
         place = (completion.group, completion.sample)
-        episode = self.open[place]
+        episode, worker = self._open[place], self._worker
         if completion.turn != len(episode.answers):
             raise KeyError(place)
-        answer = self._tokenizer.decode(completion.tokens)
+        answer = worker.tokenizer.decode(completion.tokens)
         episode.tokens.pieces.append(completion)
         episode.answers.append(answer)
-        reply = episode.dialogue.reply(answer)
+        reply, turns = episode.dialogue.reply(answer), worker.config.config.text_env.max_turns
         # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
-        if reply is not None and completion.finish == "stop" and len(episode.answers) < self._limits.turns:
-            more = self._conversation.reply(completion.tokens, reply)
-            so_far = episode.tokens.tokens()
-            if len(so_far) + len(more) < self._limits.tokens:
+        if reply is not None and completion.finish == "stop" and len(episode.answers) < turns:
+            more = worker.conversation.reply(completion.tokens, reply)
+            if len(episode.tokens.tokens()) + len(more) < worker.config.config.algorithm.longest:
                 episode.tokens.pieces.append(more)
                 episode.replies.append(reply)
-                tokens = episode.tokens.tokens()
-                return self._request(*place, 1, completion.turn + 1, tokens, greedy)
-        return self.open.pop(place)
+                return self._request(*place, 1, completion.turn + 1, episode.tokens.tokens())
+        return self._open.pop(place)
 
-    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens, greedy: bool) -> Request:
+    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens) -> Request:
+        algorithm = self._worker.config.config.algorithm
         return Request(
-            env_rank=self._env_rank,
+            env_rank=self._context.rank,
             iteration=self._iteration,
             group=group,
             first_sample=first,
             samples=samples,
             turn=turn,
             tokens=tokens,
-            max_new_tokens=min(self._limits.new_tokens, self._limits.tokens - len(tokens)),
-            greedy=greedy,
+            max_new_tokens=min(algorithm.max_new_tokens, algorithm.longest - len(tokens)),
+            greedy=self._greedy,
         )

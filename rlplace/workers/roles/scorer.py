@@ -190,12 +190,7 @@ class StreamingScorer(Scorer):
             self._put(samples, [np.array([score], np.float32) for score in scores], counts)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """The next passes of one rank."""
-
-    micro_batches: tuple[tuple[ModelInput, ...], ...]  # an empty one takes part in the other ranks' collectives
-    due: int  # groups of the iteration that are still to come, for all ranks
+MicroBatches = tuple[tuple[ModelInput, ...], ...]  # an empty one takes part in the other ranks' collectives
 
 
 class ModelScorer(Scorer):
@@ -285,8 +280,8 @@ class ModelScorer(Scorer):
         """
         self.context.device.acquire(self._lm.gathered_bytes, _WORKSPACE)
         try:
-            for passes in self._together(reader) if self._sharded else self._alone(reader):
-                for batch in passes.micro_batches:
+            for batches in self._together(reader) if self._sharded else self._alone(reader):
+                for batch in batches:
                     self._check_cancelled()
                     began = time.perf_counter()
                     values = self._values(batch)
@@ -296,22 +291,20 @@ class ModelScorer(Scorer):
             self._lm.drop_gathered()
             self.context.device.release(_WORKSPACE)
 
-    def _alone(self, reader: SampleReader) -> Iterator[Passes]:
+    def _alone(self, reader: SampleReader) -> Iterator[MicroBatches]:
         while reader.due:
-            (own,) = self._packed(reader.take(), 1)
-            yield Passes(micro_batches=own, due=reader.due)
+            yield self._packed(reader.take(), 1)[0]
 
-    def _together(self, reader: SampleReader) -> Iterator[Passes]:
+    def _together(self, reader: SampleReader) -> Iterator[MicroBatches]:
         """Rank 0 alone waits for samples; the others wait for its announcement, outside of any collective."""
-        due = self.config.prompts
+        due = self.config.prompts  # groups of the iteration that are still to come, for all ranks
         while due:
-            shares: list[Passes] | None = None
+            parts: list[tuple[int, MicroBatches]] | None = None
             if self.context.rank == 0:
-                parts = self._packed(reader.take(), self.context.world_size)
-                shares = [Passes(micro_batches=part, due=reader.due) for part in parts]
-            passes = self._from_rank_0.scatter(shares, "samples")
-            due = passes.due
-            yield passes
+                packed = self._packed(reader.take(), self.context.world_size)
+                parts = [(reader.due, batches) for batches in packed]
+            due, batches = self._from_rank_0.scatter(parts, "samples")
+            yield batches
 
     def _packed(self, samples: Samples, ranks: int) -> list[tuple[tuple[ModelInput, ...], ...]]:
         """Make micro-batches for each rank, within the token budget and equally many."""

@@ -5,7 +5,7 @@
     python benchmarks/network.py --cable 1000 20 these over a cable of 1000 Mbit/s and 20 ms each way (needs root)
 
 A time is from the moment the producer has the item to the moment the consumer has it, on one clock. The two Ray nodes
-are two node processes of this machine; what they and the gate exchange passes through TCP as between machines. Over a
+are two node processes of this machine; what they and the server exchange passes through TCP as between machines. Over a
 cable, a round trip is what a put of a small dict takes, and stands beside twice the delay.
 """
 
@@ -162,7 +162,7 @@ def served(site: Site, keys: Any) -> Iterator[tuple[Any, str]]:
 
 
 def ours(site: Site, keys: Any) -> Callable[[int], list[float]]:
-    """From a process of another node, through the gate, into the hands of a process of the gate's node."""
+    """From a process of another node, through the channel server, to a process of its node."""
 
     def measure(size_bytes: int) -> list[float]:
         count = WARM_UP + repetitions(size_bytes)

@@ -1,6 +1,6 @@
 """The table of `benchmarks/network.py --cable`: round trips beside twice the delay, bulk beside the bandwidth.
 
-The consumer and its gate are in one network namespace, the producer in another, with the cable between them.
+The consumer and its channel server are in one network namespace, the producer in another, with the cable between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs whose components sit on different nodes: what travels goes through gates, and a lost gate ends the job."""
+"""Jobs whose components sit on different nodes: what travels goes through channel servers; a lost one ends the job."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path:
     assert gates() == []
 
 
-def test_a_lost_gate_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
+def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
     budget = "runner.total_iterations=390625"
     process = start("hybrid_ppo", tmp_path, *APART, budget, *joining(address, shm))
     try:

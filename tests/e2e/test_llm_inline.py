@@ -73,7 +73,7 @@ def test_a_conversation_learns_only_what_the_model_said(model: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("overrides", "codes"),
     [
-        (("model.path=nowhere",), ["no-model-folder"]),
+        (("actor.model.path=nowhere",), ["no-model-folder"]),
         (("algorithm.max_new_tokens=400",), ["context-too-long"]),
         (("algorithm.max_prompt_length=4",), ["long-prompts"]),
         (("env.task=arithmetics",), ["unknown-task"]),

@@ -231,7 +231,7 @@ def test_an_engine_that_says_something_else_is_an_error_with_the_worst_token(
         pair.generate()
     assert caught.value.code == "logprobs-differ"
     said = str(caught.value)
-    assert said.startswith("rollout rank 0: the engine does not answer by version 3: token ")
+    assert said.startswith("rollout rank 0: the engine does not use the weights of version 3: token ")
     assert "rounding explains 0.001 at most" in said
 
 

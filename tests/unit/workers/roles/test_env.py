@@ -193,12 +193,12 @@ def test_without_a_finished_episode_there_is_no_return() -> None:
 
 
 def test_moves_account_for_the_simulator() -> None:
-    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1000})
-    assert env.held == {"simulator": 1000}
+    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1 << 20})
+    assert env.held == {"simulator": 1 << 20}
     assert env.worker.offload().accelerator_bytes == 0
     assert env.held == {}
     report = env.worker.onload()
-    assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1000, 0)
+    assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1 << 20, 0)
     env.worker.close()
     assert env.held == {}
 
@@ -214,7 +214,7 @@ def test_stepping_while_offloaded_is_refused(residency: Residency) -> None:
 
 
 def test_an_onload_that_does_not_fit_leaves_the_worker_off() -> None:
-    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1000})
+    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1 << 20})
     env.worker.offload()
     env.worker.context.device.limit = 999  # type: ignore[attr-defined]
     with pytest.raises(MemoryError):

@@ -253,9 +253,9 @@ def test_held_out_prompts_are_answered_greedily_and_nothing_is_learned(folder: P
 
 
 def test_playing_while_off_is_refused(folder: Path) -> None:
-    with TextStage(folder, says, env={"task": "arithmetic", "accelerator_memory": 100}) as stage:
+    with TextStage(folder, says, env={"task": "arithmetic", "accelerator_memory": 1 << 20}) as stage:
         (worker,) = stage.env
-        assert worker.context.device.held_bytes() == 100
+        assert worker.context.device.held_bytes() == 1 << 20
         report = worker.move(Residency.OFF)
         assert (report.accelerator_bytes, report.host_bytes) == (0, 0)
         with pytest.raises(NotResident):

@@ -18,6 +18,7 @@ from rlplace.errors import (
     EndOfStream,
     Problem,
     did_you_mean,
+    suggestion,
 )
 
 _SHOWN = 8  # names of waiters or keys listed before "and N more"
@@ -114,7 +115,7 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
         Problem(
             code="unknown-key",
             key=f"channel {spec.name}",
-            what=f"{owner} used an undeclared key" + (f", did you mean {near!r}?" if near else ""),
+            what=f"{owner} used an undeclared key" + suggestion(near),
             got=repr(key),
             why=f"declared keys: {listed(repr(k) for k in declared)}",
             fix=f"key={near!r}" if near else None,

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlplace.config.keys import key_paths
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
@@ -203,7 +203,7 @@ def _unknown_name(key: str, name: str, known: Mapping[str, str]) -> Problem:
     return Problem(
         code="unknown-cluster" if group == CLUSTER else "unknown-model",
         key=key,
-        what=f"no such {group} is declared" + (f", did you mean {near!r}?" if near else ""),
+        what=f"no such {group} is declared" + suggestion(near),
         got=name,
         why=f"declared {group}s:\n" + "\n".join(f"{n:<20} {about}" for n, about in known.items()),
         fix=f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
@@ -252,7 +252,7 @@ def _problem(error: Exception, argv: Sequence[str]) -> Problem:
         return Problem(
             code="unknown-config",
             key="--config-name",
-            what="no such config" + (f", did you mean {near!r}?" if near else ""),
+            what="no such config" + suggestion(near),
             got=wanted,
             why=f"{_short(directory)} holds: " + (", ".join(names) or "no .yaml file"),
             fix=f"--config-name {near or 'hybrid_ppo'}",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rlplace.config.knob import ModelKind
 from rlplace.config.schema import AlgorithmName
-from rlplace.errors import did_you_mean
+from rlplace.errors import did_you_mean, suggestion
 
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
@@ -46,7 +46,7 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
         else:
             near = did_you_mean(str(value), values)
             choices = ", ".join([*values, _OWN] if tag == "env.kind" else values)
-            what = "unknown choice" + (f", did you mean {near!r}?" if near else "")
+            what = "unknown choice" + suggestion(near)
             fix = f"{_leaf(tag)}: {near or next(iter(values))}"
             reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)
             mapping = _without(mapping, tag)

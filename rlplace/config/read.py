@@ -19,7 +19,7 @@ from rlplace.config.knob import ModelKind
 from rlplace.config.renamed import replace_renamed
 from rlplace.config.schema import Config
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 _T = TypeVar("_T")
 _SIGNS = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
@@ -187,7 +187,7 @@ def _unknown(name: str, value: object, key: str, fields: Iterable[str], found: F
     found.reject(
         "unknown-key",
         key,
-        "unknown key" + (f", did you mean {near!r}?" if near else ""),
+        "unknown key" + suggestion(near),
         got=f"{name}: {show(value)}",
         span=(0, len(name)),
         why="known keys here: " + ", ".join(fields),
@@ -230,7 +230,7 @@ def _is_union(hint: object) -> bool:
 
 def _unknown_word(words: Sequence[object], value: object, key: str, found: Found, *, numbers: bool) -> None:
     """One of a few words, or of a few numbers, is expected."""
-    near: object = did_you_mean(str(value), [str(word) for word in words])
+    near = did_you_mean(str(value), [str(word) for word in words])
     counts = [word for word in words if isinstance(word, int)]
     fits: object = near
     if near is None:
@@ -240,7 +240,7 @@ def _unknown_word(words: Sequence[object], value: object, key: str, found: Found
     found.reject(
         "unknown-choice",
         key,
-        f"unknown {kind}" + (f", did you mean {near!r}?" if near else ""),
+        f"unknown {kind}" + suggestion(near),
         value,
         why=("takes a number or one of: " if numbers else "choices: ") + ", ".join(show(word) for word in words),
         fix=f"{key.rpartition('.')[2]}: {show(fits)}",

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from rlplace.config import SimulatorEnvConfig, TextEnvConfig
@@ -57,7 +57,7 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
 
 def unknown(noun: str, near: str | None) -> str:
     """Say what is wrong with a name, with the nearest known one."""
-    return f"unknown {noun}" + (f", did you mean {near!r}?" if near else "")
+    return f"unknown {noun}" + suggestion(near)
 
 
 def unknown_arguments(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.registry import missing_library
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
-from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     import gymnasium
@@ -130,7 +130,7 @@ def _id_problems(name: str) -> list[Problem]:
         Problem(
             code="unknown-simulator",
             key="env.id",
-            what="unknown simulator" + (f", did you mean {near!r}?" if near else ""),
+            what="unknown simulator" + suggestion(near),
             got=name,
             span=(len(prefix), len(name)),
             why=f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rlplace.envs.registry import missing_library
 from rlplace.envs.text.contract import Message, OneTurn, Prompt, Split
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 _ROLES = ("system", "user", "assistant")
 _KEY = "env.kwargs.path"
@@ -84,7 +84,7 @@ def _no_column(row: Row, column: str) -> Problem:
     return Problem(
         code="bad-row",
         key=_KEY,
-        what=f"a row has no {column!r}" + (f", did you mean {near!r}?" if near else ""),
+        what=f"a row has no {column!r}" + suggestion(near),
         got="columns: " + ", ".join(row.values),
         source=row.place,
         why="every row needs the columns that are asked and compared",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.schedule import Residency
 
@@ -68,7 +68,7 @@ def _unknown_word(key: str, word: object, size: object) -> Problem:
     return Problem(
         code="unknown-residency",
         key=key,
-        what=f"no residency is called {word!r}" + (f", did you mean {near!r}?" if near else ""),
+        what=f"no residency is called {word!r}" + suggestion(near),
         got=f"{word}: {show(size)}",
         why="memory is measured at the residencies " + ", ".join(_WORDS),
         fix=f"{near or 'full'}: <bytes>",

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 
 class Head(enum.Enum):
@@ -221,7 +221,7 @@ def _unknown_family(family: object, known: tuple[str, ...], key: str) -> Problem
     return Problem(
         code="unknown-model-family",
         key=f"{key}.model_type",
-        what=f"no model family is called {family!r}" + (f", did you mean {near!r}?" if near else ""),
+        what=f"no model family is called {family!r}" + suggestion(near),
         got=None if family is None else show(family),
         why="weights are counted for " + ", ".join(known),
         fix=f"model_type: {near}" if near else "give measured bytes of an earlier run instead",

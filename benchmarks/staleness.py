@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from rlplace.cli.prepare import prepare_composed  # noqa: E402
 from rlplace.config import compose  # noqa: E402
-from rlplace.llm_run import llm_run  # noqa: E402
+from rlplace.job import job_spec  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement import Plan  # noqa: E402
 from rlplace.run import run  # noqa: E402
@@ -104,7 +104,7 @@ def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: i
     prepared = prepare_composed(composed)
     config, layout = prepared.config, prepared.plan
     assert isinstance(layout, Plan)
-    job = llm_run(config, layout)
+    job = job_spec(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()})
     report = prepared.view
     with contextlib.redirect_stdout(io.StringIO()):

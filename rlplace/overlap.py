@@ -116,11 +116,10 @@ def make_loop(
     memory: MemoryMonitor,
     *,
     stage_timeout_s: float,
-    iterations: int | None,
+    iterations: int,
 ) -> Loop:
     """Make the loop of a schedule. A rollout that runs ahead stops after `iterations`, the length of the run."""
     if schedule.needs.ahead:
-        assert iterations is not None, "only jobs that count iterations run ahead"
         return Overlap(schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=iterations)
     return Loop(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
 

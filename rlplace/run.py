@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,80 +16,23 @@ import yaml
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
-from rlplace.config import ClusterConfig, RunnerConfig
 from rlplace.errors import OutputError
+from rlplace.job import JobSpec
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_active
-from rlplace.placement.memory import MemoryCase, MemoryLedger, record_measurements
-from rlplace.placement.plan import Plan
+from rlplace.placement.memory import record_measurements
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView
-from rlplace.report.sinks import Console, Sink, make_sinks
-from rlplace.report.summary import Measures, Progress, compare_memory, summary, summary_text, waits_of
+from rlplace.report.sinks import Sink, make_sinks
+from rlplace.report.summary import compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup
-from rlplace.workers.worker import Worker
-
-
-class RunDriver:
-    """Runs iterations until the last one or the goal, and sums the run up. Its clock starts when it is made."""
-
-    def __init__(
-        self,
-        measures: Measures,
-        *,
-        iterations: int,
-        goal: float | None,
-        env_steps: int | None = None,
-        eval_every: int = 0,
-    ) -> None:
-        """`env_steps` of an iteration; None: its steps are the answers that the engines count.
-
-        `eval_every`: iterations between evaluations on held-out prompts, 0 for none.
-        """
-        self.progress = Progress(measures=measures, began=time.perf_counter())
-        self._iterations, self._goal, self._env_steps, self._eval_every = iterations, goal, env_steps, eval_every
-
-    def train(self, loop: Loop, sinks: Sequence[Sink]) -> None:
-        progress = self.progress
-        while progress.iterations < self._iterations:
-            at = progress.iterations
-            numbers = loop.iteration(at, evaluate=bool(self._eval_every) and at % self._eval_every == 0)
-            steps = int(numbers.get("rollout/answers", 0)) if self._env_steps is None else self._env_steps
-            progress.add(numbers, steps)
-            if self._env_steps is not None:
-                numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-                if progress.mean_return is not None:
-                    numbers["env/mean_return"] = progress.mean_return
-            for sink in sinks:
-                sink.write(progress.iterations, progress.steps, numbers)
-            if progress.reached(self._goal):
-                break
-        if self._eval_every:
-            progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """Everything that `run` needs of a job: made by `ppo_run` and `llm_run`."""
-
-    cluster: ClusterConfig
-    runner: RunnerConfig
-    plan: Plan
-    workers: Mapping[str, type[Worker]]  # by component
-    arguments: Any  # the `config` of every worker
-    case: MemoryCase
-    ledger: MemoryLedger  # of the case
-    driver: RunDriver
-    console: Console
-    saved: Mapping[str, str]  # component -> name of what is saved of it in the end
-    iterations: int | None = None  # of the whole run, where its length is counted in them
 
 
 def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
@@ -122,7 +64,7 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
             groups,
             MemoryMonitor(job.case),
             stage_timeout_s=runner.stage_timeout_s,
-            iterations=job.iterations,
+            iterations=runner.total_iterations,
         )
         try:
             with _watched(channels, runner.watchdog_s):

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplace.comm.local import LocalChannel
 from rlplace.config import read_config
-from rlplace.llm_run import worker_of
+from rlplace.job import worker_of
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency

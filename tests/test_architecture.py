@@ -27,7 +27,8 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "memory_monitor", "overlap", "report"),
-    ("llm_run", "ppo_run", "run"),
+    ("job",),
+    ("run",),
     ("cli",),
     ("plan", "train"),
 )
@@ -37,8 +38,6 @@ PEERS = {  # and from these rooms of its own floor
     "overlap": {"loop", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
-    "llm_run": {"run"},
-    "ppo_run": {"run"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
 # Every sub-package of a room that is listed here has a floor.
@@ -85,10 +84,9 @@ PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {
     "envs",
-    "llm_run",
+    "job",
     "loop",
     "overlap",
-    "ppo_run",
     "run",
     "trajectory",
     "workers.launch.group",

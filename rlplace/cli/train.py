@@ -12,16 +12,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from rlplace.cli.prepare import Prepared, planned_only, prepare_composed
+from rlplace.cli.prepare import planned_only, prepare_composed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
-from rlplace.placement import Plan
 from rlplace.placement.show.text import render_text
-
-if TYPE_CHECKING:  # what starts workers waits until the plan was shown
-    from rlplace.run import JobSpec
 
 USAGE = """\
 Trains a policy on a declared placement.
@@ -96,7 +91,7 @@ def stop_on_signals() -> None:
 def _job(composed: compose.Composed) -> int:
     job = prepare_composed(composed)
     lacking = list(job.not_run)
-    if not job.config.dry_run and isinstance(job.plan, Plan) and not lacking:
+    if not job.config.dry_run and job.config.kind == "causal_lm" and not lacking:
         from rlplace.cli.text_checks import check_launch
 
         lacking += check_launch(job.config, job.plan, job.sources)
@@ -111,20 +106,11 @@ def _job(composed: compose.Composed) -> int:
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
+    from rlplace.job import job_spec
     from rlplace.run import run
 
-    run(_spec_of(job), job.view, resolved=job.mapping)
+    run(job_spec(job.config, job.plan), job.view, resolved=job.mapping)
     return DONE
-
-
-def _spec_of(job: Prepared) -> JobSpec:
-    if job.config.kind == "mlp":
-        from rlplace.ppo_run import ppo_run
-
-        return ppo_run(job.config, job.plan)
-    from rlplace.llm_run import llm_run
-
-    return llm_run(job.config, job.plan)
 
 
 def _show(text: str) -> None:

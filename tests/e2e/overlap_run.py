@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
-from rlplace.llm_run import llm_run
+from rlplace.job import job_spec
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.run import run
@@ -97,7 +97,7 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
     prepared = prepare_composed(composed)
     config, layout = prepared.config, prepared.plan
     assert isinstance(layout, Plan)
-    job = llm_run(config, layout)
+    job = job_spec(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
     report = prepared.view
     folder = run(job, report, resolved=composed.mapping)

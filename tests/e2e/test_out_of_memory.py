@@ -12,11 +12,11 @@ import pytest
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
+from rlplace.job import job_spec
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
-from rlplace.ppo_run import ppo_run
 from rlplace.run import run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
@@ -71,7 +71,7 @@ def run_with(env: type[VectorEnvWorker], output: Path) -> None:
     prepared = prepare_composed(composed)
     config, plan = prepared.config, prepared.plan
     assert isinstance(plan, Plan)
-    job = ppo_run(config, plan)
+    job = job_spec(config, plan)
     job = dataclasses.replace(job, workers={**job.workers, "env": env, "rollout": LeavingRollout})
     run(job, view_plan(plan, job.case, name="out_of_memory"), resolved=composed.mapping)
 

@@ -11,9 +11,9 @@ import pytest
 
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
+from rlplace.job import job_spec
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
-from rlplace.ppo_run import ppo_run
 from rlplace.run import launch
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
@@ -41,7 +41,7 @@ def test_after_a_sync_every_rollout_rank_has_the_actor_s_bits(where: tuple[str, 
     config, plan = job.config, job.plan
     assert isinstance(plan, Plan)
     with Cluster.from_config(config.cluster, plan.topology) as cluster:
-        groups = launch(cluster, ppo_run(config, plan))
+        groups = launch(cluster, job_spec(config, plan))
         actor, rollout = groups["actor"], groups["rollout"]
         seen = []
         for version in range(2):

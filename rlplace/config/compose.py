@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlplace.config.keys import key_paths
+from rlplace.config.renamed import RENAMED
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -155,7 +156,7 @@ def _plain(composed: DictConfig) -> Composed:
             continue
         for below in [k for k in sources if k.startswith((f"{key}.", f"{key}["))]:
             del sources[below]
-        sources[key] = Source(file=f"command line: {override}")
+        sources[key] = Source(file=f"command line: {override.removeprefix('++')}")
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
 
 
@@ -174,6 +175,8 @@ def _chosen(word: str, argv: Sequence[str]) -> str:
     group = key.partition("@")[0]
     if key == MODEL:
         raise ConfigError([_renamed_model(name)])
+    if key in RENAMED and not key.endswith(".optimizer"):
+        return f"++{word}"  # reading the config refuses it, with the line that replaces it
     if group not in (CLUSTER, MODEL):
         return word
     files = [folder / f"{config_name(argv)}.yaml" for folder in (config_directory(argv), CONFIG_DIR)]

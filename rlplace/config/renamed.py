@@ -56,7 +56,7 @@ def _move(new: Blocks, old: str, name: str, convert: Callable[[Any], object], wh
     if not isinstance(keys, dict) or leaf not in keys:
         return
     value = keys.pop(leaf)
-    fix = f"remove {old}" if name in keys else f"{name}: {show(convert(value))}"
+    fix = f"{name}: {show(convert(value))}" + (f"        (and remove {leaf})" if name in keys else "")
     keys.setdefault(name, convert(value))
     reject("renamed-key", old, f"is now {block}.{name}", value, why=why, fix=fix)
 

@@ -38,6 +38,7 @@ def test_an_override_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-8"], ["accelerator-out-of-range"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.env=0-2:0-1"], ["uneven-ranks"]),
         (["--config-name", "hybrid_ppo", "actor.enable_offload=false"], ["residents-clash"]),
+        (["--config-name", "hybrid_ppo", "runner.total_env_steps=8192"], ["renamed-key"]),
         (["--config-name", "hybrid_ppo", "env.id=InvertedPendulm-v5"], ["unknown-simulator"]),
         (["--config-name", "hybrid_ppo", "env.total_num_envs=12"], ["uneven-envs"]),
         (["--config-name", "hybrid_ppo", "actor.compute=fp8"], ["unknown-choice"]),

@@ -97,4 +97,6 @@ def test_both_the_old_and_the_new_key_leave_the_new_one() -> None:
     mapping = {**SIMULATED, "actor": {"precision": "bf16", "compute": "fp32"}}
     with pytest.raises(ConfigError) as caught:
         read_config(mapping)
-    assert [(p.code, p.fix) for p in caught.value.problems] == [("renamed-key", "remove actor.precision")]
+    assert [(p.code, p.fix) for p in caught.value.problems] == [
+        ("renamed-key", "compute: bf16        (and remove precision)")
+    ]

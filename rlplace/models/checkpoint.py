@@ -86,7 +86,7 @@ class CheckpointWriter:
         self._try(self._begin)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Keep a copy until a file is full. A failure to write is raised by `finish`: the other ranks gather meanwhile."""
+        """Keep a copy until a file is full. `finish` raises a failure to write: the other ranks gather meanwhile."""
         held = sum(t.nbytes for t in self._held.values())
         if self._held and held + tensor.nbytes > self._file_bytes:
             self._try(self._write_file)

@@ -37,7 +37,7 @@ PolicyOutput = DiscreteOutput | ContinuousOutput
 
 
 def noise_shape(actions: DiscreteActions | ContinuousActions) -> tuple[int, ...]:
-    """Return the shape of the noise of one observation: uniform in [0, 1) for discrete, standard normal for continuous actions."""
+    """Return the shape of one observation's noise: uniform in [0, 1) for discrete actions, else standard normal."""
     return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
 
 

@@ -12,8 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Generic, cast
 
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from rlplace.models.building import BUILDING
 from rlplace.models.causal_lm import DTYPES, Dtype, Lm, LmSpec, fill, skeleton

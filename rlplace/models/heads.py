@@ -13,7 +13,7 @@ HEADS = (HEAD, "value_head.weight", "v_head.summary.weight")  # and as trainers 
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
-    """Return the names that a reward model's head may have in its files; the usual ones, unless another is configured."""
+    """Return the names that a reward model's head may have in its files: the usual ones, or the configured one."""
     named = f"{head}.weight"
     return HEADS if named == HEAD else (named,)
 
@@ -42,9 +42,16 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
         like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
         why, missing = f"its files have no weight {' or '.join(names)}", ""
         if like:
-            key, missing, fix = key.replace(".model", ".head"), f"; {', '.join(like)} would give one number", f"head: {like[0]}"
+            key, missing, fix = (
+                key.replace(".model", ".head"),
+                f"; {', '.join(like)} would give one number",
+                f"head: {like[0]}",
+            )
         else:
-            missing, fix = ": this model scores nothing", "model: {path: <a folder of sequence classification with one label>}"
+            missing, fix = (
+                ": this model scores nothing",
+                "model: {path: <a folder of sequence classification with one label>}",
+            )
         why += missing
     if why is None:
         return None

@@ -96,7 +96,7 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return rows of W + (alpha / r) B A, new memory: `weight` and `b` are the same rows of W and B, `a` is all of A."""
+    """Return rows of W + (alpha / r) B A in new memory: `weight` and `b` are the same rows of W and B, `a` is A."""
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(weight.dtype)
 
 

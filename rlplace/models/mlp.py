@@ -62,7 +62,7 @@ class ActorCritic(nn.Module):
         self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
 
     def features(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [N, outputs] and [N], float32 whatever the weights compute in; not views, which FSDP cannot hook safely."""
+        """Return [N, outputs] and [N] as float32; not views, which FSDP cannot hook safely."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         flat = observations.reshape(len(observations), self._size).to(cast(nn.Linear, self.policy[0]).weight.dtype)
@@ -126,4 +126,3 @@ def _initialise(trunk: nn.Sequential, head_gain: float, generator: torch.Generat
     for linear in linears:
         nn.init.orthogonal_(linear.weight, head_gain if linear is linears[-1] else math.sqrt(2.0), generator)
         nn.init.zeros_(linear.bias)
-

@@ -36,7 +36,7 @@ class Packed:
     def of(
         cls, sequences: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]], device: torch.device | str = "cpu"
     ) -> Packed:
-        """Pack sequences; `masks` are true at the tokens to score. Of no sequence: a single token that is not scored."""
+        """Pack sequences; `masks` are true at tokens to score. Without sequences: one token that is not scored."""
         whole = [(tokens, mask) for tokens, mask in zip(sequences, masks, strict=True) if len(tokens)]
         sequences = [tokens for tokens, _ in whole] or [np.zeros(1, np.int64)]
         masks = [mask for _, mask in whole] or [np.zeros(1, np.bool_)]

@@ -23,7 +23,7 @@ class TokenScores(NamedTuple):
 def token_scores(
     hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, chunk_elements: int = _CHUNK_ELEMENTS
 ) -> TokenScores:
-    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]. Computed in float32 from products in the head's type."""
+    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype."""
     chunk = max(1, chunk_elements // len(head))
     return TokenScores(*_TokenScores.apply(hidden, head, targets, temperature, chunk))
 

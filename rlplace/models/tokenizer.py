@@ -70,7 +70,7 @@ class Tokenizer:
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
-        """Encode a text; `special`: with what the tokenizer puts around a whole text, such as a token for its beginning."""
+        """Encode a text; `special` adds the tokens that the tokenizer puts around a whole text."""
         return np.array(self._library.encode(text, add_special_tokens=special).ids, np.int32)
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:

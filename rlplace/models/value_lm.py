@@ -17,10 +17,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, PackedLm, build_sharded
+from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import token_scores
-from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 
 
 class Valued(PackedLm):
@@ -45,7 +45,7 @@ class ValueLm(Valued):
     labels = 1
 
     def forward(self, packed: Packed) -> Tensor:
-        """Return [N] float32: for each scored token the value of the state in which it was chosen, which is without it."""
+        """Return [N] float32: for each scored token the value of the state before it."""
         return self.values(self.hidden(packed))
 
     @property

@@ -13,8 +13,7 @@ from rlplace.models.building import BUILDING
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
 from rlplace.models.lora import LoraSpec
-from rlplace.workers.engines.contract import CacheBytes, Sampling
-from rlplace.workers.engines.contract import EngineSettings
+from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.training.ranks import Ranks
 from tests.rollout_stage import Ledger

@@ -16,9 +16,9 @@ from transformers import AutoModelForSequenceClassification
 
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import LmSpec, PackedLm, build
+from rlplace.models.heads import value_head_problem
 from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed_attention import Packed
-from rlplace.models.heads import value_head_problem
 from rlplace.models.value_lm import ValueLm, build_actor_critic_lm, build_value_lm, first_head
 from rlplace.placement.memory import read_model
 from rlplace.placement.memory.model import Head

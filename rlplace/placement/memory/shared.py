@@ -1,7 +1,7 @@
 """Shared memory: what the channels and the weights of a run take of it on each node, at most.
 
 A channel's file has a fixed part, a record for each key, and room for its capacity in small items; a larger item lies
-beside it in a slab for as long as it is under way. The weights of a node have a board with two buffers.
+beside it in a segment while it is under way. The weights of a node have a double buffer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RECORD_BYTES = 128  # of an entry, beside its room
 _SPARE_ENTRIES = 16
 _LEAST_ROOM, _MOST_ROOM, _ALL_ROOM = 512, 16 << 10, 16 << 20  # of an entry; of all together, between these two
 
-_SMALLEST_SLAB = 64 << 10
-_TABLE_BYTES = 64 << 10  # of the slabs of one process
+_SMALLEST_SEGMENT = 64 << 10
+_TABLE_BYTES = 64 << 10  # of the segments of one process
 ITEM_BYTES = 2 << 10  # of an item beside its arrays: names, shapes, alignment
-BOARD_BUFFERS = 2  # one is read while the other is written
-_BOARD_BYTES = 64 << 10  # of a board beside its buffers
+WEIGHT_BUFFERS = 2  # one is read while the other is written
+_HEADER_BYTES = 64 << 10  # of a double buffer beside the weights
 BUCKET_BYTES = 16 << 20  # of weights that travel to a copy on another node
 _FLOAT32, _INT64 = 4, 8
 
@@ -61,9 +61,9 @@ def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) 
     for source in {c.source for c in plan.channels if item_bytes.get(c.name, 0) > _LEAST_ROOM}:
         for node in plan.placement.homes(source).node:
             by_node[node] += _TABLE_BYTES
-    board = BOARD_BUFFERS * weights_bytes + _BOARD_BYTES if weights_bytes else 0
+    buffers = WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES if weights_bytes else 0
     nodes, through_host = plan.placement.homes("rollout").node, deliver_through_host(plan.deliveries)
-    readers = {nodes[delivery.lead]: board for delivery in through_host}
+    readers = {nodes[delivery.lead]: buffers for delivery in through_host}
     return SharedMemory(by_purpose={"channels": by_node, "weights": readers})
 
 
@@ -71,14 +71,14 @@ def channel_bytes(home: ChannelHome, item_bytes: int = 0, participants: int = LE
     """At most, of one home of a channel whose largest item has `item_bytes`."""
     room = min(max(_ALL_ROOM // home.capacity_items, _LEAST_ROOM), _MOST_ROOM) // 64 * 64
     entries = (home.capacity_items + _SPARE_ENTRIES) * (room + _RECORD_BYTES)
-    slabs = home.capacity_items * slab_bytes(item_bytes) if item_bytes > room else 0
+    segments = home.capacity_items * slab_bytes(item_bytes) if item_bytes > room else 0
     names = participants * _PARTICIPANT_BYTES
-    return _FIXED_BYTES + names + len(home.keys) * _KEY_BYTES + entries + slabs
+    return _FIXED_BYTES + names + len(home.keys) * _KEY_BYTES + entries + segments
 
 
 def slab_bytes(item_bytes: int) -> int:
     """Slabs come in few sizes, so that one fits many items: an eighth at most is wasted on a large one."""
-    step = max(_SMALLEST_SLAB, 1 << max(0, (item_bytes - 1).bit_length() - 4))
+    step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step
 
 

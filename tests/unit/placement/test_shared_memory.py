@@ -16,7 +16,7 @@ from rlplace.config import read_config
 from rlplace.placement import ChannelHome, Residency, Topology, make_plan
 from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, render_ledger
 from rlplace.placement.memory.shared import (
-    BOARD_BUFFERS,
+    WEIGHT_BUFFERS,
     BUCKET_BYTES,
     SharedMemory,
     channel_bytes,
@@ -114,7 +114,7 @@ def test_the_board_has_two_buffers() -> None:
     plan, config = ppo()
     case = memory_case(plan, config, PENDULUM)
     copy = case.ledger().bytes("rollout", Residency.WEIGHTS)
-    assert BOARD_BUFFERS * copy < case.shared.largest("weights", [0]) < BOARD_BUFFERS * copy + (1 << 20)
+    assert WEIGHT_BUFFERS * copy < case.shared.largest("weights", [0]) < WEIGHT_BUFFERS * copy + (1 << 20)
 
 
 def test_what_stays_in_a_process_takes_no_shared_memory() -> None:

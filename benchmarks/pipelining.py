@@ -108,7 +108,9 @@ def measure(job: SlowJob, iterations: int) -> list[dict[str, float]]:
     plan = make_plan(job.config, declared_topology(job.config.cluster))
     with Cluster.from_config(job.config.cluster, plan.topology) as cluster:
         channels = {
-            c.name: cluster.channel(ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys), c.homes())
+            c.name: cluster.channel(
+                ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys), c.locations()
+            )
             for c in plan.channels
         }
         workers = {"env": VectorEnvWorker, "rollout": SlowRollout}

@@ -21,7 +21,7 @@ def plan_ppo(count: int) -> None:
 
 
 def plan_shared(count: int) -> None:
-    """The same with each env rank in one process with its rollout rank: two homes of channels for each."""
+    """The same with each env rank in one process with its rollout rank: two locations of channels for each."""
     shared = {"placement": f"0-{count // 2 - 1}", "process": "shared"}
     make_ppo(count, {"actor": "all", "env": shared, "rollout": shared})
 

@@ -108,7 +108,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
                 participants=participants_of(c, plan.placement),
                 timeout_s=runner.channel_timeout_s,
             ),
-            c.homes(),
+            c.locations(),
         )
         for c in plan.channels
     }

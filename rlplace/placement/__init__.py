@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlplace.placement.channels import ChannelHome, ChannelPlan
+    from rlplace.placement.channels import ChannelLocation, ChannelPlan
     from rlplace.placement.checks import BatchSizes
     from rlplace.placement.dedicated import Savings
     from rlplace.placement.flow import Route, Routes, Share, Transport, derive_routes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PPO_NEEDS",
     "BatchSizes",
-    "ChannelHome",
+    "ChannelLocation",
     "ChannelPlan",
     "ComponentPlacementStrategy",
     "FlexiblePlacementStrategy",
@@ -82,7 +82,7 @@ __all__ = [
 
 # The same names again, by module: a test compares.
 _NAMES_OF = {
-    "channels": "ChannelHome ChannelPlan",
+    "channels": "ChannelLocation ChannelPlan",
     "checks": "BatchSizes",
     "dedicated": "Savings",
     "flow": "Route Routes Share Transport derive_routes",

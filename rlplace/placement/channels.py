@@ -1,7 +1,7 @@
 """The channels of a run: what each is for, where each of its keys lives, and how many items it holds there.
 
 A key lives where its one consumer is: in the shared memory of that node, or in that process if all its producers share
-the process. Each such home has a capacity of its own and holds all items that can be under way to it.
+the process. Each such location has a capacity of its own and holds all items that can be under way to it.
 
 Simulators::
 
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.placement.flow import Routes, block_edges
-from rlplace.placement.language.spec import Homes, process_name, role_of
+from rlplace.placement.language.spec import RankLocations, process_name, role_of
 
 if TYPE_CHECKING:
     from rlplace.config import Config
@@ -40,7 +40,7 @@ LEAST_PARTICIPANTS = 1024  # the places of a channel cost little; a driver and i
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelHome:
+class ChannelLocation:
     """A part of a channel with the keys that live there."""
 
     node: int
@@ -59,27 +59,27 @@ class ChannelPlan:
     target: str
     keys: tuple[str, ...]  # of target rank 0, then 1, ...; equally many for each
     why: str  # where the capacity comes from
-    targets: Homes = dataclasses.field(repr=False)
+    targets: RankLocations = dataclasses.field(repr=False)
     waiting: Sequence[int] = dataclasses.field(repr=False)  # most items under way to each target rank
     inside: Sequence[int] = dataclasses.field(repr=False)  # by target rank: 1 where all producers share its process
     depth: int = 1  # capacity for each item under way
 
     @property
     def capacity_items(self) -> int:
-        """Over all homes."""
+        """Over all locations."""
         return self.depth * sum(self.waiting)
 
-    def homes(self) -> tuple[ChannelHome, ...]:
+    def locations(self) -> tuple[ChannelLocation, ...]:
         """In the order of the first key of each. Linear in keys."""
         ranks: dict[int, list[int]] = {}  # by the number of a node, or a number below 0 for each process
         for rank, (node, inside) in enumerate(zip(self.targets.node, self.inside, strict=True)):
             ranks.setdefault(~rank if inside else node, []).append(rank)
-        return tuple(self._home(found, in_process=place < 0) for place, found in ranks.items())
+        return tuple(self._location(found, in_process=place < 0) for place, found in ranks.items())
 
-    def _home(self, ranks: Sequence[int], *, in_process: bool) -> ChannelHome:
+    def _location(self, ranks: Sequence[int], *, in_process: bool) -> ChannelLocation:
         under_way = sum(self.waiting[rank] for rank in ranks)
         each = len(self.keys) // len(self.waiting)
-        return ChannelHome(
+        return ChannelLocation(
             node=self.targets.node[ranks[0]],
             process=process_name(self.targets.process, ranks[0]) if in_process else "",
             keys=tuple(key for rank in ranks for key in self.keys[rank * each : (rank + 1) * each]),
@@ -108,8 +108,8 @@ def _simulator_channels(
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
     whole iteration must fit. Weights are taken while they are put.
     """
-    homes = {c: placement.homes(c) for c in ("actor", "env", "rollout")}
-    by_rank = {c: tuple(map(str, range(len(home.node)))) for c, home in homes.items()}
+    locations = {c: placement.locations(c) for c in ("actor", "env", "rollout")}
+    by_rank = {c: tuple(map(str, range(len(location.node)))) for c, location in locations.items()}
     asked, told = routes.observations.shares, routes.trajectories.shares
     return (
         ChannelPlan(
@@ -118,9 +118,9 @@ def _simulator_channels(
             target="rollout",
             keys=by_rank["rollout"],
             why=f"{len(asked)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}",
-            targets=homes["rollout"],
-            waiting=_count(asked.targets, homes["rollout"], stage_groups),
-            inside=_inside(asked.sources, asked.targets, homes["env"], homes["rollout"]),
+            targets=locations["rollout"],
+            waiting=_count(asked.targets, locations["rollout"], stage_groups),
+            inside=_inside(asked.sources, asked.targets, locations["env"], locations["rollout"]),
         ),
         ChannelPlan(
             name="actions",
@@ -128,9 +128,9 @@ def _simulator_channels(
             target="env",
             keys=tuple(f"{rank}/{group}" for rank in by_rank["env"] for group in range(stage_groups)),
             why="one answer for each observation",
-            targets=homes["env"],
-            waiting=_count(asked.sources, homes["env"], stage_groups),
-            inside=_inside(asked.targets, asked.sources, homes["rollout"], homes["env"]),
+            targets=locations["env"],
+            waiting=_count(asked.sources, locations["env"], stage_groups),
+            inside=_inside(asked.targets, asked.sources, locations["rollout"], locations["env"]),
         ),
         ChannelPlan(
             name="trajectories",
@@ -138,9 +138,9 @@ def _simulator_channels(
             target="actor",
             keys=by_rank["actor"],
             why="all pieces of an iteration wait there for learn",
-            targets=homes["actor"],
-            waiting=_count(told.targets, homes["actor"]),
-            inside=_inside(told.sources, told.targets, homes["env"], homes["actor"]),
+            targets=locations["actor"],
+            waiting=_count(told.targets, locations["actor"]),
+            inside=_inside(told.sources, told.targets, locations["env"], locations["actor"]),
         ),
         _weights(placement),
     )
@@ -175,7 +175,7 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
         target="env",
         keys=tuple(map(str, range(envs))),
         why="every answer of an env rank's prompts, and rank 0 hears when each rank is done",
-        targets=placement.homes("env"),
+        targets=placement.locations("env"),
         waiting=array("l", answers),
         inside=bytes(envs),
     )
@@ -208,14 +208,14 @@ def _to_rank_0(
     placement: HybridComponentPlacement, name: str, source: str, target: str, items: int, why: str
 ) -> ChannelPlan:
     """A channel with one key, which lives where rank 0 of the target is."""
-    homes = placement.homes(target)
+    locations = placement.locations(target)
     return ChannelPlan(
         name=name,
         source=source,
         target=target,
         keys=("",),
         why=why,
-        targets=Homes(node=homes.node[:1], first=homes.first[:1], count=homes.count[:1]),
+        targets=RankLocations(node=locations.node[:1], first=locations.first[:1], count=locations.count[:1]),
         waiting=array("l", [items]),
         inside=bytes(1),
     )
@@ -223,15 +223,15 @@ def _to_rank_0(
 
 def _weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
     """The channel of weights that cannot be written where they are read."""
-    homes = placement.homes(target)
-    ranks = len(homes.node)
+    locations = placement.locations(target)
+    ranks = len(locations.node)
     return ChannelPlan(
         name=name,
         source="actor",
         target=target,
         keys=tuple(map(str, range(ranks))),
         why=f"{WEIGHT_BUCKETS_PER_TARGET} buckets for each {target} rank, taken while more are put",
-        targets=homes,
+        targets=locations,
         waiting=array("l", [1]) * ranks,
         inside=bytes(ranks),  # an actor has its processes to itself
         depth=WEIGHT_BUCKETS_PER_TARGET,
@@ -239,7 +239,7 @@ def _weights(placement: HybridComponentPlacement, name: str = "weights", target:
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """How many names may use one of its homes, and how many requests may wait there."""
+    """How many names may use one of its locations, and how many requests may wait there."""
     ranks = placement.world_size(channel.source) + placement.world_size(channel.target)
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
@@ -249,13 +249,13 @@ def _blocks(rows: int, ranks: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
-def _count(ranks: Sequence[int], homes: Homes, times: int = 1) -> array[int]:
-    """How often each rank of `homes` is among `ranks`, times `times`."""
+def _count(ranks: Sequence[int], locations: RankLocations, times: int = 1) -> array[int]:
+    """How often each rank of `locations` is among `ranks`, times `times`."""
     counts = Counter(ranks)
-    return array("l", (counts[rank] * times for rank in range(len(homes.node))))
+    return array("l", (counts[rank] * times for rank in range(len(locations.node))))
 
 
-def _inside(givers: Sequence[int], takers: Sequence[int], sources: Homes, targets: Homes) -> bytearray:
+def _inside(givers: Sequence[int], takers: Sequence[int], sources: RankLocations, targets: RankLocations) -> bytearray:
     """By target rank: 1 where everything that it gets comes from its own process. Givers and takers in pairs."""
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

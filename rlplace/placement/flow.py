@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, overload
 
-from rlplace.placement.language.spec import Homes
+from rlplace.placement.language.spec import RankLocations
 
 if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -44,7 +44,12 @@ class Shares(Sequence[Share]):
     __slots__ = ("_edges", "_from", "_sources", "_targets", "_to")
 
     def __init__(
-        self, sources: Sequence[int], targets: Sequence[int], edges: Sequence[int], from_: Homes, to: Homes
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        edges: Sequence[int],
+        from_: RankLocations,
+        to: RankLocations,
     ) -> None:
         """Share i is rows edges[i]..edges[i+1]-1, from rank sources[i] living in `from_` to targets[i] in `to`."""
         self._sources, self._targets, self._edges = sources, targets, edges
@@ -159,7 +164,7 @@ def _holders(starts: Sequence[int], rows: int, ranks: int) -> array[int]:
     return array("l", [*larger, *smaller])
 
 
-def transport_between(sources: Homes, source: int, targets: Homes, target: int) -> Transport:
+def transport_between(sources: RankLocations, source: int, targets: RankLocations, target: int) -> Transport:
     """How far apart two ranks of different components are."""
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
@@ -175,13 +180,13 @@ def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, 
     givers, takers = placement.world_size(source), placement.world_size(target)
     edges = sorted({*block_edges(rows, givers), *block_edges(rows, takers)})
     sources, targets = _holders(edges[:-1], rows, givers), _holders(edges[:-1], rows, takers)
-    shares = Shares(sources, targets, edges, placement.homes(source), placement.homes(target))
+    shares = Shares(sources, targets, edges, placement.locations(source), placement.locations(target))
     return Route(name=name, source=source, target=target, rows=rows, shares=shares)
 
 
 def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
     """Each target rank is one row, from a source on its accelerator, else on its node, else from anywhere; in turns."""
-    givers, takers = placement.homes(source), placement.homes(target)
+    givers, takers = placement.locations(source), placement.locations(target)
     common = placement.shared(source, target)
     on_accelerator: defaultdict[int, list[int]] = defaultdict(list)
     on_node: defaultdict[int, list[int]] = defaultdict(list)
@@ -232,7 +237,7 @@ def deliver_by_node(
     near: defaultdict[int, list[int]] = defaultdict(list)
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for ranks_on, component in ((near, source), (readers, target)):
-        for rank, node in enumerate(placement.homes(component).node):
+        for rank, node in enumerate(placement.locations(component).node):
             ranks_on[node].append(rank)
     return tuple(Delivery(readers=tuple(readers[node]), near=tuple(near[node])) for node in sorted(readers))
 
@@ -270,7 +275,7 @@ def deliver(
     A rank that stays on accelerators has one GPU of its own component. Other than GPUs, and ranks of several of them,
     go through the host: an engine that cuts its weights takes them whole from there, and never holds two copies.
     """
-    actors, rollouts = placement.homes(source), placement.homes(target)
+    actors, rollouts = placement.locations(source), placement.locations(target)
     kinds = [node.kind for node in placement.topology.nodes]
     alone: dict[int, int] = {}  # by accelerator, the first of its target ranks
     for rank, (node, first, count) in enumerate(zip(rollouts.node, rollouts.first, rollouts.count, strict=True)):

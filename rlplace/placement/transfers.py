@@ -73,7 +73,7 @@ def _amount(channel: ChannelPlan) -> str:
 
 
 def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
-    nodes = [Counter(plan.placement.homes(c).node) for c in (channel.source, channel.target)]
+    nodes = [Counter(plan.placement.locations(c).node) for c in (channel.source, channel.target)]
     rank_0 = channel.target in ("actor", "critic")
     if rank_0:
         nodes[1] = Counter(channel.targets.node)
@@ -107,7 +107,7 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
         return Counter({Transport.SAME_NODE: len(delivery.near), Transport.NETWORK: actors - len(delivery.near)})
     consumers = sum(owner is not None for owner in delivery.owners)
     free = [r for r, owner in zip(delivery.readers, delivery.owners, strict=True) if owner is None]
-    sources, nodes = Counter(plan.placement.homes("actor").node), plan.placement.homes("rollout").node
+    sources, nodes = Counter(plan.placement.locations("actor").node), plan.placement.locations("rollout").node
     near = sum(sources[nodes[reader]] for reader in free)
     return Counter(
         {Transport.SAME_ACCELERATOR: consumers, Transport.SAME_NODE: near, Transport.NETWORK: len(free) * actors - near}

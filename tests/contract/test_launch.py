@@ -22,7 +22,7 @@ from rlplace.errors import (
     WorkerError,
     WorkerTimeout,
 )
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.groups import RuntimeEnv
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, NodePlacementStrategy, Slot
 from rlplace.placement.schedule import Residency
@@ -275,11 +275,11 @@ class Together(FlexiblePlacementStrategy):
 
 def together(cluster: Cluster) -> tuple[dict[str, WorkerGroup], Channel]:
     """env and rollout, two ranks each, and the channel between them, whose keys never leave a process."""
-    homes = [
-        ChannelHome(node=0, process=f"env+rollout {rank}", keys=(str(rank),), capacity_items=2, under_way=2)
+    locations = [
+        ChannelLocation(node=0, process=f"env+rollout {rank}", keys=(str(rank),), capacity_items=2, under_way=2)
         for rank in range(2)
     ]
-    inside = cluster.channel(ChannelSpec(name="inside", capacity_items=4, keys=("0", "1")), homes)
+    inside = cluster.channel(ChannelSpec(name="inside", capacity_items=4, keys=("0", "1")), locations)
     launch = (Probe.create_group(), Together([[0], [1]]), {"inside": inside})
     return cluster.launch_all({"env": launch, "rollout": launch}), inside
 

@@ -72,7 +72,7 @@ def check_channels(plan: Plan) -> None:
         assert order[put_in] <= order[taken_in], f"{channel.name} is emptied before it was filled"
         assert channel.source in active[put_in], channel.name
         assert channel.target in active[taken_in], channel.name
-        assert all(home.capacity_items >= home.under_way > 0 for home in channel.homes()), channel.name
+        assert all(location.capacity_items >= location.under_way > 0 for location in channel.locations()), channel.name
     check_first_items({channel.name: ends[channel.name].after for channel in plan.channels})
 
 

@@ -198,22 +198,24 @@ def test_every_key_has_one_home_which_holds_what_comes_there(plan: Plan, shared:
     consumers = {c.name: plan.placement.slots(c.target) for c in plan.channels}
     routes = {"observations": plan.row_routes.observations, "trajectories": plan.row_routes.trajectories}
     for channel in plan.channels:
-        homes = channel.homes()
-        assert sorted(key for home in homes for key in home.keys) == sorted(channel.keys)
-        assert len({(home.node, home.process) for home in homes}) == len(homes)
-        assert sum(home.capacity_items for home in homes) == channel.capacity_items
-        for home in homes:
-            ranks = {int(key.partition("/")[0]) for key in home.keys}
-            assert home.capacity_items >= home.under_way >= len(ranks)
-            assert {consumers[channel.name][rank].node for rank in ranks} == {home.node}
-            assert not home.process or {consumers[channel.name][rank].process for rank in ranks} == {home.process}
+        locations = channel.locations()
+        assert sorted(key for location in locations for key in location.keys) == sorted(channel.keys)
+        assert len({(location.node, location.process) for location in locations}) == len(locations)
+        assert sum(location.capacity_items for location in locations) == channel.capacity_items
+        for location in locations:
+            ranks = {int(key.partition("/")[0]) for key in location.keys}
+            assert location.capacity_items >= location.under_way >= len(ranks)
+            assert {consumers[channel.name][rank].node for rank in ranks} == {location.node}
+            assert not location.process or {consumers[channel.name][rank].process for rank in ranks} == {
+                location.process
+            }
         if channel.name in routes:
             times = plan.stage_groups if channel.name == "observations" else 1
             taken = Counter(share.target for share in routes[channel.name].shares)
             assert list(channel.waiting) == [taken[rank] * times for rank in range(len(consumers[channel.name]))]
     if shared:
         assert {share.transport for share in plan.row_routes.observations.shares} == {Transport.SAME_PROCESS}
-        assert all(home.process for c in plan.channels[:2] for home in c.homes())
+        assert all(location.process for c in plan.channels[:2] for location in c.locations())
 
 
 def with_shared_processes(plan: Plan) -> Plan:

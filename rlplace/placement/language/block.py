@@ -25,7 +25,7 @@ from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.presets import expand_preset
 from rlplace.placement.language.relative import Count, Line, Numbers, Resolution, Rest, SameAs
-from rlplace.placement.language.spec import CPU, ComponentSpec, Homes, Parallel, Segment, role_of
+from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, RankLocations, Segment, role_of
 from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
 
@@ -287,8 +287,11 @@ def _join_processes(
         return {}
     places: dict[tuple[object, ...], list[str]] = {}
     for name in sharers:  # the same accelerators, rank by rank; without accelerators, the same nodes
-        homes = Homes.of(specs[name])
-        place = (specs[name].node_group, *(column.tobytes() for column in (homes.node, homes.first, homes.count)))
+        locations = RankLocations.of(specs[name])
+        place = (
+            specs[name].node_group,
+            *(column.tobytes() for column in (locations.node, locations.first, locations.count)),
+        )
         places.setdefault(place, []).append(name)
     single = [names[0] for names in places.values() if len(names) == 1]
     for name in single[1:] or single:  # of two that are apart, the second is reported

@@ -11,7 +11,7 @@ from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
 from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot, topology_of
-from rlplace.placement.language.spec import ComponentSpec, Homes
+from rlplace.placement.language.spec import ComponentSpec, RankLocations
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
 
@@ -54,7 +54,7 @@ class HybridComponentPlacement:
         self.node_groups = groups
         self._specs = dict(specs)
         self._slots: dict[str, Sequence[Slot]] = {}
-        self._homes: dict[str, Homes] = {}
+        self._locations: dict[str, RankLocations] = {}
         self._accelerators = {name: spec.accelerators for name, spec in self._specs.items()}
 
     @property
@@ -82,11 +82,11 @@ class HybridComponentPlacement:
             self._slots[component] = self.get_strategy(component).get_placement(self.topology)
         return self._slots[component]
 
-    def homes(self, component: str) -> Homes:
+    def locations(self, component: str) -> RankLocations:
         """Node and accelerators of every rank, for loops over all of them."""
-        if component not in self._homes:
-            self._homes[component] = Homes.of(self.spec(component))
-        return self._homes[component]
+        if component not in self._locations:
+            self._locations[component] = RankLocations.of(self.spec(component))
+        return self._locations[component]
 
     def accelerators(self, component: str) -> Ranges:
         self.spec(component)

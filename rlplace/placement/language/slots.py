@@ -18,7 +18,7 @@ from typing import Protocol
 from rlplace.errors import PlacementError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
-from rlplace.placement.language.spec import ComponentSpec, Homes, process_name
+from rlplace.placement.language.spec import ComponentSpec, RankLocations, process_name
 from rlplace.placement.machines.pools import (
     WHOLE_CLUSTER,
     HardwareItem,
@@ -179,10 +179,14 @@ class ComponentPlacementStrategy:
             call, pool = _Call(spec.key or spec.name, self.groups), spec.pool
             spots = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
         else:  # another cluster than the one it was planned for: every rank is checked against the nodes of that one
-            homes, call = Homes.of(spec), _Call(spec.key or spec.name, topology)
+            locations, call = RankLocations.of(spec), _Call(spec.key or spec.name, topology)
             on_accelerators = spec.pool.holds_accelerators
             pool = accelerator_pool(topology.nodes) if on_accelerators else node_pool(topology.nodes)
-            firsts = zip(homes.first, homes.count, strict=True) if on_accelerators else ((n, 1) for n in homes.node)
+            firsts = (
+                zip(locations.first, locations.count, strict=True)
+                if on_accelerators
+                else ((n, 1) for n in locations.node)
+            )
             spots = [range(first, first + count) for first, count in firsts]
         slots = call.place(spots, pool, isolate_accelerator)
         return tuple(
@@ -226,7 +230,7 @@ class _Call:
         Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
         """
         problems: list[Problem] = []
-        homes: list[Interval] = []
+        locations: list[Interval] = []
         for rank, numbers in enumerate(spots):
             got = f"rank {rank}: {list(numbers)}"
             missing = [n for n in numbers if not 0 <= n < pool.count]
@@ -238,7 +242,7 @@ class _Call:
                 problems += error.problems
                 continue
             first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
-            homes.append(first)
+            locations.append(first)
             if first != last:
                 code, on, why = cut_between(first, last, pool)
                 what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
@@ -246,25 +250,25 @@ class _Call:
                 problems += self.error(code, "", what, got, why, fix).problems
         if problems:
             raise PlacementError(problems)
-        world_sizes, seen = Counter(h.node for h in homes), Counter[int]()
+        world_sizes, seen = Counter(h.node for h in locations), Counter[int]()
         slots: list[Slot] = []
-        for rank, (home, numbers) in enumerate(zip(homes, spots, strict=True)):
-            node = self.groups.topology.nodes[home.node]
-            held = tuple(n - home.first + home.base for n in numbers) if pool.holds_accelerators else ()
+        for rank, (location, numbers) in enumerate(zip(locations, spots, strict=True)):
+            node = self.groups.topology.nodes[location.node]
+            held = tuple(n - location.first + location.base for n in numbers) if pool.holds_accelerators else ()
             own = tuple(n - node.first for n in held)
             slot = Slot(
                 component="",
                 rank=rank,
                 node=node.rank,
-                local_rank=seen[home.node],
-                local_world_size=world_sizes[home.node],
+                local_rank=seen[location.node],
+                local_world_size=world_sizes[location.node],
                 accelerators=held,
                 local_accelerators=own,
                 visible_accelerators=own if isolate else tuple(range(node.accelerators)),
-                node_group=home.node_group,
+                node_group=location.node_group,
                 hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-                runtime_env=self.groups.runtime_envs.get((home.node_group, node.rank), RuntimeEnv()),
+                runtime_env=self.groups.runtime_envs.get((location.node_group, node.rank), RuntimeEnv()),
             )
             slots.append(slot)
-            seen[home.node] += 1
+            seen[location.node] += 1
         return tuple(slots)

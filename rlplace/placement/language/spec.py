@@ -182,7 +182,7 @@ def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Se
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Homes:
+class RankLocations:
     """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
 
     node: array[int]
@@ -191,7 +191,7 @@ class Homes:
     process: str = ""  # "env+rollout": they share processes, rank by rank
 
     @classmethod
-    def of(cls, spec: ComponentSpec) -> Homes:
+    def of(cls, spec: ComponentSpec) -> RankLocations:
         node, first, count = array("l"), array("l"), array("i")
         for segment in spec.written:
             each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelHome, participants_of
+from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
 from rlplace.placement.flow import deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import Choices, PolicySpaces
@@ -55,28 +55,28 @@ def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) 
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
         participants = participants_of(channel, plan.placement)
-        for home in channel.homes():
-            if not home.process:
-                by_node[home.node] += channel_bytes(home, item_bytes.get(channel.name, 0), participants)
+        for location in channel.locations():
+            if not location.process:
+                by_node[location.node] += channel_bytes(location, item_bytes.get(channel.name, 0), participants)
     for source in {c.source for c in plan.channels if item_bytes.get(c.name, 0) > _LEAST_ROOM}:
-        for node in plan.placement.homes(source).node:
+        for node in plan.placement.locations(source).node:
             by_node[node] += _TABLE_BYTES
     buffers = WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES if weights_bytes else 0
-    nodes, through_host = plan.placement.homes("rollout").node, deliver_through_host(plan.deliveries)
+    nodes, through_host = plan.placement.locations("rollout").node, deliver_through_host(plan.deliveries)
     readers = {nodes[delivery.lead]: buffers for delivery in through_host}
     return SharedMemory(by_purpose={"channels": by_node, "weights": readers})
 
 
-def channel_bytes(home: ChannelHome, item_bytes: int = 0, participants: int = LEAST_PARTICIPANTS) -> int:
-    """At most, of one home of a channel whose largest item has `item_bytes`."""
-    room = min(max(_ALL_ROOM // home.capacity_items, _LEAST_ROOM), _MOST_ROOM) // 64 * 64
-    entries = (home.capacity_items + _SPARE_ENTRIES) * (room + _RECORD_BYTES)
-    segments = home.capacity_items * slab_bytes(item_bytes) if item_bytes > room else 0
+def channel_bytes(location: ChannelLocation, item_bytes: int = 0, participants: int = LEAST_PARTICIPANTS) -> int:
+    """At most, of one location of a channel whose largest item has `item_bytes`."""
+    room = min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM) // 64 * 64
+    entries = (location.capacity_items + _SPARE_ENTRIES) * (room + _RECORD_BYTES)
+    segments = location.capacity_items * item_segment_bytes(item_bytes) if item_bytes > room else 0
     names = participants * _PARTICIPANT_BYTES
-    return _FIXED_BYTES + names + len(home.keys) * _KEY_BYTES + entries + segments
+    return _FIXED_BYTES + names + len(location.keys) * _KEY_BYTES + entries + segments
 
 
-def slab_bytes(item_bytes: int) -> int:
+def item_segment_bytes(item_bytes: int) -> int:
     """Slabs come in few sizes, so that one fits many items: an eighth at most is wasted on a large one."""
     step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step

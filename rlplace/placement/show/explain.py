@@ -40,9 +40,9 @@ def explain_accelerator(view: PlanView, number: int) -> str:
     """Which ranks are on it, what each holds in each stage, and how full that makes it."""
     topology, placement = view.plan.topology, view.plan.placement
     node, local = topology.local(number)
-    home = topology.nodes[node]
-    size = f", {show_bytes(home.memory_bytes)}" if home.memory_bytes else ""
-    title = f"accelerator {number}: number {local} of node {node} ({home.product or home.kind}{size})"
+    location = topology.nodes[node]
+    size = f", {show_bytes(location.memory_bytes)}" if location.memory_bytes else ""
+    title = f"accelerator {number}: number {local} of node {node} ({location.product or location.kind}{size})"
     residents: dict[str, str] = {}
     for component in placement.components:
         ranks = [slot.rank for slot in placement.slots(component) if number in slot.accelerators]
@@ -136,7 +136,7 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
         held = f"accelerator{'s' * (len(numbers) > 1)} {numbers}" if numbers else "no accelerator"
         process = f"process {slot.process}" if slot.process else "a process of its own"
         places.append((_name((slot.component, slot.rank)), f"node {slot.node}, {held}", process))
-    transport = transport_between(placement.homes(one[0]), one[1], placement.homes(other[0]), other[1])
+    transport = transport_between(placement.locations(one[0]), one[1], placement.locations(other[0]), other[1])
     details = details_of(transport, plan)
     tensors = EMULATED if emulated(plan.topology) else f"tensors on accelerators go by {details.tensors}"
     passing = [*_passing(plan, one, other), *_passing(plan, other, one)]
@@ -176,7 +176,7 @@ def _delivered(plan: Plan, writer: int, reader: int) -> str:
         if owner is None:
             return "its part, broadcast to all"
         return "all parts, shared on the accelerator" if owner == writer else f"its part, by way of actor rank {owner}"
-    node = plan.placement.homes("rollout").node[reader]
+    node = plan.placement.locations("rollout").node[reader]
     if writer in delivery.near:
         return f"its part, written into the copy of node {node}"
     if reader == delivery.lead:

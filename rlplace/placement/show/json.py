@@ -52,14 +52,14 @@ def _plan(view: PlanView) -> dict[str, Any]:
                 "target": c.target,
                 "keys": list(c.keys),
                 "capacity_items": c.capacity_items,
-                "homes": [
+                "locations": [
                     {
                         "node": h.node,
                         "process": h.process or None,
                         "keys": list(h.keys),
                         "capacity_items": h.capacity_items,
                     }
-                    for h in c.homes()
+                    for h in c.locations()
                 ],
             }
             for c in plan.channels

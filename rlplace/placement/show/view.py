@@ -236,14 +236,16 @@ def _component(placement: HybridComponentPlacement, component: str) -> Component
 
 def locate(channel: ChannelPlan) -> str:
     """Where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
-    homes = channel.homes()
-    nodes = Ranges.of(range(h.node, h.node + 1) for h in homes if not h.process)
-    processes = [h.process for h in homes if h.process]
+    locations = channel.locations()
+    nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
+    processes = [h.process for h in locations if h.process]
     places = [f"{len(processes)} processes" if len(processes) > 1 else f"process {p}" for p in processes[:1]]
     places += [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
-    sizes = {h.capacity_items for h in homes}
+    sizes = {h.capacity_items for h in locations}
     least, most = min(sizes), max(sizes)
-    each = "" if len(homes) == 1 else f", {least} items each" if least == most else f", {least} to {most} items each"
+    each = (
+        "" if len(locations) == 1 else f", {least} items each" if least == most else f", {least} to {most} items each"
+    )
     return " and ".join(places) + each
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
@@ -90,16 +90,16 @@ class Cluster:
             self._launcher.reserve(whole(self.topology) if slots is None else slots, self.start_report)
             self._reserved = True
 
-    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome] = ()) -> Channel:
+    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()) -> Channel:
         """Make a channel and return the driver's end; workers get theirs at launch. A name is used once per cluster.
 
-        `homes`: where its keys live, as planned; without them all of it lives on the driver's node.
+        `locations`: where its keys live, as planned; without them all of it lives on the driver's node.
         """
         self.start()
         if spec.name in self._channels:
             raise ClusterError(_channel_exists(spec.name))
         self._channels.add(spec.name)
-        return self._launcher.channel(spec, homes)
+        return self._launcher.channel(spec, locations)
 
     def launch_all(
         self, launches: Mapping[str, Launch], *, seed: int = 0, timeout_s: float | None = None

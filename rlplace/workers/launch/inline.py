@@ -12,7 +12,7 @@ from typing import Any
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Account, make_device
@@ -63,7 +63,7 @@ class InlineLauncher:
         self._handles.append(handle)
         return handle
 
-    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
+    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
         channel = LocalChannel(spec)
         self._channels.append(channel)
         return channel

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import WorkerError
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount
@@ -190,8 +190,8 @@ class Launcher(Protocol):
         """
         ...
 
-    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
-        """Make a channel that lives in `homes`; without any, on the driver's node. Returns the driver's end."""
+    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+        """Make a channel that lives in `locations`; without any, on the driver's node. Returns the driver's end."""
         ...
 
     def forget(self, owner: str) -> None:

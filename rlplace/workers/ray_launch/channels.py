@@ -29,7 +29,7 @@ from rlplace.comm.address import (
 )
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import CommConfig
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.actors import RayProcess
 from rlplace.workers.ray_launch.node_channels import Node, NodeChannels, RemoteNode
@@ -73,10 +73,12 @@ class JobChannels:
         self._keys: Keys | None = None
         self._servers: dict[int, ServerAddress] = {}
 
-    def create(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
-        """The driver's end of a new channel; without `homes` all of it lives on the driver's node."""
-        self._start({home.node for home in homes if not home.process})
-        found = [self._location(spec, home) for home in homes] or [self._node_location(spec, self._place.node)]
+    def create(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+        """The driver's end of a new channel; without `locations` all of it lives on the driver's node."""
+        self._start({location.node for location in locations if not location.process})
+        found = [self._location(spec, location) for location in locations] or [
+            self._node_location(spec, self._place.node)
+        ]
         address = ChannelAddress(spec=spec, locations=tuple(found))
         self._addresses[spec.name] = address
         branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
@@ -98,7 +100,7 @@ class JobChannels:
 
     # ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _location(self, spec: ChannelSpec, planned: ChannelHome) -> Location:
+    def _location(self, spec: ChannelSpec, planned: ChannelLocation) -> Location:
         branch = dataclasses.replace(spec, keys=planned.keys, capacity_items=planned.capacity_items)
         if planned.process:
             return ProcessLocation(spec=branch, node=planned.node, process=planned.process)

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.channels import ChannelHome
+from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
@@ -150,7 +150,7 @@ class RayLauncher:
 
     def _build(self, order: GroupOrder, workers: Sequence[RayWorker], first: WorkerReport) -> None:
         """Have the workers of a group built. `first`: report of rank 0, where the group meets."""
-        assert self._channels is not None, "start makes the channels' homes"
+        assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in order.slots}
         channels = self._channels.addresses_for(nodes, order.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
@@ -206,9 +206,9 @@ class RayLauncher:
         index = visible.index(slot.local_accelerators[0]) if slot.accelerators else 0
         return make_device(slot, self._topology.nodes[slot.node].kind, index=index, account=self._account)
 
-    def channel(self, spec: ChannelSpec, homes: Sequence[ChannelHome]) -> Channel:
-        assert self._channels is not None, "start makes the channels' homes"
-        return self._channels.create(spec, homes)
+    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+        assert self._channels is not None, "start makes the channels' locations"
+        return self._channels.create(spec, locations)
 
     def forget(self, owner: str) -> None:
         if self._account is not None and ray.is_initialized():

@@ -1,11 +1,11 @@
-"""Where the keys of each channel live, and how much each home holds."""
+"""Where the keys of each channel live, and how much each location holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from rlplace.config import read_config
-from rlplace.placement import ChannelHome, ChannelPlan, Topology, make_plan
+from rlplace.placement import ChannelLocation, ChannelPlan, Topology, make_plan
 from rlplace.placement.channels import participants_of
 from rlplace.placement.show.view import locate
 
@@ -24,8 +24,10 @@ def channels(placement: Mapping[str, object], topology: Topology = TWO, envs: in
     return {c.name: c for c in make_plan(config, topology).channels}
 
 
-def home(node: int, keys: str, under_way: int, *, process: str = "", capacity: int | None = None) -> ChannelHome:
-    return ChannelHome(
+def location(
+    node: int, keys: str, under_way: int, *, process: str = "", capacity: int | None = None
+) -> ChannelLocation:
+    return ChannelLocation(
         node=node,
         process=process,
         keys=tuple(keys.split()),
@@ -36,24 +38,28 @@ def home(node: int, keys: str, under_way: int, *, process: str = "", capacity: i
 
 def test_a_key_lives_on_the_node_of_its_consumer() -> None:
     found = channels({"actor": "0-7", "env": "0-1", "rollout": "3-4"})
-    assert found["observations"].homes() == (home(0, "0", 2), home(1, "1", 2))
-    assert found["actions"].homes() == (home(0, "0/0 0/1 1/0 1/1", 4),)
-    assert found["trajectories"].homes() == (home(0, "0 1 2 3", 4), home(1, "4 5 6 7", 4))
-    assert found["weights"].homes() == (home(0, "0", 1, capacity=2), home(1, "1", 1, capacity=2))
+    assert found["observations"].locations() == (location(0, "0", 2), location(1, "1", 2))
+    assert found["actions"].locations() == (location(0, "0/0 0/1 1/0 1/1", 4),)
+    assert found["trajectories"].locations() == (location(0, "0 1 2 3", 4), location(1, "4 5 6 7", 4))
+    assert found["weights"].locations() == (location(0, "0", 1, capacity=2), location(1, "1", 1, capacity=2))
 
 
-def test_a_process_that_holds_all_ends_is_the_home() -> None:
+def test_a_process_that_holds_all_ends_is_the_location() -> None:
     found = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
-    assert found["observations"].homes() == tuple(home(0, f"{r}", 2, process=f"env+rollout {r}") for r in range(4))
-    assert found["actions"].homes() == tuple(home(0, f"{r}/0 {r}/1", 2, process=f"env+rollout {r}") for r in range(4))
-    assert [h.process for h in found["trajectories"].homes()] == ["", ""]
-    assert [h.process for h in found["weights"].homes()] == [""]
+    assert found["observations"].locations() == tuple(
+        location(0, f"{r}", 2, process=f"env+rollout {r}") for r in range(4)
+    )
+    assert found["actions"].locations() == tuple(
+        location(0, f"{r}/0 {r}/1", 2, process=f"env+rollout {r}") for r in range(4)
+    )
+    assert [h.process for h in found["trajectories"].locations()] == ["", ""]
+    assert [h.process for h in found["weights"].locations()] == [""]
 
 
-def test_ranks_that_come_back_to_a_node_share_its_home() -> None:
+def test_ranks_that_come_back_to_a_node_share_its_location() -> None:
     found = channels({"actor": "0-7", "env": "0-1", "rollout": "0,4,1"})
-    assert found["observations"].homes() == (home(0, "0 2", 4), home(1, "1", 4))
-    assert sum(h.capacity_items for h in found["observations"].homes()) == found["observations"].capacity_items
+    assert found["observations"].locations() == (location(0, "0 2", 4), location(1, "1", 4))
+    assert sum(h.capacity_items for h in found["observations"].locations()) == found["observations"].capacity_items
 
 
 def test_uneven_shares_are_counted_where_they_go() -> None:

@@ -77,11 +77,11 @@ def test_later_turns_and_held_out_prompts_need_room_too() -> None:
 
 def test_keys_live_where_they_are_taken() -> None:
     spread = layout(config({"actor": "0-3", "env": "4-5", "rollout": "2-5"}, **LEAVING), nodes=2)
-    homes = {c.name: [(h.node, h.keys) for h in c.homes()] for c in spread.channels}
-    assert homes["requests"] == [(0, ("",))]
-    assert homes["completions"] == [(1, ("0", "1"))]
-    assert homes["samples"] == [(0, ("",))]
-    assert homes["weights"] == [(0, ("0", "1")), (1, ("2", "3"))]
+    locations = {c.name: [(h.node, h.keys) for h in c.locations()] for c in spread.channels}
+    assert locations["requests"] == [(0, ("",))]
+    assert locations["completions"] == [(1, ("0", "1"))]
+    assert locations["samples"] == [(0, ("",))]
+    assert locations["weights"] == [(0, ("0", "1")), (1, ("2", "3"))]
     assert [(d.readers, d.near) for d in spread.deliveries] == [((0, 1), (0, 1, 2, 3)), ((2, 3), ())]
 
 

@@ -13,15 +13,15 @@ from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Layout
 from rlplace.comm.weights.sender import PushRules
 from rlplace.config import read_config
-from rlplace.placement import ChannelHome, Residency, Topology, make_plan
+from rlplace.placement import ChannelLocation, Residency, Topology, make_plan
 from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, render_ledger
 from rlplace.placement.memory.shared import (
-    WEIGHT_BUFFERS,
     BUCKET_BYTES,
+    WEIGHT_BUFFERS,
     SharedMemory,
     channel_bytes,
+    item_segment_bytes,
     simulator_items,
-    slab_bytes,
 )
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo
@@ -30,16 +30,16 @@ SHARED = {"placement": "0-7", "process": "shared"}
 IMAGES = Spaces(observation_shape=(84, 84, 3), actions=Discrete(n=6))
 
 
-def home(capacity: int, keys: int) -> ChannelHome:
+def location(capacity: int, keys: int) -> ChannelLocation:
     names = tuple(map(str, range(keys)))
-    return ChannelHome(node=0, process="", keys=names, capacity_items=capacity, under_way=1)
+    return ChannelLocation(node=0, process="", keys=names, capacity_items=capacity, under_way=1)
 
 
 @pytest.mark.parametrize("capacity", [1, 8, 1000, 5000, 200_000])
 @pytest.mark.parametrize("keys", [1, 100, 5000])
 @pytest.mark.parametrize("participants", [1024, 10_000])
 def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, participants: int) -> None:
-    part = home(capacity, keys)
+    part = location(capacity, keys)
     layout = Layout.of(ChannelSpec(name="x", capacity_items=capacity, keys=part.keys, participants=participants))
     assert 8 * layout.words <= channel_bytes(part, participants=participants)
     assert layout.inline_bytes <= 16 << 10  # an item that is larger is counted as a slab
@@ -47,8 +47,8 @@ def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, part
 
 @pytest.mark.parametrize("size", [1, 65536, 65537, 1 << 20, (1 << 20) + 1, 100_000_001])
 def test_slabs_are_no_larger_than_planned(size: int) -> None:
-    assert segment_bytes(size) <= slab_bytes(size)
-    assert channel_bytes(home(4, 1), 1 << 20) - channel_bytes(home(4, 1)) == 4 * slab_bytes(1 << 20)
+    assert segment_bytes(size) <= item_segment_bytes(size)
+    assert channel_bytes(location(4, 1), 1 << 20) - channel_bytes(location(4, 1)) == 4 * item_segment_bytes(1 << 20)
 
 
 @pytest.mark.parametrize("spaces", [PENDULUM, IMAGES])

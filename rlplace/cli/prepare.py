@@ -25,7 +25,7 @@ from rlplace.workers.machines import declared_topology
 
 Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
-PLAN_ONLY = ("plan-only", "no-dataset")
+PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,12 @@ def prepare(
         problems += check_text_job(config, plan, places) if config.runs else missing_in_a_run(config, places)
     simulated = config.kind == "mlp" and not problems
     spaces = describe(config.simulator_env) if describe is not None and simulated else None
-    case = memory_case(plan, config, spaces, measured)
-    if wrong := [problem for problem in problems if problem.code not in PLAN_ONLY]:
+    wrong = [problem for problem in problems if problem.code not in PLAN_ONLY]
+    try:
+        case = memory_case(plan, config, spaces, measured)
+    except ConfigError as error:
+        raise ConfigError([*wrong, *error.problems]) from None
+    if wrong:
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=explain_counts(config, plan.placement))
     return Prepared(

@@ -483,16 +483,8 @@ class QueueMachine:
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
         """These processes have ended: their waits and reservations vanish."""
-        gone = set(dead)
-        participants = {p for p in self.names.participants() if self.words[p + P_PROCESS] in gone}
-        self._end(participants, now)
-
-    def end_of_owner(self, owner: str, now: float) -> None:
-        """`owner`, for whom this process has acted, has ended."""
-        self._end({self.names.participant(owner)}, now)
-
-    def _end(self, participants: set[int], now: float) -> None:
-        words = self.words
+        words, gone = self.words, set(dead)
+        participants = {p for p in self.names.participants() if words[p + P_PROCESS] in gone}
         for participant in participants:
             words[participant + P_DEAD] = 1
         if words[BROKEN]:
@@ -505,6 +497,10 @@ class QueueMachine:
         for entry in self._awaited():
             if words[entry + E_OWNER] in participants:
                 self._cancel(entry, now)
+
+    def end_of_owner(self, owner: str) -> None:
+        """Mark `owner` as dead. Its waits were withdrawn by the process that acted for it, which lives."""
+        self.words[self.names.participant(owner) + P_DEAD] = 1
 
     def _all_entries(self) -> range:
         return range(self._entries, self._entries + self.words[ENTRIES_USED] * self._entry_words, self._entry_words)

@@ -72,18 +72,23 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
         why = f"{name} compares answers of a language model; actor.model.kind is mlp"
         reject("wrong-kind", "algorithm.name", "does not train an MLP", name, why=why, fix="name: ppo")
         mapping = _without(mapping, "algorithm.name")
-    return kind, {role: _untagged(block) for role, block in mapping.items()} if kind == "causal_lm" else mapping
+    if kind == "mlp":
+        return kind, mapping
+    return kind, {role: _untagged(block, role) for role, block in mapping.items()}
 
 
-def _untagged(block: object) -> object:
-    """A block whose language model is a mapping of keys alone, without its tag; a tag alone is no model."""
+def _untagged(block: object, role: str) -> object:
+    """Return a block whose language model is a mapping of keys alone, without its tag; a tag alone is no model."""
     if not isinstance(block, Mapping):
         return block
-    model, names = block.get("model"), {name: below for name, below in block.items() if isinstance(below, Mapping)}
+    model = block.get("model")
     if isinstance(model, Mapping) and model.get("kind", "causal_lm") == "causal_lm":
         return {**block, "model": {key: value for key, value in model.items() if key != "kind"} or None}
-    named = {name: _untagged(below) for name, below in names.items() if "model" in below}  # reward.<name>
-    return {**block, **named}
+    if role != "reward":
+        return block
+    return {
+        name: below if name == "kwargs" else _untagged(below, name) for name, below in block.items()
+    }  # reward.<name>
 
 
 def _get(mapping: Mapping[str, object], path: str) -> object:

@@ -81,14 +81,14 @@ def _gather_optimizer(new: Blocks, role: str, reject: Reject) -> None:
     if not isinstance(keys, dict):
         return
     old = {key: keys[key] for key in ("adam", *_OPTIMIZER) if key in keys}
-    if isinstance(old.get("optimizer"), Mapping):
-        del old["optimizer"]
+    if not isinstance(old.get("optimizer"), str):
+        old.pop("optimizer", None)
     if not old:
         return
     adam, written = old.get("adam"), keys.get("optimizer")
-    block = dict(adam) if isinstance(adam, Mapping) else {}
-    block = {_OPTIMIZER[key]: value for key, value in old.items() if key in _OPTIMIZER} | block
-    block |= written if isinstance(written, Mapping) else {}
+    block = dict(written) if isinstance(written, Mapping) else {}
+    block |= {_OPTIMIZER[key]: value for key, value in old.items() if key in _OPTIMIZER}
+    block |= adam if isinstance(adam, Mapping) else {}
     for key, value in old.items():
         del keys[key]
         where = f"{role}.optimizer" + (f".{_OPTIMIZER[key]}" if key in _OPTIMIZER else "")

@@ -27,7 +27,7 @@ from rlplace.config.roles import (
 )
 
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
-Mean = Literal["token", "sequence", "constant"]  # of algo.lm_losses.MEANS
+Mean = Literal["token", "sequence", "constant"]  # of algo.losses.MEANS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class AlgorithmConfig:
 
     @property
     def mean(self) -> Mean:
-        """Of token losses. As the papers have it: algo/lm_losses.py cites them."""
+        """Of token losses. As the papers have it: algo/losses.py cites them."""
         means: Mapping[str, Mean] = {"grpo": "sequence", "rloo": "sequence", "dr_grpo": "constant"}
         return self.loss or means.get(self.name, "token")
 

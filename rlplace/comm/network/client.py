@@ -23,7 +23,7 @@ class RemoteChannel:
     - The server: every end raises ChannelBroken, within seconds of it.
     - This process: what it waited for is withdrawn within seconds. An item that was on its way to it goes back to the
       front of its line; one that it had confirmed (received) is gone with it.
-    - The network: an interruption that both sides outlast (`sockets.LOST_S` after TCP has given up) loses and doubles
+    - The network: an interruption that both sides outlast (`wire.LOST_S` after TCP has given up) loses and doubles
       nothing; a longer one is the death of the server to this end, and of this process to the server.
     """
 

@@ -210,7 +210,7 @@ class Arena:
             if full.errno not in FULL:
                 raise
             with self._change:
-                self._free_of_dead()
+                self._free_all_of_dead()
                 self._drop_idle(_MOST_BYTES)
             os.posix_fallocate(self._descriptor, segment, size)
 

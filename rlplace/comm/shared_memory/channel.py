@@ -229,7 +229,7 @@ class SharedChannel(QueueEnd):
 
     def died(self, owner: str) -> None:
         """The process of `owner` has ended or cannot be reached any more."""
-        self._attachment.run(self._attachment.queue.end_of_owner, owner, time.monotonic())
+        self._attachment.run(self._attachment.queue.end_of_owner, owner)
 
 
 class Reservation:

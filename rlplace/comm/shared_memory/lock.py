@@ -35,7 +35,6 @@ class FileLock:
         # milliseconds at the very moment at which the file is locked.
         self._flock = ctypes.PyDLL(None).flock
         self._descriptor = -1
-        self._descriptor = -1
         self._open()
         tell_of_forks(self)
 

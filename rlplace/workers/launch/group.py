@@ -242,14 +242,16 @@ class WorkerGroup:
             self._winding_down.start()
 
     def _wind_down(self, why: str) -> None:
-        self._give_up(why)
-        with self._lock:
-            left = set(self._open)
-        concurrent.futures.wait(left, self._grace_s)
-        if self.failure is None:
+        try:
+            self._give_up(why)
             with self._lock:
-                self.failure = _blamed(self.failed_calls)
-        self._stop()
+                left = set(self._open)
+            concurrent.futures.wait(left, self._grace_s)
+            if self.failure is None:
+                with self._lock:
+                    self.failure = _blamed(self.failed_calls)
+        finally:
+            self._stop()
 
     def _give_up(self, why: str) -> None:
         for handle in self.handles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ChannelError, ClusterError, Problem
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.guard import Guard
 
@@ -86,7 +87,8 @@ class NodeChannels:
     def close(self) -> None:
         channels, self._channels = self._channels, []
         for channel in channels:
-            channel.break_("the cluster was closed")
+            with contextlib.suppress(ChannelError):  # its lock is held by a process that stands still
+                channel.break_("the cluster was closed")
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -238,6 +238,28 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
     assert channel.stats().dead == ("an unnamed worker",)
 
 
+def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: Callable) -> None:
+    """Its waits are withdrawn once: by their tasks, whose end comes after the server has noticed the death."""
+    channel = make()
+
+    async def die_waiting() -> list[object]:
+        takes = [asyncio.ensure_future(channel.take(None, key="", patience_s=PATIENCE_S)) for _ in range(2)]
+        while len(channel._attachment.queue._waiting()) < 2:
+            await asyncio.sleep(0)
+        for take in takes:
+            take.cancel()
+        channel.died("an unnamed worker")
+        return await asyncio.gather(*takes, return_exceptions=True)
+
+    assert all(isinstance(ended, asyncio.CancelledError) for ended in asyncio.run(die_waiting()))
+    assert SharedChannel.attach(channel.path).stats().dead == ("an unnamed worker",)
+    with ThreadPoolExecutor(3) as getters:
+        found = [getters.submit(channel.get) for _ in range(3)]
+        for i in range(3):
+            channel.put(i)
+        assert sorted(each.result(PATIENCE_S) for each in found) == [0, 1, 2]
+
+
 def test_large_items_of_a_job_that_is_gone(make: Callable, tmp_path: Path) -> None:
     channel = make()
     for _ in range(2):

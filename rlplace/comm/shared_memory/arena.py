@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rlplace.comm.shared_memory import process
 from rlplace.comm.shared_memory.folder import FULL, allocate
 from rlplace.comm.shared_memory.lock import FileLock
-from rlplace.errors import ChannelBroken, Problem
+from rlplace.errors import ChannelBroken, ChannelTimeout, Problem
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
 MAGIC, CHANGING, END, IN_USE, IDLE, LOOKED, WARM = range(7)  # IN_USE, IDLE: bytes with memory; LOOKED: real
@@ -82,13 +82,16 @@ class Arena:
         self._map = mmap.mmap(self._descriptor, 0)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
-        self._change = _Change(self)
+        self._change, self._change_now = _Change(self, waits=True), _Change(self, waits=False)
+        self._late: deque[tuple[int, int]] = deque()  # segments to free with the next change, and their holders
+        self._stuck = False  # the last wait for the lock was in vain
         self._me = process.this_process()
         self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
         process.tell_of_forks(self)
 
     def after_fork(self) -> None:
         self._me = process.this_process()
+        self._late.clear()  # the parent frees them
 
     @property
     def held_bytes(self) -> tuple[int, int]:
@@ -150,18 +153,24 @@ class Arena:
 
     def free(self, segment: int) -> None:
         """A segment that this process holds goes back."""
-        with self._change:
-            self._free(segment)
+        self._return(segment, self._me)
 
     def free_lent(self, segment: int) -> None:
         """The channel in which the segment lay is broken. Ignored if a process holds it by now."""
-        with self._change:
-            if self._words[segment // 8 + HOLDER] == LENT:
-                self._free(segment)
+        self._return(segment, LENT)
 
     def close(self) -> None:
         self._lock.close()
         os.close(self._descriptor)
+
+    def _return(self, segment: int, holder: int) -> None:
+        """Free a segment if `holder` still holds it: now, or with the next change if a stopped process has the lock."""
+        self._late.append((segment, holder))
+        try:
+            with self._change_now if self._stuck else self._change:
+                self._free_late()
+        except ChannelTimeout:
+            self._stuck = True
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,6 +188,7 @@ class Arena:
     def _allocate(self, size: int) -> int:
         """A segment of at least `size` bytes with memory, held by this process."""
         with self._change:
+            self._free_late()
             segment = self._pop_warm(size)
             if not segment and self._free_of_dead():
                 segment = self._pop_warm(size)
@@ -189,17 +199,16 @@ class Arena:
             self._words[segment // 8 + HOLDER] = self._me
         try:
             self._take_memory(segment, size)
-        except OSError as full:
             with self._change:
-                self._push(segment, EMPTY)
-            if full.errno not in FULL:
+                first = segment // 8
+                self._words[first + MEMORY] = 1
+                self._words[first + SERIAL] += 1
+                self._words[IN_USE] += size
+        except OSError as error:  # also a wait for the lock that was in vain
+            self._return(segment, self._me)
+            if error.errno not in FULL:
                 raise
             raise NoRoomError from None
-        with self._change:
-            first = segment // 8
-            self._words[first + MEMORY] = 1
-            self._words[first + SERIAL] += 1
-            self._words[IN_USE] += size
         return segment
 
     def _take_memory(self, segment: int, size: int) -> None:
@@ -251,7 +260,19 @@ class Arena:
         words[END] = segment + size
         return int(segment)
 
-    def _free(self, segment: int) -> None:
+    def _free_late(self) -> None:
+        self._stuck = False
+        while self._late:
+            segment, holder = self._late.popleft()
+            if self._words[segment // 8 + HOLDER] == holder:
+                self._give_back(segment)
+
+    def _give_back(self, segment: int) -> None:
+        """Free a segment, also one whose holder was still to get memory for it."""
+        if not self._words[segment // 8 + MEMORY]:
+            self._remove_memory(segment)
+            self._push(segment, EMPTY)
+            return
         size = self._words[segment // 8 + SIZE]
         self._words[IN_USE] -= size
         self._words[IDLE] += size
@@ -299,11 +320,7 @@ class Arena:
                 alive[holder] = process.alive(holder)
             if holder > 0 and not alive[holder]:
                 found = True
-                if words[segment // 8 + MEMORY]:
-                    self._free(segment)
-                else:
-                    self._remove_memory(segment)
-                    self._push(segment, EMPTY)
+                self._give_back(segment)
         return found
 
     def _segments(self) -> Iterator[int]:
@@ -331,14 +348,15 @@ class Arena:
 class _Change:
     """The lock of an arena, for one change at a time; a change that was broken off is repaired first."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = weakref.proxy(arena)
+    def __init__(self, arena: Arena, *, waits: bool) -> None:
+        self._arena, self._waits = weakref.proxy(arena), waits
 
     def __enter__(self) -> None:
+        """Raises ChannelTimeout when another process does not leave the lock in time."""
         arena = self._arena
         try:
-            while not arena._lock.acquire(_PATIENCE_S):
-                pass  # a process is stopped in a change of microseconds: nothing can be done before it goes on
+            if not arena._lock.acquire(_PATIENCE_S if self._waits else 0.0):
+                raise _locked(arena._folder, arena._words[CHANGING])
         except FileNotFoundError:
             raise lost(arena._folder) from None
         if arena._words[CHANGING]:
@@ -350,6 +368,19 @@ class _Change:
         if kind is None or issubclass(kind, NoRoomError):  # raised before anything was changed
             arena._words[CHANGING] = 0
         arena._lock.release()
+
+
+def _locked(folder: Path, holder: int) -> ChannelTimeout:
+    name = f"process {process.pid_of(holder)}" if holder else "another process"
+    return ChannelTimeout(
+        Problem(
+            code="channel-timeout",
+            key=f"shared memory of this node, {folder}",
+            what=f"this process waited {_PATIENCE_S:.0f} s for the lock of large items",
+            why=f"{name} is in the middle of a change and does not go on: stopped, or the machine is overloaded",
+            fix="let it go on or end it; a dead process holds up no other",
+        )
+    )
 
 
 def lost(folder: Path) -> ChannelBroken:

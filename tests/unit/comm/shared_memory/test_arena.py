@@ -19,7 +19,7 @@ from rlplace.comm.shared_memory.arena import CHANGING, SMALLEST, WARM, Arena, No
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.shared_memory.segments import Arenas
-from rlplace.errors import ClusterError, OutputError
+from rlplace.errors import ChannelTimeout, ClusterError, OutputError
 
 FORK = multiprocessing.get_context("fork")  # nothing here has threads
 
@@ -65,6 +65,25 @@ def test_sizes_waste_an_eighth_at_most_and_each_has_its_class() -> None:
     assert all(segment_bytes(size + 1) - size <= max(SMALLEST, size // 8) for size in sizes)
     classes = [arena_module._class_of(size) for size in sizes]
     assert classes == list(range(len(sizes)))
+
+
+def test_a_process_that_keeps_the_lock_is_not_waited_for_for_ever(
+    folder: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be freed meanwhile is freed with the next change."""
+    monkeypatch.setattr(arena_module, "_PATIENCE_S", 0.05)
+    mine, lent = arena.write([of(100_000)]), arena.write([of(100_000)])
+    arena.lend(lent)
+    stopped = Arena(folder)
+    assert stopped._lock.acquire(1.0)
+    with pytest.raises(ChannelTimeout, match="lock of large items"):
+        arena.write([of(100_000)])
+    arena.free(mine)
+    arena.free_lent(lent)
+    stopped._lock.release()
+    assert arena.held_bytes[0] == 2 * segment_bytes(100_000 + 128)
+    arena.free(arena.write([of(100_000)]))
+    assert arena.held_bytes[0] == 0
 
 
 def test_a_segment_that_one_process_made_and_another_freed_is_used_again(folder: Path, arena: Arena) -> None:

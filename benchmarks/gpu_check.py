@@ -23,7 +23,7 @@ from typing import IO, Literal
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.show.text import chapter, table
 from rlplace.placement.show.view import clipped
-from rlplace.workers.machines import detect_accelerators
+from rlplace.workers.launch.machines import visible_gpus
 
 FINE, FAILED, WRONG = 0, 1, 2
 NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
@@ -76,7 +76,7 @@ CHECKS = (
 def main(
     argv: Sequence[str] | None = None,
     checks: Sequence[Check] = CHECKS,
-    count: Callable[[], int] = detect_accelerators,
+    count: Callable[[], int] = lambda: len(visible_gpus()),
 ) -> int:
     """Prints the table as it grows, then what went wrong; returns the exit code. `count`: of this machine's GPUs."""
     parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")

@@ -31,7 +31,7 @@ from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerAr
 from rlplace.workers.engines.contract import Decision
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import declared_topology
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 

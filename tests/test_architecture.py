@@ -73,7 +73,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "tokenizers": {"models.tokenizer"},
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "transformers": {"models", "workers.engines.transformers"},
-    "urllib3": {"workers.reward_client"},
+    "urllib3": {"workers.roles.reward_client"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
     "yaml": {"config.compose", "imports.settings", "run"},
     "zmq": {"comm.network"},

@@ -21,7 +21,7 @@ from rlplace.placement.counts import explain_counts
 from rlplace.placement.memory import Measurements, MemoryCase, PolicySpaces, memory_case, read_measurements
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import declared_topology
 
 Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.

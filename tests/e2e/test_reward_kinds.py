@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.test_rlhf_inline import Ended
 from tests.tiny_lm import tiny_model
 from tests.tiny_reward import digit_judge
-from tests.unit.workers.test_reward_server import serving
+from tests.unit.workers.roles.test_reward_server import serving
 
 PLACED = tuple(f"cluster.component_placement.{component}='0'" for component in ("actor", "critic", "reference", "env"))
 

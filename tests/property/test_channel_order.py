@@ -15,7 +15,7 @@ from rlplace.config.compose import config_names, with_hydra
 from rlplace.placement import Plan, Topology, make_plan
 from rlplace.placement.channels import scorers_of
 from rlplace.placement.schedule import Schedule, base_stage
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import declared_topology
 from tests.property.test_turns import cases
 
 EIGHT = Topology.uniform(1, 8)

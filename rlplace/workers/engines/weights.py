@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlplace.models.lora import Factors
     from rlplace.placement.flow import Delivery
     from rlplace.workers.engines.contract import Engine
-    from rlplace.workers.sync_probe import SyncProbe
+    from rlplace.workers.engines.sync_probe import SyncProbe
     from rlplace.workers.worker import WorkerContext
 
 Loadable = tuple[Mapping[str, "Tensor"], Mapping[str, "Factors"]]  # all weights, and the factors to add to some

@@ -16,7 +16,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
 from rlplace.workers.launch.inline import InlineLauncher
 from rlplace.workers.launch.launcher import GroupOrder, Launcher, StartReport
-from rlplace.workers.machines import count_topology, declared_topology
+from rlplace.workers.launch.machines import count_topology, declared_topology
 
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]

@@ -25,7 +25,7 @@ from rlplace.workers.arguments import (
     WEIGHTS,
     WorkerArguments,
 )
-from rlplace.workers.recording import no_rows
+from rlplace.workers.roles.recording import no_rows
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import not_resident
@@ -361,7 +361,7 @@ class LmActor(Actor):
         sync = self.config.config.actor.sync
         if sync.verify == "checksum" or not sync.verify_every:
             return ()
-        from rlplace.workers.sync_probe import probe_shard, probe_tokens
+        from rlplace.workers.engines.sync_probe import probe_shard, probe_tokens
 
         tokens = probe_tokens(self.config)
         scores = self.logprobs(tokens) if self._pushes % sync.verify_every == 0 else None

@@ -23,7 +23,7 @@ from rlplace.placement.flow import Share
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
-from rlplace.workers.recording import Recording
+from rlplace.workers.roles.recording import Recording
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
 
 

@@ -17,7 +17,7 @@ from rlplace.envs.text.rewards import Case, label_of, reward_of_config
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.reward_client import RewardClient, endpoint_of
+from rlplace.workers.roles.reward_client import RewardClient, endpoint_of
 from rlplace.workers.roles.scorer import ModelInput, ModelScorer, Samples, StreamingScorer, Values
 from rlplace.workers.roles.scorer_text import queries, retokenized, transcript_of
 

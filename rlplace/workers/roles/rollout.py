@@ -22,8 +22,8 @@ from rlplace.workers.engines.contract import Decision, Engine, VectorEngine
 from rlplace.workers.worker import MoveReport, Worker, cancelled
 
 if TYPE_CHECKING:
+    from rlplace.workers.engines.sync_probe import SyncProbe
     from rlplace.workers.engines.weights import EngineWeights
-    from rlplace.workers.sync_probe import SyncProbe
 
 
 E = TypeVar("E", bound=Engine)

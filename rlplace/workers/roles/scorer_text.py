@@ -25,7 +25,7 @@ from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.reward_client import endpoint_of
+from rlplace.workers.roles.reward_client import endpoint_of
 
 _READS_TOKENS = {
     "reference": "it computes the log-probability of each token that the policy drew",

@@ -88,7 +88,7 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.workers.sync_probe import SyncProbe, probe_tokens, tolerance
+        from rlplace.workers.engines.sync_probe import SyncProbe, probe_tokens, tolerance
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
         self._engine = engine = build_engine(self.config, self.context)

@@ -10,7 +10,7 @@ from rlplace.config import ClusterConfig, read_config
 from rlplace.errors import ConfigError, PlacementError, Source
 from rlplace.placement import HybridComponentPlacement, Links, Node, Topology, declare_topology
 from rlplace.placement.machines.nodes import in_rank_order
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import declared_topology
 
 
 def cluster(*nodes: dict[str, Any], **more: Any) -> ClusterConfig:

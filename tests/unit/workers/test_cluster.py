@@ -7,7 +7,7 @@ import pytest
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.workers.launch.cluster import Cluster, whole
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import declared_topology
 
 
 def config(**changes: object) -> ClusterConfig:

@@ -14,8 +14,8 @@ import pytest
 
 from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
-from rlplace.workers.reward_client import Endpoint, RewardClient, endpoint_of
 from rlplace.workers.roles.reward import RewardEndpointWorker
+from rlplace.workers.roles.reward_client import Endpoint, RewardClient, endpoint_of
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
 from tests.tiny_tokenizer import tiny_tokenizer

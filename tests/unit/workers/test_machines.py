@@ -9,8 +9,7 @@ import pytest
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.placement.show.text import render_text
-from rlplace.workers.launch.gpus import Gpu, list_gpus, parse, runs_of, visible
-from rlplace.workers.machines import declared_topology
+from rlplace.workers.launch.machines import Gpu, declared_topology, list_gpus, parse, runs_of, visible
 from tests.unit.placement.reports import LLAMA_8B, llm
 
 GIB = 1 << 30

@@ -15,9 +15,9 @@ import pytest
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.reward_client import Endpoint, RewardClient
-from rlplace.workers.reward_server import RewardServer, main
 from rlplace.workers.roles.reward import RewardEndpointWorker
+from rlplace.workers.roles.reward_client import Endpoint, RewardClient
+from rlplace.workers.roles.reward_server import RewardServer, main
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
 from tests.tiny_lm import tiny_model, tiny_reward_model

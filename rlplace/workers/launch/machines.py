@@ -1,0 +1,156 @@
+"""The machines of a job as the config declares them, and the GPUs of this machine; without torch or CUDA.
+
+GPUs are numbered as nvidia-smi and Ray number them, by their place on the bus; workers number them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rlplace.config import AcceleratorConfig, ClusterConfig
+from rlplace.errors import ClusterError, Problem, Source
+from rlplace.placement.machines.nodes import declare_topology
+from rlplace.placement.machines.topology import Run, Topology
+
+EMULATED_PER_NODE = 8  # where `auto` finds no GPU
+QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
+LIST_S = 10.0  # a driver that nothing keeps loaded takes seconds to answer
+_MIB = 1 << 20
+
+
+def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | None = None) -> Topology:
+    """Make the topology of the config; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
+
+    Machines declared one by one need not exist: the launcher checks them.
+    """
+    if config.nodes:
+        kind = "emulated" if config.accelerator.kind == "emulated" else "cuda"
+        budget = config.accelerator.memory if kind == "emulated" else 0
+        nodes = [dataclasses.replace(node, memory=node.memory or budget) for node in config.nodes]
+        return declare_topology(nodes, kind, config.num_nodes if config.num_nodes > 1 else None, sources)
+    return count_topology(
+        config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
+    )
+
+
+def count_topology(
+    num_nodes: int, accelerators_per_node: int | Literal["auto"], accelerator: AcceleratorConfig, *, local: bool
+) -> Topology:
+    """Make nodes that are all alike. `local`: they are this machine, so it must have that many. Raises ClusterError.
+
+    Counted GPUs have the products and memory of this machine's; of another cluster's, none is known.
+    """
+    kind = accelerator.kind
+    gpus = () if kind == "emulated" else visible_gpus()
+    found = len(gpus)
+    if kind == "auto":
+        kind = "cuda" if found else "emulated"
+    count = accelerators_per_node
+    if count == "auto":
+        count = found if kind == "cuda" else EMULATED_PER_NODE
+    if kind == "cuda" and (count == 0 or (local and count > found)):
+        raise ClusterError(
+            Problem(
+                code="too-few-accelerators",
+                key="cluster.accelerators_per_node",
+                what=f"{count or 'some'} GPUs are asked for",
+                got=str(accelerators_per_node),
+                why=f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)",
+                fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
+            )
+        )
+    if kind == "emulated":
+        return Topology.uniform(num_nodes, count, kind, accelerator.memory)
+    topology = Topology.uniform(num_nodes, count, kind)
+    if not local and accelerators_per_node != "auto":
+        return topology
+    runs = runs_of(gpus[:count])
+    product = " + ".join(run.product for run in runs if run.product)
+    least, mixed = min(run.memory_bytes for run in runs), runs if len(runs) > 1 else ()
+    return Topology(
+        tuple(dataclasses.replace(n, product=product, memory_bytes=least, runs=mixed) for n in topology.nodes)
+    )
+
+
+# ── GPUs of this machine ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. What is not known stays empty."""
+
+    uuid: str = ""
+    product: str = ""
+    memory_bytes: int = 0  # of the board: what the driver keeps, about 1 %, is not for CUDA, torch and vLLM
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """List the GPUs of this machine that this process may use; waits at most LIST_S for nvidia-smi."""
+    return visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
+    """List all GPUs of this machine; only counts them where nvidia-smi is absent, fails, is late or not understood."""
+    described: tuple[Gpu, ...] = ()
+    with tempfile.TemporaryFile() as out, contextlib.suppress(OSError):  # a pipe may never come to its end
+        process = subprocess.Popen(QUERY.split(), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+        try:
+            if process.wait(deadline_s) == 0:
+                out.seek(0)
+                described = parse(out.read().decode(errors="replace"))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver, it cannot even be killed
+                process.wait(1.0)
+    in_proc = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
+    return described or (Gpu(),) * (in_proc or len(list(Path("/dev").glob("nvidia[0-9]*"))))
+
+
+def parse(text: str) -> tuple[Gpu, ...]:
+    """Read the answer to QUERY, a line each; nothing where a line is not as asked, since numbers would shift."""
+    gpus: list[Gpu] = []
+    for line in filter(str.strip, text.splitlines()):
+        fields = [field.strip() for field in line.rsplit(",", 2)]
+        if len(fields) != 3 or not fields[2].startswith("GPU-"):
+            return ()
+        product, mib, uuid = fields
+        known = int(mib) * _MIB if mib.isdecimal() else 0  # [N/A] where it is the machine's own memory
+        gpus.append(Gpu(uuid=uuid, product=product.removeprefix("NVIDIA "), memory_bytes=known))
+    return tuple(gpus)
+
+
+def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
+    """Pick the GPUs that `names`, CUDA_VISIBLE_DEVICES, leaves, in its order: numbers, or beginnings of UUIDs.
+
+    CUDA reads it up to the first name that does not exist. Of a MIG slice, only that it is there is known.
+    """
+    if names is None:
+        return tuple(gpus)
+    left: list[Gpu] = []
+    for name in map(str.strip, names.split(",")):
+        if name.isdecimal():
+            gpu = gpus[int(name)] if int(name) < len(gpus) else None
+        elif name.startswith("MIG-") or (name.startswith("GPU-") and not any(gpu.uuid for gpu in gpus)):
+            gpu = Gpu()
+        else:
+            gpu = next((gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)), None)
+        if gpu is None or len(left) == len(gpus):
+            break
+        left.append(gpu)
+    return tuple(left)
+
+
+def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
+    """Group neighbours that are alike."""
+    alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
+    return tuple(
+        Run(count=sum(1 for _ in group), product=product, memory_bytes=size) for (product, size), group in alike
+    )

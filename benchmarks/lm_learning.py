@@ -65,7 +65,7 @@ def main() -> None:
             ours.append(time.process_time() - between)
         ranks.close()
     best, reference = min(ours[1:]), min(plain[1:])
-    print(f"{len(samples)} samples, {tokens} tokens, {sum(s.learned for s in samples)} of them learned")
+    print(f"{len(samples)} samples, {tokens} tokens, {sum(s.response_tokens for s in samples)} of them learned")
     print(f"plain loop  {tokens / reference:8.1f} tokens/s")
     print(f"actor       {tokens / best:8.1f} tokens/s    {reference / best:.2f} x")
 
@@ -147,7 +147,7 @@ def config_of(folder: Path, prompts: int) -> Config:
 def plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: list[Sample]) -> None:
     """Padded micro-batches of neighbours in length, the whole vocabulary's log-probabilities of all tokens."""
     by_length = sorted(samples, key=lambda s: s.weight)
-    learned = sum(s.learned for s in samples)
+    learned = sum(s.response_tokens for s in samples)
     advantages = {id(s): s.reward - 0.5 for s in samples}
     size = max(1, BUDGET // by_length[-1].weight)
     for start in range(0, len(by_length), size):

@@ -88,8 +88,8 @@ class Sample:
         return len(self.tokens)
 
     @property
-    def learned(self) -> int:
-        """Response tokens: those that the policy sampled."""
+    def response_tokens(self) -> int:
+        """How many tokens the policy sampled."""
         return int(self.mask.sum())
 
 

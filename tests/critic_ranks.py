@@ -88,7 +88,7 @@ def give_returns(critic: Critic, groups: Groups, iteration: int = 0) -> None:
 def returns_of(sample: Sample, iteration: int = 0) -> NDArray[np.float32]:
     """Made up, [N]."""
     rng = np.random.default_rng([5, iteration, sample.group, sample.sample])
-    return (sample.reward + rng.normal(0.0, 0.5, sample.learned)).astype(np.float32)
+    return (sample.reward + rng.normal(0.0, 0.5, sample.response_tokens)).astype(np.float32)
 
 
 def scores(critic: Critic) -> list[Scores]:

@@ -151,7 +151,7 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
             answers=(answer(sample),),
             replies=(),
             facts={"answer": str(sample.group)},
-            tokens=sample.learned,
+            tokens=sample.response_tokens,
             truncated=False,
         )
         return dataclasses.replace(sample, transcript=transcript)

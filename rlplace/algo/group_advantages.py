@@ -30,7 +30,7 @@ class Outcomes(NamedTuple):
         return cls(
             rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
             groups=torch.repeat_interleave(sizes),
-            lengths=torch.tensor([s.learned for s in samples], dtype=torch.int64),
+            lengths=torch.tensor([s.response_tokens for s in samples], dtype=torch.int64),
         )
 
 

@@ -38,14 +38,14 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, Metric]:
 
 
 def _lengths(samples: Sequence[Sample]) -> dict[str, Metric]:
-    learned = [s.learned for s in samples]
+    responses = [s.response_tokens for s in samples]
     return {
         "actor/tokens": Metric(sum(s.weight for s in samples), "sum"),
-        "actor/tokens_learned": Metric(sum(learned), "sum"),
+        "actor/tokens_learned": Metric(sum(responses), "sum"),
         "actor/length": _mean([s.weight for s in samples]),
         "actor/length_max": Metric(max(s.weight for s in samples), "max"),
-        "actor/length_learned": _mean(learned),
-        "actor/length_learned_max": Metric(max(learned), "max"),
+        "actor/length_learned": _mean(responses),
+        "actor/length_learned_max": Metric(max(responses), "max"),
         "actor/turns": _mean([s.turns for s in samples]),
         "actor/truncated_share": _mean([s.truncated for s in samples]),
     }

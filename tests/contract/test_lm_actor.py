@@ -213,7 +213,7 @@ def test_metrics_say_how_it_went(actor_of: MakeActor, qwen: Path) -> None:
     samples = [sample for group in stale for sample in group]
     assert metrics["actor/reward"].value == pytest.approx(np.mean([s.reward for s in samples]))
     assert metrics["actor/age"].value == 2.0
-    assert metrics["actor/tokens_learned"].value == sum(s.learned for s in samples)
+    assert metrics["actor/tokens_learned"].value == sum(s.response_tokens for s in samples)
     assert metrics["actor/approx_kl"].value == pytest.approx(0.0, abs=1e-9)  # old is of the pass that learns
     assert metrics["actor/mismatch"].value > 0.1  # nobody sampled these
     assert 0.0 < metrics["actor/mismatch_capped"].value < 1.0

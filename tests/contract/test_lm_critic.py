@@ -205,7 +205,7 @@ def without_learned(groups: list[tuple[Sample, ...]]) -> list[tuple[Sample, ...]
 def test_a_sample_without_learned_tokens_is_scored_by_nothing(critic_of: MakeCritic, qwen: Path) -> None:
     critic = critic_of(CriticScenario(model=qwen))
     iterate(critic, groups=without_learned(made_up_samples()))
-    assert [len(s.values) for s in scores(critic)[:2]] == [0, made_up_samples()[0][1].learned]
+    assert [len(s.values) for s in scores(critic)[:2]] == [0, made_up_samples()[0][1].response_tokens]
 
 
 def test_nothing_to_learn_is_no_step(critic_of: MakeCritic, qwen: Path) -> None:

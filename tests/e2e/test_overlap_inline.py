@@ -30,7 +30,7 @@ def test_nothing_is_learned_that_is_older_than_allowed(model: Path, tmp_path: Pa
         assert 0 <= ages.min() <= ages.max() <= ahead
         assert (np.diff(sample.versions[sample.mask]) >= 0).all()
     for version in range(ahead, 10):  # each began as early as it may, and went on with what was pushed meanwhile
-        long = [s for s in seen.of(version) if s.learned > EARLY + 1]
+        long = [s for s in seen.of(version) if s.response_tokens > EARLY + 1]
         assert long
         for sample in long:
             assert set(sample.versions[sample.mask]) >= {version - ahead, version - ahead + 1}

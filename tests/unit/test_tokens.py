@@ -34,7 +34,7 @@ def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     assert sample.logprobs.tolist() == [0, 0, -1, -2, 0, -1]
     assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 4]
     assert sample.reward == pytest.approx(1.1)
-    assert (sample.weight, sample.learned, sample.turns, sample.truncated) == (6, 3, 2, False)
+    assert (sample.weight, sample.response_tokens, sample.turns, sample.truncated) == (6, 3, 2, False)
 
 
 def test_the_conversation_so_far_is_the_next_prompt() -> None:
@@ -51,7 +51,7 @@ def test_an_answer_cut_by_length_says_so() -> None:
 
 def test_an_episode_without_an_answer_has_nothing_to_learn() -> None:
     sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({"right": 0.0}, {"right": 1.0})
-    assert (sample.learned, sample.turns, sample.truncated) == (0, 0, False)
+    assert (sample.response_tokens, sample.turns, sample.truncated) == (0, 0, False)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

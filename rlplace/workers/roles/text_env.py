@@ -78,7 +78,7 @@ class TextEnvWorker(EnvWorker):
         def deliver(group: Group) -> None:
             samples.extend(group)
             tokens = sum(sample.weight for sample in group)
-            oldest = min((int(s.versions[s.mask].min()) for s in group if s.learned), default=None)
+            oldest = min((int(s.versions[s.mask].min()) for s in group if s.response_tokens), default=None)
             bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
@@ -130,7 +130,7 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
     numbers = {
         "reward": mean(sum(sample.reward for sample in samples)),
         **{f"reward/{r.name}": mean(sum(sample.rewards[r.name] for sample in samples)) for r in rewards},
-        "answer_tokens": mean(sum(sample.learned for sample in samples)),
+        "answer_tokens": mean(sum(sample.response_tokens for sample in samples)),
         "episode_tokens": mean(sum(sample.weight for sample in samples)),
         "turns": mean(sum(sample.turns for sample in samples)),
         "truncated": mean(sum(sample.truncated for sample in samples)),

@@ -45,7 +45,7 @@ class Lengths:
     @classmethod
     def of(cls, groups: Groups) -> Lengths:
         samples = [sample for group in groups for sample in group]
-        return cls(tokens=tuple(s.weight for s in samples), responses=tuple(s.learned for s in samples))
+        return cls(tokens=tuple(s.weight for s in samples), responses=tuple(s.response_tokens for s in samples))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def take_returns(channel: Channel, samples: Sequence[Sample], groups: int, owner
 
     Raises ChannelTimeout, naming who waits; ChannelMisuse for returns that are not of these samples.
     """
-    due = {(sample.group, sample.sample): sample.learned for sample in samples}
+    due = {(sample.group, sample.sample): sample.response_tokens for sample in samples}
     found: dict[tuple[int, int], TokenArray] = {}
     for _ in range(groups):
         group: Sequence[Returns] = channel.get()
@@ -161,7 +161,7 @@ def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str
 
 
 def _checked(owner: str, scorer: str, scores: Scores, sample: Sample) -> TokenArray:
-    due = 1 if role_of(scorer) == "reward" else sample.learned
+    due = 1 if role_of(scorer) == "reward" else sample.response_tokens
     values = np.asarray(scores.values, np.float32)
     if values.shape != (due,):
         got, expected = f"an array of shape {values.shape}", f"{due} for sample {sample.group}/{sample.sample}"

@@ -45,13 +45,13 @@ def learned_logprobs(model: Counting, one: Sample) -> Tensor:
 def packed_step(model: Counting, optimizer: torch.optim.Optimizer, mean: str, tis_cap: float | None) -> float:
     """What ranks would do one after the other, gradients summed."""
     worth = grpo(Outcomes.of([SAMPLES[start : start + 3] for start in (0, 3, 6)])).float()
-    totals = Totals(samples=len(SAMPLES), tokens=sum(s.learned for s in SAMPLES), longest=4)
+    totals = Totals(samples=len(SAMPLES), tokens=sum(s.response_tokens for s in SAMPLES), longest=4)
     packing = pack([len(s.tokens) for s in SAMPLES], ranks=2, token_budget=12)
     assert packing.micro_batches > 1
     total = 0.0
     for micro_batch in (m for rank in packing.ranks for m in rank):
         chosen = [SAMPLES[i] for i in micro_batch]
-        lengths = torch.tensor([s.learned for s in chosen])
+        lengths = torch.tensor([s.response_tokens for s in chosen])
         logprobs = torch.cat([learned_logprobs(model, s) for s in chosen])
         engine = torch.cat([torch.from_numpy(s.logprobs[s.mask]) for s in chosen])
         terms = lm_terms(

@@ -125,7 +125,7 @@ def _facts(sample: Sample) -> dict[str, object]:
     """Of the transcript that this sample should have: its answer is its number."""
     found = sample.transcript
     assert isinstance(found, Transcript)
-    fixed = {"answers": (str(sample.sample),), "replies": (), "tokens": sample.learned, "truncated": False}
+    fixed = {"answers": (str(sample.sample),), "replies": (), "tokens": sample.response_tokens, "truncated": False}
     return {"prompt": found.prompt, "facts": found.facts, **fixed}
 
 

@@ -20,7 +20,7 @@ def everything() -> list[Sample]:
 
 
 def said(judge: str, sample: Sample, **other: object) -> Scores:
-    size = 1 if judge.startswith("reward") else sample.learned
+    size = 1 if judge.startswith("reward") else sample.response_tokens
     facts = {"group": sample.group, "sample": sample.sample, "values": np.full(size, sample.sample, np.float32)}
     return Scores(**{**facts, **other})  # type: ignore[arg-type]
 

@@ -45,7 +45,7 @@ def test_waiting_for_groups_has_a_deadline() -> None:
 def test_a_batch_gives_each_sample_its_own() -> None:
     groups = made_up_samples()
     everything = [sample for group in groups for sample in group]
-    targets = [Targets(advantages=np.full(s.learned, i, np.float32)) for i, s in enumerate(everything)]
+    targets = [Targets(advantages=np.full(s.response_tokens, i, np.float32)) for i, s in enumerate(everything)]
     shard = shard_of(groups, Lengths.of(groups), {1, 4, 7}, targets)
     batch = Batch(shard, torch.device("cpu"))
     picks = (1, 7)
@@ -53,10 +53,12 @@ def test_a_batch_gives_each_sample_its_own() -> None:
     packed = batch.packed(picks)
     assert packed.tokens.tolist() == np.concatenate([s.tokens for s in chosen]).tolist()
     assert packed.targets.tolist() == np.concatenate([s.tokens[s.mask] for s in chosen]).tolist()
-    assert batch.lengths(picks).tolist() == [s.learned for s in chosen]
+    assert batch.lengths(picks).tolist() == [s.response_tokens for s in chosen]
     expected = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in chosen]))
     assert torch.equal(batch.engine_logprobs(picks), expected)
-    assert batch.target("advantages", picks).tolist() == [float(i) for i in picks for _ in range(everything[i].learned)]
+    assert batch.target("advantages", picks).tolist() == [
+        float(i) for i in picks for _ in range(everything[i].response_tokens)
+    ]
     assert batch.old(picks) is None
     everywhere = torch.zeros(batch.tokens)
     batch.put(everywhere, picks, expected)

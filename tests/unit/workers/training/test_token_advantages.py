@@ -40,7 +40,7 @@ def with_rewards(*rewards: float) -> list[list[Sample]]:
 
 
 def each(value: float) -> list[np.ndarray]:
-    return [np.full(s.learned, value, np.float32) for s in SAMPLES]
+    return [np.full(s.response_tokens, value, np.float32) for s in SAMPLES]
 
 
 def rewards(found: Experience) -> list[float]:
@@ -61,7 +61,7 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
 def test_without_judges_each_token_has_the_advantage_of_its_sample() -> None:
     found = estimator("dr_grpo")(with_rewards(1, 0, 5, 5), {}, Inferred())
     for sample, targets, advantage in zip(SAMPLES, found.targets, (0.5, -0.5, 0, 0), strict=True):
-        assert targets.advantages.tolist() == [advantage] * sample.learned
+        assert targets.advantages.tolist() == [advantage] * sample.response_tokens
         assert (targets.old, targets.reference, targets.values, targets.returns) == (None,) * 4
     assert found.metrics == {}
     kept = found.with_signal()
@@ -73,11 +73,11 @@ def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
     scores = {"reference": [*each(-1.0)[:1], *each(-3.0)[1:]]}
     made = estimator("dr_grpo", ("reference",), kl_coef=0.1)
     found = made(with_rewards(0, 0, 0, 0), scores, own)
-    lost = 0.1 * 2.0 * SAMPLES[1].learned
+    lost = 0.1 * 2.0 * SAMPLES[1].response_tokens
     assert found.targets[0].advantages[0] == pytest.approx(lost / 2)
     assert found.targets[1].advantages[0] == pytest.approx(-lost / 2)
     assert rewards(found) == [0.0] * 4, "what is reported is what was said"
-    tokens = sum(s.learned for s in SAMPLES[1:])
+    tokens = sum(s.response_tokens for s in SAMPLES[1:])
     assert found.metrics["actor/kl_reference"].value == pytest.approx(2.0 * tokens / 4)
     assert found.metrics["actor/kl_coef"].value == pytest.approx(0.1)
 

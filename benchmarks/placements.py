@@ -26,7 +26,7 @@ from rlplace.config import AcceleratorConfig, ClusterConfig
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory import MemoryCase
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
 from rlplace.placement.schedule import Transition, rlhf_needs
 from rlplace.report.timeline import render_timeline

@@ -44,7 +44,8 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
 def plan_rlhf(count: int) -> None:
     """Ten components, with the routes of samples to all of them."""
     from rlplace.config import ClusterConfig
-    from rlplace.placement import BatchSizes, Topology, plan_components
+    from rlplace.placement import Topology, plan_components
+    from rlplace.placement.checks import BatchSizes
 
     half, eighth = count // 2, count // 8
     placement: dict[str, object] = {

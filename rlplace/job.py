@@ -10,7 +10,8 @@ from rlplace.config import ClusterConfig, Config, RunnerConfig
 from rlplace.envs import describe
 from rlplace.loop import Loop
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.memory import MemoryCase, MemoryLedger, memory_case, with_share
+from rlplace.placement.memory.case import memory_case, with_share
+from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink

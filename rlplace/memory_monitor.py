@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.memory import Measurements, MemoryCase, MemoryLedger, Moment, find_remedies, proposals
+from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
+from rlplace.placement.memory.remedies import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
 from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport

@@ -23,7 +23,7 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_active
-from rlplace.placement.memory import record_measurements
+from rlplace.placement.memory.measured import record_measurements
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text

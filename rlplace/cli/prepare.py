@@ -18,7 +18,10 @@ from rlplace.config.model_folder import with_folder
 from rlplace.envs import check
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.placement.counts import explain_counts
-from rlplace.placement.memory import Measurements, MemoryCase, PolicySpaces, memory_case, read_measurements
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import PolicySpaces
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.memory.measured import read_measurements
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.workers.launch.machines import declared_topology

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplace.comm.watchdog import ChannelView
 from rlplace.placement.language.slots import component_of
-from rlplace.placement.memory import Measurements, MemoryLedger
+from rlplace.placement.memory.ledger import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.report.utilisation import usage_lines
 from rlplace.units import show_bytes

@@ -11,8 +11,8 @@ from rlplace.config import Config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.memory import Footprint, Placed, PolicyLearner, PolicySampler, policy_shape
-from rlplace.placement.memory.demands import PolicyShape
+from rlplace.placement.memory.demands import PolicyLearner, PolicySampler, PolicyShape, policy_shape
+from rlplace.placement.memory.footprint import Footprint, Placed
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

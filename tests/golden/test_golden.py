@@ -16,19 +16,18 @@ import rlplace.placement
 from rlplace.config import AcceleratorRunConfig, ClusterConfig, Config, NodeConfig, read_config
 from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement import (
-    BatchSizes,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
     Plan,
     Topology,
-    declare_topology,
     make_plan,
     plan_components,
-    render_json,
-    render_text,
 )
-from rlplace.placement.machines.nodes import RANK_LABEL, in_rank_order
+from rlplace.placement.checks import BatchSizes
+from rlplace.placement.machines.nodes import RANK_LABEL, declare_topology, in_rank_order
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import view_plan
 
 HERE = Path(__file__).parent

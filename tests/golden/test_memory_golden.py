@@ -12,18 +12,14 @@ import pytest
 
 import rlplace.placement.memory
 from rlplace.errors import Problem, ProblemsError
-from rlplace.placement.memory import (
-    Knob,
-    KvShare,
-    MemoryCase,
-    find_shortages,
-    memory_case,
-    read_measurements,
-    read_model,
-    render_formulas,
-    render_ledger,
-    solve,
-)
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import KvShare
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.ledger_text import render_formulas, render_ledger
+from rlplace.placement.memory.measured import read_measurements
+from rlplace.placement.memory.model import read_model
+from rlplace.placement.memory.remedies import find_shortages
+from rlplace.placement.memory.solve import Knob, solve
 from tests.unit.placement.memory_cases import GIB, PENDULUM, colocated_8b, llama_3, ppo, spread_70b, with_host_memory
 
 HERE = Path(__file__).parent / "memory"

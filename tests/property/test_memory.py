@@ -10,26 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplace.errors import PlacementError
-from rlplace.placement import HybridComponentPlacement, Residency, Topology
-from rlplace.placement.memory import (
-    Demand,
-    EngineModel,
-    FrozenModel,
-    Knob,
-    KvBytes,
-    KvShare,
-    MemoryCase,
-    Part,
-    Placed,
-    Simulator,
-    TrainedModel,
-    find_remedies,
-    read_measurements,
-    read_model,
-    record_measurements,
-    render_ledger,
-    solve,
-)
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator, TrainedModel
+from rlplace.placement.memory.footprint import Demand, Part, Placed
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.ledger_text import render_ledger
+from rlplace.placement.memory.measured import read_measurements, record_measurements
+from rlplace.placement.memory.model import read_model
+from rlplace.placement.memory.remedies import find_remedies
+from rlplace.placement.memory.solve import Knob, solve
+from rlplace.placement.schedule import Residency
 from tests.unit.placement.memory_cases import COMPONENTS, RLHF
 
 MIB = 1 << 20

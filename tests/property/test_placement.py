@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import (
-    PPO_NEEDS,
-    HybridComponentPlacement,
-    Plan,
-    Residency,
-    Route,
-    Topology,
-    Transport,
-    make_plan,
-)
-from rlplace.placement.flow import DeviceDelivery, deliver
+from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
+from rlplace.placement.flow import DeviceDelivery, Route, Transport, deliver
 from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.schedule import PPO_NEEDS, Residency
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import fold_nodes, view_plan

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.placement import HybridComponentPlacement, Needs, Residency, Schedule, Topology, derive_schedule
-from rlplace.placement.schedule import base_stage, rlhf_needs
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, derive_schedule, rlhf_needs
 
 ACCELERATORS = 6
 ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b")

@@ -12,7 +12,7 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.memory import MemoryCase
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Residency, rlhf_needs
 from rlplace.workers.launch.group import Pending, WorkerGroup

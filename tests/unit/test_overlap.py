@@ -13,7 +13,7 @@ from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import Generation, Overlap, make_loop
 from rlplace.placement import Topology
-from rlplace.placement.memory import MemoryCase
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import rlhf_needs
 from rlplace.workers.launch.group import WorkerGroup

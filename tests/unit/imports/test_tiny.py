@@ -9,7 +9,7 @@ from rlplace.errors import ConfigError
 from rlplace.imports import Imported, import_words
 from rlplace.imports.models import shape_of
 from rlplace.imports.tiny import shrink
-from rlplace.placement.memory import read_model
+from rlplace.placement.memory.model import read_model
 
 
 def small(flags: str) -> Imported:

@@ -20,8 +20,7 @@ from rlplace.models.heads import value_head_problem
 from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed_attention import Packed
 from rlplace.models.value_lm import ValueLm, build_actor_critic_lm, build_value_lm, first_head
-from rlplace.placement.memory import read_model
-from rlplace.placement.memory.model import Head
+from rlplace.placement.memory.model import Head, read_model
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedLm
 

@@ -8,16 +8,10 @@ from typing import Any
 
 from rlplace.config import Config, read_config
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
-from rlplace.placement.memory import (
-    Demand,
-    EngineModel,
-    FrozenModel,
-    Head,
-    KvShare,
-    MemoryCase,
-    TrainedModel,
-    read_model,
-)
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvShare, TrainedModel
+from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.model import Head, read_model
 from rlplace.placement.schedule import rlhf_needs
 
 GIB = 1 << 30

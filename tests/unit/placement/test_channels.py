@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.config import read_config
-from rlplace.placement import ChannelLocation, ChannelPlan, Topology, make_plan
-from rlplace.placement.channels import participants_of
+from rlplace.placement import Topology, make_plan
+from rlplace.placement.channels import ChannelLocation, ChannelPlan, participants_of
 from rlplace.placement.show.view import locate
 
 TWO = Topology.uniform(2, 4)

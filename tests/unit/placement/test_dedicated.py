@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.config import AcceleratorRunConfig, NodeConfig
-from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Topology, declare_topology
+from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.dedicated import count_active, dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
+from rlplace.placement.machines.nodes import declare_topology
+from rlplace.placement.schedule import PPO_NEEDS
 
 EIGHT = Topology.uniform(1, 8)
 

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement import Residency
-from rlplace.placement.memory import EngineModel, KvBytes, KvShare, MemoryCase, memory_case, with_share
+from rlplace.placement.memory.case import memory_case, with_share
+from rlplace.placement.memory.demands import EngineModel, KvBytes, KvShare
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.solve import RESERVE, fill_share, share_left
+from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import render_text
 from tests.unit.placement.memory_cases import colocated_8b
 from tests.unit.placement.reports import llm

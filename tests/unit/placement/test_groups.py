@@ -15,8 +15,8 @@ from rlplace.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
     Topology,
-    read_node_groups,
 )
+from rlplace.placement.language.groups import read_node_groups
 
 FRANKA = {
     "type": "Franka",

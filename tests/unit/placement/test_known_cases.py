@@ -10,18 +10,11 @@ import pytest
 
 from rlplace.config import ClusterConfig, NodeConfig
 from rlplace.errors import PlacementError
-from rlplace.placement import (
-    BatchSizes,
-    HybridComponentPlacement,
-    Needs,
-    Plan,
-    Residency,
-    Topology,
-    Transport,
-    declare_topology,
-    plan_components,
-    rlhf_needs,
-)
+from rlplace.placement import HybridComponentPlacement, Plan, Topology, plan_components
+from rlplace.placement.checks import BatchSizes
+from rlplace.placement.flow import Transport
+from rlplace.placement.machines.nodes import declare_topology
+from rlplace.placement.schedule import Needs, Residency, rlhf_needs
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 RLHF = ("actor", "critic", "reference", "reward", "rollout")

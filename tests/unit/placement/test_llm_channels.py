@@ -8,11 +8,12 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import Plan, Topology, render_json
-from rlplace.placement.memory import memory_case
+from rlplace.placement import Plan, Topology
+from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
 from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
+from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import view_plan
 from rlplace.placement.transfers import transfers

@@ -10,7 +10,7 @@ import pytest
 from rlplace.config import Config, read_config
 from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery
-from rlplace.placement.memory import memory_case
+from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan, make_plan

@@ -8,8 +8,9 @@ import pytest
 
 from rlplace.config import ClusterConfig, read_config
 from rlplace.errors import ConfigError, PlacementError, Source
-from rlplace.placement import HybridComponentPlacement, Links, Node, Topology, declare_topology
-from rlplace.placement.machines.nodes import in_rank_order
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.machines.nodes import declare_topology, in_rank_order
+from rlplace.placement.machines.topology import Links, Node
 from rlplace.workers.launch.machines import declared_topology
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rlplace.placement.memory import FORMULAS, read_model, render_formulas
-from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE, optimizer_state
-from rlplace.placement.memory.model import Block, ModelShape, Saved, Weight
+from rlplace.placement.memory.formulas import DTYPE_BYTES, FORMULAS, OPTIMIZER_STATE, optimizer_state
+from rlplace.placement.memory.ledger_text import render_formulas
+from rlplace.placement.memory.model import Block, ModelShape, Saved, Weight, read_model
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(

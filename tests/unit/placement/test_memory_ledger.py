@@ -8,30 +8,23 @@ import json
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.placement import HybridComponentPlacement, Residency, Topology
+from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Run
-from rlplace.placement.memory import (
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import (
     EngineModel,
     FrozenModel,
-    HostPart,
     KvBytes,
     KvShare,
-    Load,
-    MemoryCase,
-    MemoryLedger,
-    Part,
-    Placed,
+    PolicySampler,
     Simulator,
     TrainedModel,
-    ledger_record,
-    read_measurements,
-    record_measurements,
-    render_ledger,
 )
-from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import PolicySampler
-from rlplace.placement.memory.ledger import Account
-from rlplace.placement.schedule import rlhf_needs
+from rlplace.placement.memory.footprint import HostPart, Part, Placed
+from rlplace.placement.memory.ledger import Account, Load, MemoryCase, MemoryLedger
+from rlplace.placement.memory.ledger_text import ledger_record, render_ledger
+from rlplace.placement.memory.measured import read_measurements, record_measurements
+from rlplace.placement.schedule import Residency, rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,

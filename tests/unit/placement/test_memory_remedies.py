@@ -5,17 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.memory import (
-    EngineModel,
-    FrozenModel,
-    KvBytes,
-    KvShare,
-    MemoryCase,
-    TrainedModel,
-    find_remedies,
-    find_shortages,
-    memory_case,
-)
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, TrainedModel
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.remedies import find_remedies, find_shortages
 from rlplace.placement.schedule import rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,

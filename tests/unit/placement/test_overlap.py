@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement import (
-    HybridComponentPlacement,
-    Plan,
-    Residency,
-    Schedule,
-    Topology,
-    derive_schedule,
-    render_json,
-    render_svg,
-)
-from rlplace.placement.memory import memory_case
+from rlplace.placement import HybridComponentPlacement, Plan, Topology
+from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import Part
-from rlplace.placement.schedule import rlhf_needs
+from rlplace.placement.schedule import Residency, Schedule, derive_schedule, rlhf_needs
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import view_plan
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout

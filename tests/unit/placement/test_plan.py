@@ -12,7 +12,11 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
-from rlplace.placement import Plan, Topology, Transport, make_plan, render_json, render_svg, render_text
+from rlplace.placement import Plan, Topology, make_plan
+from rlplace.placement.flow import Transport
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import view_plan
 from rlplace.placement.transfers import transports_of
 from rlplace.workers import arguments

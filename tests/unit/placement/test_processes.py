@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlplace.errors import PlacementError, Problem
-from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology, Transport, derive_routes
+from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
 from rlplace.placement.dedicated import dedicate
-from rlplace.placement.flow import copy_nearest
+from rlplace.placement.flow import Transport, copy_nearest, derive_routes
 
 TWO = Topology.uniform(2, 4)
 ROBOTS = [{"label": "arms", "node_ranks": 0, "hardware": {"type": "Arm", "configs": [{"node_rank": 0}]}}]

@@ -10,11 +10,11 @@ import pytest
 from rlplace.cli.prepare import prepare
 from rlplace.config import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError
-from rlplace.placement import Needs, Residency, Topology
+from rlplace.placement import Topology
 from rlplace.placement.flow import Transport
-from rlplace.placement.memory import Knob, solve
-from rlplace.placement.memory.solve import render_solution
+from rlplace.placement.memory.solve import Knob, render_solution, solve
 from rlplace.placement.plan import plan_components
+from rlplace.placement.schedule import Needs, Residency
 from rlplace.placement.show.diff import render_diff
 from rlplace.placement.show.explain import explain_component
 from rlplace.placement.show.html import render_html

@@ -8,11 +8,14 @@ import pytest
 
 from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError, Source
-from rlplace.placement import Plan, Residency, Topology
-from rlplace.placement.memory import HostPart, MemoryCase, Part, find_remedies, memory_case
-from rlplace.placement.memory.ledger import Load
+from rlplace.placement import Plan, Topology
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.footprint import HostPart, Part
+from rlplace.placement.memory.ledger import Load, MemoryCase
 from rlplace.placement.memory.model import read_model
+from rlplace.placement.memory.remedies import find_remedies
 from rlplace.placement.plan import make_plan
+from rlplace.placement.schedule import Residency
 from rlplace.placement.transfers import transfers
 from tests.unit.placement.test_llm_channels import MODEL
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rlplace.placement import HybridComponentPlacement, Route, Routes, Topology, Transport, derive_routes
-from rlplace.placement.flow import block_edges, copy_nearest
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.flow import Route, Routes, Transport, block_edges, copy_nearest, derive_routes
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from rlplace.errors import PlacementError, Source
-from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Move, Residency, Schedule, Topology, derive_schedule
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.schedule import PPO_NEEDS, Move, Residency, Schedule, derive_schedule
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 ALL = ("actor", "env", "rollout")

@@ -13,8 +13,13 @@ from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Layout
 from rlplace.comm.weights.sender import PushRules
 from rlplace.config import read_config
-from rlplace.placement import ChannelLocation, Residency, Topology, make_plan
-from rlplace.placement.memory import HostPart, MemoryLedger, find_shortages, memory_case, render_ledger
+from rlplace.placement import Topology, make_plan
+from rlplace.placement.channels import ChannelLocation
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.footprint import HostPart
+from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.memory.ledger_text import render_ledger
+from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.shared import (
     BUCKET_BYTES,
     WEIGHT_BUFFERS,
@@ -23,6 +28,7 @@ from rlplace.placement.memory.shared import (
     item_segment_bytes,
     simulator_items,
 )
+from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo
 

@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from rlplace.placement import HybridComponentPlacement, Topology, derive_routes
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.flow import derive_routes
 from rlplace.placement.machines.pools import accelerator_pool
 
 TWO = Topology.uniform(2, 4)

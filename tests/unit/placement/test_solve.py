@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement.memory import EngineModel, FrozenModel, Knob, KvBytes, MemoryCase, TrainedModel, solve
+from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, TrainedModel
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.solve import Knob, solve
 from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, spread_70b
 
 
@@ -108,7 +110,7 @@ def test_what_cannot_be_solved_for_says_who_has_it() -> None:
         solve(colocated_8b(), Knob.MICRO_BATCH, "rollout")
     assert caught.value.problems[0].key == "rollout.micro_batch"
     plan, config = ppo()
-    from rlplace.placement.memory import memory_case
+    from rlplace.placement.memory.case import memory_case
 
     with pytest.raises(PlacementError, match="no component of this job has it"):
         solve(memory_case(plan, config, None), Knob.MICRO_BATCH)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement import (
-    FlexiblePlacementStrategy,
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    PlacementStrategy,
-    Topology,
-)
+from rlplace.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, Topology
+from rlplace.placement.language.slots import PlacementStrategy
 
 EIGHT = Topology.uniform(1, 8)
 TWO_BY_FOUR = Topology.uniform(2, 4)

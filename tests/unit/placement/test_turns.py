@@ -6,8 +6,16 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from rlplace.placement import PPO_NEEDS, HybridComponentPlacement, Residency, Schedule, Topology, derive_schedule
-from rlplace.placement.schedule import base_stage, rlhf_needs, split_stages
+from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement.schedule import (
+    PPO_NEEDS,
+    Residency,
+    Schedule,
+    base_stage,
+    derive_schedule,
+    rlhf_needs,
+    split_stages,
+)
 
 OFF, WEIGHTS, FULL = Residency
 Works = dict[str, tuple[str, ...]]

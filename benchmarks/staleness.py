@@ -28,10 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from rlplace.cli.prepare import prepare_composed  # noqa: E402
 from rlplace.config import compose  # noqa: E402
-from rlplace.job import job_spec  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement import Plan  # noqa: E402
-from rlplace.run import run  # noqa: E402
+from rlplace.run import job_spec, run  # noqa: E402
 from rlplace.workers.roles.actor import LmActor  # noqa: E402
 from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402

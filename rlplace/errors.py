@@ -257,47 +257,29 @@ class EngineBusy(AcceleratorError):
     """A generation engine was asked to release its cache while answers are in flight."""
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class WorkerError(RlplaceError):
-    """A worker's method failed, or its process died.
+    """A worker's method failed, or its process died."""
 
-    `remote_traceback` is the traceback on the worker's side; `cause` the exception raised there, None when the process
-    died.
-    """
+    component: str
+    rank: int
+    node: int
+    accelerators: tuple[int, ...] = ()
+    method: str
+    what: str
+    stage: str | None = None
+    version: int | None = None
+    remote_traceback: str | None = None  # on the worker's side
+    cause: BaseException | None = None  # the exception raised there; None when the process died
 
-    def __init__(
-        self,
-        *,
-        component: str,
-        rank: int,
-        node: int,
-        accelerators: tuple[int, ...] = (),
-        method: str,
-        what: str,
-        stage: str | None = None,
-        version: int | None = None,
-        remote_traceback: str | None = None,
-        cause: BaseException | None = None,
-    ) -> None:
-        self.component = component
-        self.rank = rank
-        self.node = node
-        self.accelerators = accelerators
-        self.method = method
-        self.what = what
-        self.stage = stage
-        self.version = version
-        self.remote_traceback = remote_traceback
-        self.cause = cause
+    def __post_init__(self) -> None:
         super().__init__(self.render())
 
     def render(self) -> str:
         on = f"node {self.node}"
-        if self.accelerators:
-            on += ", accelerators " + ",".join(str(a) for a in self.accelerators)
-        if self.stage is not None:
-            on += f", stage {self.stage}"
-        if self.version is not None:
-            on += f", policy version {self.version}"
+        on += f", accelerators {','.join(map(str, self.accelerators))}" if self.accelerators else ""
+        on += f", stage {self.stage}" if self.stage is not None else ""
+        on += f", policy version {self.version}" if self.version is not None else ""
         lines = [f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"]
         if self.remote_traceback:
             lines += ["  on the worker:", *("    " + line for line in self.remote_traceback.rstrip().splitlines())]
@@ -305,19 +287,17 @@ class WorkerError(RlplaceError):
 
     def at(self, *, stage: str, version: int) -> WorkerError:
         """Return the same failure with the stage and policy version in which it happened."""
-        return WorkerError(**{**self._facts(), "stage": stage, "version": version})
+        return dataclasses.replace(self, stage=stage, version=version)
 
     def explained_by(self, cause: RlplaceError) -> WorkerError:
         """Return the same failure with `cause` as its text, for a cause that only the driver can name."""
-        error = WorkerError(**{**self._facts(), "what": str(cause), "cause": cause})
+        error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error
 
-    def _facts(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("__")}  # without __notes__
-
     def __reduce__(self) -> tuple[functools.partial[WorkerError], tuple[()]]:
-        return functools.partial(WorkerError, **self._facts()), ()
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return functools.partial(WorkerError, **fields), ()
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):

@@ -4,9 +4,9 @@
 
     sync ──▶ rollout ──▶ infer ──▶ learn ──▶ sync ...          on entry to a stage: releases | barrier | acquires
      │          │          │         └ actor || critic: update; version + 1 after the last turn
-     │          │          └ reference || rewards || critic || actor: what each says of the samples, in turns
-     │          │            where they share accelerators; after the last turn the actor appraises what they said
-     │          └ env || rollout: observations ⇄ actions, samples into their channels || judges that keep up with them
+     │          │          └ reference || rewards || critic || actor: scores of the samples, in turns where they
+     │          │            share accelerators; after the last turn the actor computes advantages from the scores
+     │          └ env || rollout: observations ⇄ actions, samples into their channels || scorers that keep up with them
      └ actor pushes weights, rollout pulls them
 """
 
@@ -46,12 +46,13 @@ class Loop:
             "rollout": self._rollout,
             "evaluate": self._evaluate,
             "refresh": self._refresh,
-            "appraise": self._appraise,
+            "compute_advantages": self._compute_advantages,
         }
-        of_turns = {"infer": self._infer, "learn": self._learn}
         for stage in schedule.stages:
-            if base_stage(stage) in of_turns:
-                self._bodies[stage] = functools.partial(of_turns[base_stage(stage)], stage)
+            if base_stage(stage) == "infer":
+                self._bodies[stage] = functools.partial(self._infer, stage)
+            elif base_stage(stage) == "learn":
+                self._bodies[stage] = functools.partial(self._learn, stage)
         self._scored = scored_in(schedule)
         self._learned = [stage for stage in schedule.stages if base_stage(stage) == "learn"][-1]
 
@@ -67,7 +68,7 @@ class Loop:
         if evaluate:
             bodies["rollout"] = ("evaluate", "rollout")
         if self._scored is not None:
-            bodies[self._scored] = (*bodies[self._scored], "appraise")
+            bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
         numbers = self._through(bodies, index)
         return numbers | overhead(numbers, self._schedule.active)
 
@@ -125,32 +126,29 @@ class Loop:
             self.memory.moved(move.component, reports)
 
     def _sync(self, index: int) -> list[Metrics]:
-        push = self._groups["actor"].push_weights(self.version)
-        pull = self._groups["rollout"].pull_weights(self.version)
-        return self._gather([push, pull])
+        groups = self._groups
+        return self._gather([groups["actor"].push_weights(self.version), groups["rollout"].pull_weights(self.version)])
 
     def _refresh(self, index: int) -> list[Metrics]:
         """Send the actor's weights to a reference that is refreshed; both skip iterations that are not due."""
         return self._gather([self._groups[c].refresh(index, self.version) for c in ("actor", "reference")])
 
     def _rollout(self, index: int) -> list[Metrics]:
-        stepping = self._groups["env"].run(index)
-        answering = self._groups["rollout"].generate(index)
-        scoring = [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])]
-        return self._gather([stepping, answering, *scoring])
+        generating = [self._groups["env"].run(index), self._groups["rollout"].generate(index)]
+        return self._gather([*generating, *self._score(index)])
+
+    def _score(self, index: int) -> list[Pending]:
+        """Start the components that score samples while others generate them."""
+        return [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])]
 
     def _evaluate(self, index: int) -> list[Metrics]:
-        asking = self._groups["env"].evaluate(index)
-        answering = self._groups["rollout"].generate(index)
-        asked, _ = self._work(
-            [asking, answering]
-        )  # the seconds of generating held-out answers are not metrics of the iteration
-        return asked
+        # The seconds of generating held-out answers are not metrics of the iteration.
+        return self._work([self._groups["env"].evaluate(index), self._groups["rollout"].generate(index)])[0]
 
     def _infer(self, stage: str, index: int) -> list[Metrics]:
         return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.active[stage]])
 
-    def _appraise(self, index: int) -> list[Metrics]:
+    def _compute_advantages(self, index: int) -> list[Metrics]:
         # On the host: no accelerator is in use.
         (metrics,) = self._wait([self._groups["actor"].compute_advantages(index)])
         return metrics
@@ -203,13 +201,9 @@ def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -
 
     Components that work in the same stage overlap: the slowest of them counts as the work of the stage.
     """
-    work = sum(
-        max(
-            (numbers.get(f"{c}/{part}", 0.0) for c in components for part in _WORK.get(base_stage(stage), ())),
-            default=0,
-        )
-        for stage, components in works.items()
-    )
-    total = numbers["time/iteration_s"]
+    total, work = numbers["time/iteration_s"], 0.0
+    for stage, components in works.items():
+        parts = _WORK.get(base_stage(stage), ())
+        work += max((numbers.get(f"{c}/{part}", 0.0) for c in components for part in parts), default=0.0)
     spent = max(0.0, total - work)
     return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}

@@ -15,14 +15,13 @@ that would come too early waits; no generated sample is dropped.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplace.errors import WorkerError
-from rlplace.loop import Loop, overhead, scorers_of
+from rlplace.loop import Loop, overhead
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
@@ -32,8 +31,7 @@ from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed, 
 _GENERATING = ("env", "rollout")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
+class Generated(NamedTuple):
     """An iteration whose samples are all generated."""
 
     calls: tuple[Pending, ...]
@@ -170,9 +168,7 @@ class Overlap(Loop):
     def _rollout(self, index: int) -> list[Metrics]:
         """Start the iterations that are due and return at once: consumers take samples one group after another."""
         self._generation.admitting = True
-        self._scoring = [
-            self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])
-        ]
+        self._scoring = self._score(index)
         self._generation.go_on()
         return []
 

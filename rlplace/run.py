@@ -1,102 +1,189 @@
-"""Executes one plan: the run's folder, the launch, the loop until done, the summary."""
+"""Execute the plan of a job: the run's folder, its workers and their arguments, iterations until done, the summary."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
+from rlplace.config import Config
+from rlplace.envs import describe
 from rlplace.errors import OutputError
-from rlplace.job import JobSpec
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
 from rlplace.placement.dedicated import count_active
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.memory.case import memory_case, with_share
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.measured import record_measurements
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView
-from rlplace.report.sinks import Sink, make_sinks
-from rlplace.report.summary import compare_memory, summary, summary_text, waits_of
+from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Sink, open_sinks
+from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
+from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup
+from rlplace.workers.worker import Worker
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """Everything that `run` needs of a job; `job_spec` makes it."""
+
+    config: Config
+    plan: Plan
+    workers: Mapping[str, type[Worker]]  # by component
+    arguments: WorkerArguments  # the `config` of every worker
+    case: MemoryCase
+    progress: Progress
+
+
+def job_spec(config: Config, plan: Plan) -> JobSpec:
+    """Choose workers, arguments and measures of a job by the kind of its model. The clock of the run starts here."""
+    simulated, placement = config.kind == "mlp", plan.placement
+    progress = Progress(measures=SIMULATED if simulated else TEXT, began=time.perf_counter())
+    if not simulated and config.cluster.launcher == "inline":
+        import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
+
+    spaces = describe(config.simulator_env) if simulated else None
+    case = memory_case(plan, config, spaces)
+    arguments = WorkerArguments(
+        config=config if simulated else with_share(config, case),
+        ranks={component: placement.world_size(component) for component in placement.components},
+        deliveries=plan.deliveries,
+        simulator=None if spaces is None else SimulatorArguments(spaces=spaces, routes=plan.row_routes),
+    )
+    workers = {component: worker_of(config, component) for component in placement.components}
+    return JobSpec(config=config, plan=plan, workers=workers, arguments=arguments, case=case, progress=progress)
+
+
+def worker_of(config: Config, component: str) -> type[Worker]:
+    """Return the worker class of a component: by role and kind of model, of a reward by how it scores."""
+    from rlplace.workers.roles.actor import LmActor, PolicyActor
+    from rlplace.workers.roles.critic import Critic
+    from rlplace.workers.roles.env import VectorEnvWorker
+    from rlplace.workers.roles.reference import ReferenceWorker
+    from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker, RewardModelWorker
+    from rlplace.workers.roles.rollout import VectorRolloutWorker
+    from rlplace.workers.roles.text_env import TextEnvWorker
+    from rlplace.workers.roles.text_rollout import TextRolloutWorker
+
+    role = role_of(component)
+    if role == "reward":
+        rewards: dict[str, type[Worker]] = {
+            "model": RewardModelWorker,
+            "function": RewardFunctionWorker,
+            "url": RewardEndpointWorker,
+        }
+        return rewards[config.reward_of(component).kind]
+    workers: dict[str, type[Worker]] = {"critic": Critic, "reference": ReferenceWorker}
+    if config.kind == "mlp":
+        workers |= {"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker}
+    else:
+        workers |= {"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker}
+    return workers[role]
 
 
 def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
-    """Trains until the goal or the end is reached. Returns the run's folder.
+    """Train until the goal or the end is reached. Return the run's folder.
 
     Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
     """
-    began, runner = time.perf_counter(), job.runner
+    began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
     folder = make_folder(Path(runner.output_dir) / report.name)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False))
     write_whole(folder / "plan.txt", render_text(report) + "\n")
     write_whole(folder / "plan.json", json.dumps(render_json(report), indent=1) + "\n")
     write_whole(folder / "plan.svg", render_svg(report))
-    placed = job.plan.placement
-    print(f"starting {', '.join(f'{placed.world_size(c)} {c}' for c in placed.components)} workers", flush=True)
-    shared_bytes = {node.rank: job.ledger.shared_bytes(node.rank) for node in job.plan.topology.nodes}
+    workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
+    print(f"starting {workers} workers", flush=True)
+    ledger = job.case.ledger()
+    shared_bytes = {node.rank: ledger.shared_bytes(node.rank) for node in job.plan.topology.nodes}
+    scored = "infer" in map(base_stage, schedule.stages)
+    console = RUN_CONSOLE if job.config.kind == "mlp" else SCORED_CONSOLE if scored else TEXT_CONSOLE
     with (
-        Cluster.from_config(job.cluster, job.plan.topology, shared_bytes=shared_bytes) as cluster,
-        sinks_of(job, folder) as sinks,
+        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared_bytes) as cluster,
+        open_sinks(runner.sinks, folder, console) as sinks,
     ):
         groups = launch(cluster, job)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
-        start_s = time.perf_counter() - began
-        job.driver.progress.start_s = start_s
-        print(f"ready after {start_s:.1f} s: {cluster.describe()}", flush=True)
+        job.progress.start_s = time.perf_counter() - began
+        print(f"ready after {job.progress.start_s:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
         loop = make_loop(
-            job.plan.schedule,
+            schedule,
             groups,
             MemoryMonitor(job.case),
             stage_timeout_s=runner.stage_timeout_s,
             iterations=runner.total_iterations,
         )
+        watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
         try:
-            with _watched(channels, runner.watchdog_s):
-                job.driver.train(loop, sinks)
-            loop.save({component: folder / name for component, name in job.saved.items()})
+            with watchdog:
+                _train(job, loop, sinks)
+            saved = {"actor": folder / ("policy.safetensors" if job.config.kind == "mlp" else "policy")}
+            loop.save(saved | ({"critic": folder / "critic"} if "critic" in placement.components else {}))
         finally:
-            held = loop.memory.held
-            ended = summary(job.driver.progress, folder) | {
-                "memory": compare_memory(job.ledger, held),
+            usage, held = loop.usage, loop.memory.held
+            ended = summary(job.progress, folder) | {
+                "memory": compare_memory(ledger, held),
                 "waits": waits_of(view(channels)),
-                "utilisation": loop.usage.record(count_active(job.plan.placement, job.plan.schedule.needs).at_work),
+                "utilisation": usage.record(count_active(placement, schedule.needs).at_work),
             }
             write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
-            if loop.usage.last:
-                write_whole(folder / "timeline.svg", timeline_of(loop, job))
+            if usage.last:
+                picture = render_timeline(usage.last, usage.accelerators, placement.components, "last iteration")
+                write_whole(folder / "timeline.svg", picture)
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
             print(summary_text(ended), flush=True)
     return folder
 
 
-def timeline_of(loop: Loop, job: JobSpec) -> str:
-    usage = loop.usage
-    return render_timeline(usage.last, usage.accelerators, job.plan.placement.components, "last iteration")
-
-
-def _watched(channels: Mapping[str, Channel], stall_s: float) -> AbstractContextManager[object]:
-    return Watchdog(channels, stall_s=stall_s) if stall_s else contextlib.nullcontext()
+def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:
+    """Run iterations until the last one or the goal, with evaluations on held-out prompts in between."""
+    config, progress, runner = job.config, job.progress, job.config.runner
+    simulated = config.kind == "mlp"
+    eval_every = 0 if simulated else runner.eval_every
+    while progress.iterations < runner.total_iterations:
+        at = progress.iterations
+        numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
+        if simulated:
+            steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+        else:
+            steps = int(numbers.get("rollout/answers", 0))
+        progress.add(numbers, steps)
+        if simulated:
+            numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
+            if progress.mean_return is not None:
+                numbers["env/mean_return"] = progress.mean_return
+        for sink in sinks:
+            sink.write(progress.iterations, progress.steps, numbers)
+        if progress.reached(runner.stop_at_return):
+            break
+    if eval_every:
+        progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
 
 
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
-    plan, runner = job.plan, job.runner
+    plan, runner = job.plan, job.config.runner
     slots = {component: tuple(plan.placement.slots(component)) for component in plan.placement.components}
     cluster.reserve([slot for placed in slots.values() for slot in placed])
     channels = {
@@ -150,13 +237,3 @@ def write_whole(file: Path, text: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OutputError.of(file, error) from error
-
-
-@contextlib.contextmanager
-def sinks_of(job: JobSpec, folder: Path) -> Iterator[list[Sink]]:
-    sinks = make_sinks(job.runner.sinks, folder, job.console)
-    try:
-        yield sinks
-    finally:
-        for sink in sinks:
-            sink.close()

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlplace.comm.local import LocalChannel
 from rlplace.config import read_config
-from rlplace.job import worker_of
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
+from rlplace.run import worker_of
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,

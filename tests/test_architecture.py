@@ -27,7 +27,6 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "memory_monitor", "overlap", "report"),
-    ("job",),
     ("run",),
     ("cli",),
     ("plan", "train"),
@@ -84,7 +83,6 @@ PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {
     "envs",
-    "job",
     "loop",
     "overlap",
     "run",

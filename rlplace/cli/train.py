@@ -106,8 +106,7 @@ def _job(composed: compose.Composed) -> int:
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
-    from rlplace.job import job_spec
-    from rlplace.run import run
+    from rlplace.run import job_spec, run
 
     run(job_spec(job.config, job.plan), job.view, resolved=job.mapping)
     return DONE

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -183,10 +183,11 @@ class TensorBoardSink:
         self._file.close()
 
 
-def make_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> list[Sink]:
-    """The sinks of `names` ("console", "jsonl", "tensorboard"); files go to `directory`. The caller closes them.
+@contextlib.contextmanager
+def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> Iterator[list[Sink]]:
+    """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close all of them.
 
-    Raises OutputError when a file cannot be made; then none is left open.
+    Raises OutputError when a file cannot be made.
     """
     makers: Mapping[str, Callable[[], Sink]] = {
         "console": lambda: ConsoleSink(console=console),
@@ -194,10 +195,4 @@ def make_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CON
         "tensorboard": lambda: TensorBoardSink(directory / TENSORBOARD_FOLDER),
     }
     with contextlib.ExitStack() as opened:
-        sinks: list[Sink] = []
-        for name in names:
-            sink = makers[name]()
-            opened.callback(sink.close)
-            sinks.append(sink)
-        opened.pop_all()
-        return sinks
+        yield [opened.enter_context(contextlib.closing(makers[name]())) for name in names]

@@ -11,10 +11,9 @@ from typing import Any
 
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
-from rlplace.job import job_spec
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
-from rlplace.run import run
+from rlplace.run import job_spec, run
 from rlplace.tokens import Sample
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.text_rollout import TextRolloutWorker

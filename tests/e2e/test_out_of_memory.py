@@ -12,12 +12,11 @@ import pytest
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
-from rlplace.job import job_spec
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
-from rlplace.run import run
+from rlplace.run import job_spec, run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport

@@ -11,10 +11,9 @@ import pytest
 
 from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
-from rlplace.job import job_spec
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
-from rlplace.run import launch
+from rlplace.run import job_spec, launch
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
 from tests.e2e.training import SMALL, placed

@@ -120,10 +120,10 @@ def test_all_that_judge_take_turns_where_they_share() -> None:
         stage, number = turns
         each = [numbers[f"time/{stage}_{turn}_s"] for turn in range(1, number + 1)]
         assert numbers[f"time/{stage}_s"] >= sum(each) - 1e-9
-    assert "time/appraise_s" in numbers
+    assert "time/compute_advantages_s" in numbers
 
 
-def test_scores_are_appraised_after_rollout_where_all_keep_up_with_it() -> None:
+def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up() -> None:
     made, log = loop(reward="1")
     made.iteration(0)
     assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor compute_advantages", "actor learn"]

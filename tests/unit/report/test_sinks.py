@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import OutputError, RlplaceError
-from rlplace.report.sinks import LINES_PER_HEADER, ConsoleSink, JsonlSink, TensorBoardSink, WholeAppends, make_sinks
+from rlplace.report.sinks import LINES_PER_HEADER, ConsoleSink, JsonlSink, TensorBoardSink, WholeAppends, open_sinks
 
 NUMBERS = {
     "env/mean_return": 471.25,
@@ -144,11 +144,10 @@ def test_tensorboard_files_are_whole_after_every_write(tmp_path: Path) -> None:
 
 
 def test_sinks_are_made_in_order_and_write_to_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sinks = make_sinks(["tensorboard", "jsonl", "console"], tmp_path)
-    for sink in sinks:
-        sink.write(1, 64, NUMBERS)
-        sink.close()
-    assert [type(sink).__name__ for sink in sinks] == ["TensorBoardSink", "JsonlSink", "ConsoleSink"]
+    with open_sinks(["tensorboard", "jsonl", "console"], tmp_path) as sinks:
+        assert [type(sink).__name__ for sink in sinks] == ["TensorBoardSink", "JsonlSink", "ConsoleSink"]
+        for sink in sinks:
+            sink.write(1, 64, NUMBERS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
     assert "471.2" in capsys.readouterr().out
 
@@ -156,6 +155,6 @@ def test_sinks_are_made_in_order_and_write_to_the_folder(tmp_path: Path, capsys:
 def test_a_sink_that_cannot_be_made_closes_those_before_it(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("not a folder")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(OutputError):
-        make_sinks(["jsonl", "tensorboard"], tmp_path)
+    with pytest.raises(OutputError), open_sinks(["jsonl", "tensorboard"], tmp_path):
+        pass
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -187,8 +187,10 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
     """Overrides come on top of this command line; another config takes over nothing but the cluster."""
     if "=" in other:
         return [*words, *shlex.split(other)]
-    directory = compose.directory_words(words)
-    return [*directory, "--config-name", other, *(w for w in words if w.startswith("cluster="))]
+    flags = compose.CommandLine.of(words).flags
+    folders = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
+    kept = [*(f"{flag}={folder}" for flag, folder in folders.items() if folder), f"--config-name={other}"]
+    return [*kept, *(word for word in words if word.startswith("cluster="))]
 
 
 def _verdict(reports: Sequence[PlanView]) -> int:
@@ -204,11 +206,11 @@ def _explain(topic: str, words: Sequence[str]) -> int:
     if topic in codes():
         print(codes()[topic].render())
         return FITS
-    near = did_you_mean(topic, codes())
-    if "-" in topic and compose.config_name(words) is None:
+    near, request = did_you_mean(topic, codes()), _request(words)
+    if "-" in topic and compose.CommandLine.of(request.words).name is None:
         why = f"there are {len(codes())} error codes"
         raise _wrong("unknown-topic", "explain", "no such error code", topic, why, near and f"explain {near}")
-    for report in _request(words).reports():
+    for report in request.reports():
         placement = report.plan.placement
         count = placement.topology.num_accelerators
         if topic in placement.components:

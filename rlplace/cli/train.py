@@ -69,9 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage(program: str, argv: Sequence[str]) -> str:
     names = compose.config_names()
     text = USAGE.format(program=program, configs="\n".join(f"    {n:<22}{about}" for n, about in names.items()))
-    name = compose.config_name(argv)
-    file = compose.config_directory(argv) / f"{name}.yaml"
-    return f"{text}\n\n{file.name}:\n\n{file.read_text(encoding='utf-8')}" if file.is_file() else text
+    line = compose.CommandLine.of(argv)
+    return f"{text}\n\n{line.file.name}:\n\n{line.text}" if line.text else text
 
 
 def stop_on_signals() -> None:

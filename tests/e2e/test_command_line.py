@@ -32,6 +32,8 @@ def test_an_override_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ([], ["no-config"]),
         (["--config-name", "hybrid_pp"], ["unknown-config"]),
+        (["--config-dir", "nowhere", "--config-name", "hybrid_ppo"], ["bad-config"]),
+        (["--config-name", "hybrid_ppo", "=3"], ["bad-config"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actr=0-1"], ["unknown-override"]),
         (["--config-name", "hybrid_ppo", "+cluster.component_placement.actr=0-1"], ["unknown-component"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-1,4-5"], ["override-is-sweep"]),
@@ -54,6 +56,36 @@ def test_wrong_input_is_explained_and_nothing_starts(
     assert problem_codes(err) == codes
     assert err.count("    fix: ") == len(codes)
     assert "nothing was started" in err
+
+
+@pytest.mark.parametrize("flag", ["--config-dir", "--config-path", "-cd", "-cp"])
+def test_a_config_of_ones_own_goes_before_a_shipped_one(flag: str, tmp_path: Path) -> None:
+    """Its own search path and ${hydra:...} hold; the shipped folder stays within reach."""
+    (tmp_path / "more" / "cluster").mkdir(parents=True)
+    (tmp_path / "more" / "cluster" / "mine.yaml").write_text("num_nodes: 3\n", encoding="utf-8")
+    (tmp_path / "hybrid_ppo.yaml").write_text(
+        f"hydra: {{searchpath: ['file://{tmp_path}/more']}}\n"
+        "defaults: [{/cluster: mine}, collocated_ppo, _self_]\n"
+        "runner: {output_dir: '${hydra:job.config_name}'}\n",
+        encoding="utf-8",
+    )
+    (composed,) = compose.with_hydra([flag, str(tmp_path), "--config-name", "hybrid_ppo"])
+    assert composed.mapping["runner"]["output_dir"] == "hybrid_ppo"
+    assert composed.mapping["cluster"]["num_nodes"] == 1  # of collocated_ppo, which comes after the cluster
+    assert str(composed.sources["runner.output_dir"]) == f"{tmp_path}/hybrid_ppo.yaml:3"
+
+
+def test_a_sweep_composes_every_combination() -> None:
+    words = [
+        "-m",
+        "algorithm.gamma=0.5,0.6",
+        "--config-name",
+        "hybrid_ppo",
+        "cluster=48xA100,8xH100",
+        "hydra.run.dir=x",
+    ]
+    found = [(c.mapping["algorithm"]["gamma"], len(c.mapping["cluster"]["nodes"])) for c in compose.with_hydra(words)]
+    assert found == [(0.5, 1), (0.5, 1), (0.6, 1), (0.6, 1)]
 
 
 def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,8 @@ def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
         "model@actor.model=llama_3_70b",
     ]
     assert run(capsys, *shipped)[0] == 3
-    assert run(capsys, "--config-name", "rlhf_ppo_colocated", "model@actor.model=null")[0] == 0
+    for component in ("actor", "critic"):
+        assert run(capsys, "--config-name", "rlhf_ppo_colocated", f"model@{component}.model=null")[0] == 0
 
 
 def test_json_svg_and_html(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ DRIVER = PLANNER | {
     "workers.worker",
 }
 WITHOUT = {
-    "numpy": PURE,
+    "numpy": PLANNER | {"cli"},
     "ray": PLANNER | {"workers.roles.env"},
     "torch": DRIVER
     | {
@@ -103,6 +103,7 @@ WITHOUT = {
         "workers.roles.text_rollout",
     },  # 100 MB in every process that imports it
     "transformers": DRIVER | {"workers.roles.text_env", "workers.roles.text_rollout"},
+    "urllib3": PLANNER | {"cli"},
     "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env", "workers.roles.text_rollout"},
 }
 

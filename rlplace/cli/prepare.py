@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.cli.checks import check_env, check_plan
 from rlplace.config import Config, SimulatorEnvConfig, read_config
 from rlplace.config.compose import Composed
 from rlplace.config.model_folder import with_folder
-from rlplace.envs import check
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.memory.case import memory_case
@@ -61,34 +61,29 @@ def prepare(
     places = sources or {}
     config = with_folder(read_config(mapping, places), places)
     topology = declared_topology(config.cluster, places)
-    problems = list(check(config.simulator_env, places)) if config.kind == "mlp" else []
+    problems = check_env(config, places)
     try:
         plan = make_plan(config, topology, places)
     except ProblemsError as error:
-        raise type(error)([*error.problems, *problems]) from None
-    if config.kind == "causal_lm":
-        from rlplace.cli.text_checks import check_text_job, missing_in_a_run  # tokenizers need numpy
-
-        problems += check_text_job(config, plan, places) if config.runs else missing_in_a_run(config, places)
-    simulated = config.kind == "mlp" and not problems
-    spaces = describe(config.simulator_env) if describe is not None and simulated else None
-    wrong = [problem for problem in problems if problem.code not in PLAN_ONLY]
+        raise type(error)([*error.problems, *_wrong(problems)]) from None
+    problems += check_plan(config, plan, places)
+    spaces = None
+    if describe is not None and isinstance(config.env, SimulatorEnvConfig) and not problems:
+        spaces = describe(config.env)
     try:
         case = memory_case(plan, config, spaces, measured)
     except ConfigError as error:
-        raise ConfigError([*wrong, *error.problems]) from None
-    if wrong:
+        raise ConfigError([*_wrong(problems), *error.problems]) from None
+    if wrong := _wrong(problems):
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=explain_counts(config, plan.placement))
     return Prepared(
-        config=config,
-        plan=plan,
-        case=case,
-        view=view,
-        mapping=mapping,
-        sources=places,
-        not_run=tuple(problems),
+        config=config, plan=plan, case=case, view=view, mapping=mapping, sources=places, not_run=tuple(problems)
     )
+
+
+def _wrong(problems: Sequence[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.code not in PLAN_ONLY]
 
 
 def prepare_composed(

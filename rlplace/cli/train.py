@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
+from rlplace.cli.checks import check_launch
 from rlplace.cli.prepare import planned_only, prepare_composed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
@@ -90,9 +91,7 @@ def stop_on_signals() -> None:
 def _job(composed: compose.Composed) -> int:
     job = prepare_composed(composed)
     lacking = list(job.not_run)
-    if not job.config.dry_run and job.config.kind == "causal_lm" and not lacking:
-        from rlplace.cli.text_checks import check_launch
-
+    if not job.config.dry_run and not lacking:
         lacking += check_launch(job.config, job.plan, job.sources)
     if lacking and not job.config.dry_run:
         raise ConfigError(lacking)

@@ -213,11 +213,12 @@ def test_cfg_job_prints_the_composed_config(capsys: pytest.CaptureFixture[str]) 
     assert "gamma: 0.98" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["hybrid_ppo", "rlhf_tiny"])
 @pytest.mark.parametrize("call", ["plan.main(words)", "train.main([*words, 'dry_run=true'])"])
-def test_planning_imports_nothing_heavy(call: str) -> None:
+def test_planning_imports_nothing_heavy(call: str, name: str) -> None:
     code = (
-        f"import sys; from rlplace import plan, train; words = ['--config-name', 'hybrid_ppo']; code = {call};"
-        "heavy = ('ray', 'torch', 'numpy', 'gymnasium', 'mujoco', 'vllm', 'transformers');"
+        f"import sys; from rlplace import plan, train; words = ['--config-name', {name!r}]; code = {call};"
+        "heavy = ('ray', 'torch', 'numpy', 'urllib3', 'gymnasium', 'mujoco', 'vllm', 'transformers');"
         "print([m for m in heavy if m in sys.modules], file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.cli.text_checks import check_launch, check_text_job
+from rlplace.cli.checks import check_env, check_launch, check_plan
 from rlplace.config import Config, read_config
 from rlplace.config.model_folder import with_folder
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
@@ -50,7 +50,11 @@ def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[
 
 
 def everything(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    return [*check_text_job(config, layout, sources), *check_launch(config, layout, sources)]
+    return [*without_machine(config, layout, sources), *check_launch(config, layout, sources)]
+
+
+def without_machine(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
+    return [*check_env(config, sources), *check_plan(config, layout, sources)]
 
 
 def problems(config: Config, check: Any = everything) -> list[Problem]:
@@ -70,7 +74,7 @@ def test_a_whole_folder_is_read_and_counts(folder: Path) -> None:
 def test_a_plan_needs_no_folder_where_the_config_has_the_keys(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     written = config(nowhere, model=KEYS)
-    assert problems(written, check_text_job) == []
+    assert problems(written, without_machine) == []
     assert [p.code for p in problems(written)] == ["no-model-folder"]
     with pytest.raises(ConfigError) as caught:
         with_folder(config(nowhere), SOURCES)
@@ -122,22 +126,22 @@ def test_a_chat_needs_a_template(folder: Path) -> None:
 
 def test_lengths_have_to_fit_into_each_other(folder: Path) -> None:
     longer = config(folder, algorithm={"max_new_tokens": 64})
-    assert [p.code for p in problems(longer, check_text_job)] == ["context-too-long"]
+    assert [p.code for p in problems(longer, without_machine)] == ["context-too-long"]
     shorter = config(folder, algorithm={"sequence_length": 20})
-    assert [p.code for p in problems(shorter, check_text_job)] == ["context-too-short"]
+    assert [p.code for p in problems(shorter, without_machine)] == ["context-too-short"]
 
 
 def test_engines_share_heads_evenly(folder: Path) -> None:
     write(folder / "config.json", KEYS | {"num_attention_heads": 3})
     split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
     by_vllm = config(folder, cluster=split, rollout={"engine": "vllm"})
-    assert [p.code for p in problems(by_vllm, check_text_job)] == ["tensor-parallel-heads"]
+    assert [p.code for p in problems(by_vllm, without_machine)] == ["tensor-parallel-heads"]
 
 
 def test_what_is_planned_and_not_run_is_said(folder: Path) -> None:
     split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
-    (engine,) = problems(config(folder, cluster=split), check_text_job)
-    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), check_text_job)
+    (engine,) = problems(config(folder, cluster=split), without_machine)
+    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), without_machine)
     assert (engine.code, engine.key) == ("plan-only", "cluster.component_placement.rollout")
     assert (actor.code, actor.key) == ("plan-only", "actor.optimizer.kind")
 
@@ -178,9 +182,9 @@ def test_a_divergence_that_holds_nothing_back_is_refused(folder: Path) -> None:
 
 
 def test_a_task_is_made_before_anything_starts(folder: Path) -> None:
-    (unknown,) = problems(config(folder, env={"task": "arithmetics"}), check_text_job)
+    (unknown,) = problems(config(folder, env={"task": "arithmetics"}), without_machine)
     assert (unknown.code, str(unknown.source)) == ("unknown-task", "mine.yaml:9")
-    (unrewarded,) = problems(config(folder, env={"rewards": [{"name": "math_anwser"}]}), check_text_job)
+    (unrewarded,) = problems(config(folder, env={"rewards": [{"name": "math_anwser"}]}), without_machine)
     assert unrewarded.code == "unknown-reward"
 
 
@@ -199,21 +203,21 @@ def test_a_task_is_made_before_anything_starts(folder: Path) -> None:
 def test_keys_and_values_are_kept_as_they_are_computed_or_in_vllm_as_fp8(
     tmp_path: Path, rollout: dict[str, Any], fits: bool
 ) -> None:
-    found = problems(config(tmp_path / "nowhere", model=KEYS, rollout=rollout), check_text_job)
+    found = problems(config(tmp_path / "nowhere", model=KEYS, rollout=rollout), without_machine)
     assert [p.code for p in found] == ([] if fits else ["cache-dtype"])
 
 
 def test_factors_alone_are_sent_only_where_there_are_some(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"sync": {"mode": "lora"}}
-    (problem,) = problems(config(tmp_path / "nowhere", model=KEYS, actor=alone), check_text_job)
+    (problem,) = problems(config(tmp_path / "nowhere", model=KEYS, actor=alone), without_machine)
     assert (problem.code, problem.got) == ("no-factors", "mode: lora")
-    assert problems(config(tmp_path / "nowhere", model=KEYS, actor=alone | {"lora_rank": 2}), check_text_job) == []
+    assert problems(config(tmp_path / "nowhere", model=KEYS, actor=alone | {"lora_rank": 2}), without_machine) == []
 
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
     keys = config(folder, model=KEYS)
     without = dataclasses.replace(keys, actor=dataclasses.replace(keys.actor, model=KEYS))
-    assert problems(without, check_text_job) == []
+    assert problems(without, without_machine) == []
     (problem,) = problems(without)
     assert (problem.code, problem.key) == ("missing-key", "actor.model.path")
 
@@ -237,7 +241,7 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
     leaving = {c: {"enable_offload": True} for c in ("actor", "env")}
     rollout = {"rollout": {"engine": engine, "enable_offload": True}}
     placement = {"actor": "0", "env": "1", "rollout": "2-3"} | {component: line}
-    found = problems(config(folder, cluster={"component_placement": placement}, **leaving, **rollout), check_text_job)
+    found = problems(config(folder, cluster={"component_placement": placement}, **leaving, **rollout), without_machine)
     assert [(p.code, p.key) for p in found] == [("plan-only", f"cluster.component_placement.{component}")] * (
         fix is not None
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from rlplace.errors import Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
-from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.training.worker import TrainedWorker, not_run, path_of, spec_of
 from rlplace.workers.worker import out_of_step
@@ -89,6 +88,8 @@ class Critic(TrainedWorker):
         return groups, self._from_rank_0.scatter(shards, "samples")
 
     def _put_scores(self, inferred: _Inferred) -> None:
+        from rlplace.tokens import Scores
+
         values = iter(inferred.values.split(list(inferred.shard.lengths.responses)))
         for group in inferred.groups:
             scores = tuple(Scores(group=s.group, sample=s.sample, values=next(values).numpy()) for s in group)

@@ -20,8 +20,6 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
-import urllib3
-
 from rlplace.errors import ConfigError, Problem, RewardError
 from rlplace.workers.worker import cancelled
 
@@ -57,6 +55,8 @@ class RewardClient:
 
     def __init__(self, endpoint: Endpoint, ended: threading.Event) -> None:
         self._endpoint, self._ended = endpoint, ended
+        import urllib3  # here: a plan reads this module and asks no endpoint
+
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
 
     def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
@@ -94,6 +94,8 @@ class RewardClient:
 
         Redirects are not followed: a post would lose its body, and the token is for the host that was named.
         """
+        import urllib3
+
         endpoint = self._endpoint
         headers = {"Content-Type": "application/json"}
         if endpoint.api_key is not None:

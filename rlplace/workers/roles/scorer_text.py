@@ -15,17 +15,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlplace.config import Config, CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import reward_of_config
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import reward_head_problem
-from rlplace.models.tokenizer import Tokenizer, Tokens
 from rlplace.placement.language.spec import role_of
-from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.roles.reward_client import endpoint_of
+
+if TYPE_CHECKING:  # a plan checks scorers too, without numpy
+    from rlplace.models.tokenizer import Tokenizer, Tokens
+    from rlplace.tokens import Sample
 
 _READS_TOKENS = {
     "reference": "it computes the log-probability of each token that the policy drew",
@@ -48,6 +51,8 @@ def same_tokens(one: Path, other: Path) -> bool:
     files = [folder / "tokenizer.json" for folder in (one, other)]
     if one == other or not files[1].is_file() or files[0].read_bytes() == files[1].read_bytes():
         return True  # a folder without a tokenizer was trained with the policy's
+    from rlplace.models.tokenizer import Tokenizer
+
     return Tokenizer.load(one).ids == Tokenizer.load(other).ids
 
 
@@ -58,6 +63,8 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
     """
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
+    from rlplace.models.tokenizer import Tokenizer
+
     tokenizer, env = Tokenizer.load(folder), job.config.text_env
     if not env.chat:
         return lambda sample: tokenizer.encode(plain(transcript_of(sample), env.system), special=True)
@@ -138,6 +145,8 @@ def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]
     head = reward_head_problem(folder, key, block.head)
     problems = [] if head is None else [head]
     if config.text_env.chat and not same_tokens(policy, folder):
+        from rlplace.models.tokenizer import Tokenizer
+
         try:
             Tokenizer.load(folder).render(_TURNS, answered=True)
         except ConfigError as error:

@@ -1,0 +1,180 @@
+"""Check what a job needs beside a placement: a simulator or a task, engines that can run it, whole models.
+
+Modules that need numpy or torch are imported inside functions: a plan is checked without them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rlplace.config import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
+from rlplace.config.model_folder import no_folder, not_a_model
+from rlplace.envs.registry import check, check_task, missing_library
+from rlplace.errors import ConfigError, Problem, Source, source_of
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.plan import Plan
+from rlplace.workers.engines import vllm_support
+from rlplace.workers.roles.critic import critic_problems
+from rlplace.workers.roles.scorer_text import check_scorers
+from rlplace.workers.training.worker import not_run
+
+
+def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
+    """Report what is wrong with the simulator, or with the task and its rewards."""
+    if isinstance(config.env, SimulatorEnvConfig):
+        return list(check(config.env, sources))
+    runner = config.runner
+    problems = check_task(config.env, seed=runner.seed, evaluated=runner.eval_every > 0) if config.runs else ()
+    return _with_sources(problems, sources)
+
+
+def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
+    """Report what a run of a planned job would stumble over, whatever the machine."""
+    return _with_sources(_plan_problems(config, plan), sources) if config.kind == "causal_lm" else []
+
+
+def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
+    """Report what this machine lacks: the engine's library, weights, a tokenizer that takes the prompts."""
+    return _with_sources(_launch_problems(config, plan), sources) if config.kind == "causal_lm" else []
+
+
+def _with_sources(problems: Iterable[Problem], sources: Mapping[str, Source]) -> list[Problem]:
+    """Add the place in the config where a check did not know it; drop what components report that share a block."""
+    return list(dict.fromkeys(dataclasses.replace(p, source=p.source or source_of(p.key, sources)) for p in problems))
+
+
+def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    if not config.runs:
+        for key, (why, fix) in config.missing.items():
+            yield Problem(
+                code="plan-only",
+                key=key,
+                what="is required in a run",
+                why=f"{why}; without it the job is planned only",
+                fix=f"{fix}        (or only plan: dry_run: true)",
+            )
+        return
+    engines, rollout, algorithm, actor = (
+        plan.placement.spec("rollout"),
+        config.text_rollout,
+        config.algorithm,
+        config.actor,
+    )
+    yield from not_run("actor", actor)
+    if "critic" in config.placed:
+        yield from critic_problems(config)
+    try:
+        yield from check_scorers(config, plan.placement.components)
+    except ModuleNotFoundError as error:  # tokenizers are compared
+        why = f"there is no module {error.name}"
+        yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
+    each = max((s.accelerators_per_rank for s in engines.segments), default=1)
+    yield from vllm_support.model_problems(config.model or {}, context=algorithm.longest, tensor_parallel=each)
+    if actor.sync.mode == "lora" and actor.lora_rank is None:
+        yield Problem(
+            code="no-factors",
+            key="actor.sync.mode",
+            what="factors alone cannot be sent: there are none",
+            got="mode: lora",
+            why="actor.lora_rank is null, so all weights are trained, and engines would never see it",
+            fix="mode: all        (or actor.lora_rank: 16)",
+        )
+    yield from _parallel_problems(plan)
+    cache = vllm_support.cache_problem(rollout.engine, rollout.dtype, rollout.cache)
+    if cache is not None:
+        yield cache
+    if rollout.engine == "transformers" and each > 1:
+        yield Problem(
+            code="plan-only",
+            key="cluster.component_placement.rollout",
+            what=f"{each} accelerators for one engine are planned, not run, by transformers",
+            got=engines.render(),
+            why="this engine computes on one accelerator; vllm shares a model over several",
+            fix="rollout.engine: vllm        (or one accelerator for each rank)",
+        )
+    limits = algorithm.max_prompt_length + algorithm.max_new_tokens
+    if algorithm.longest < limits:
+        yield Problem(
+            code="context-too-short",
+            key="algorithm.sequence_length",
+            what=f"shorter than the longest prompt and answer, {limits} tokens together",
+            got=f"sequence_length: {algorithm.longest}",
+            why="it is below max_prompt_length + max_new_tokens",
+            fix=f"sequence_length: {limits}",
+        )
+
+
+def _parallel_problems(plan: Plan) -> Iterator[Problem]:
+    """One rank drives an engine, on all of its accelerators; of other models each rank has one accelerator."""
+    for component in plan.placement.components:
+        spec = plan.placement.spec(component)
+        declared, each = spec.parallel.tensor_parallel_size, {s.accelerators_per_rank for s in spec.segments}
+        if component == "rollout" and declared > 1 and each != {declared}:
+            what = f"{declared} ranks for one engine are planned, not run"
+            why = "in a run one rank drives each engine, on all of its accelerators"
+            fix = f"accelerators_per_rank: {declared}        (instead of tensor_parallel_size)"
+        elif role_of(component) not in ("rollout", "env", "agent") and max(declared, *each, 1) > 1:
+            what = f"{max(declared, *each)} accelerators for one slice of a model are planned, not run"
+            why = "a run shards this model over its ranks, of which each computes on one accelerator"
+            fix = "one accelerator for each rank: no tensor_parallel_size, no accelerators_per_rank"
+        else:
+            continue
+        yield Problem(code="plan-only", key=spec.key, what=what, got=spec.text, why=why, fix=fix)
+
+
+def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    if config.text_rollout.engine == "vllm":
+        kind = "emulated" if plan.topology.nodes[0].kind == "emulated" else "gpu"
+        problem = vllm_support.installation_problem(vllm_support.installed(), kind)
+        if problem is not None:
+            yield problem
+    yield from _actor_problems(config)
+    for component in plan.placement.components:
+        block = config.block_of(component)
+        if component != "actor" and isinstance(block, (TrainedConfig, FrozenConfig)):
+            path = block.model.get("path") if isinstance(block.model, Mapping) else None
+            if path is not None:
+                yield from _weights_problems(Path(str(path)), f"{config.key_of(component)}.model.path")
+
+
+def _actor_problems(config: Config) -> Iterator[Problem]:
+    """Weights for the actor, and every prompt that can be known, as the model's own tokenizer and template have it."""
+    from rlplace.models.tokenizer import Tokenizer
+    from rlplace.workers.roles.prompts import check_prompts
+
+    model = config.model or {}
+    written, vocabulary, key = model.get("path"), model.get("vocab_size"), "actor.model.path"
+    if not isinstance(written, str):
+        yield Problem(
+            code="missing-key",
+            key=key,
+            what="is required in a run",
+            why="weights, tokenizer and chat template are read from there; keys of its config.json can only be planned",
+            fix="path: models/smollm2        (any Hugging Face folder; scripts/get_model smollm2 makes this one)",
+        )
+        return
+    folder = Path(written)
+    yield from _weights_problems(folder, key)
+    if not folder.is_dir():
+        return
+    try:
+        size = Tokenizer.load(folder).size
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if isinstance(vocabulary, int) and size > vocabulary:
+        what = f"the tokenizer knows {size} tokens, the model {vocabulary}"
+        why = f"a prompt may hold ids that the model of {folder / 'config.json'} has no weights for"
+        yield not_a_model(what, written, why, "the tokenizer that the model was trained with", key)
+    yield from check_prompts(config, folder)
+
+
+def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
+    if not folder.is_dir():
+        yield no_folder(folder, str(folder), key)
+    elif not any(folder.glob("*.safetensors")):
+        what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
+        why = f"{folder} has no *.safetensors, from which its weights are read"
+        yield not_a_model(what, str(folder), why, fix, key)

@@ -27,7 +27,7 @@ from benchmarks.gpu_check import NOT_HERE
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.comm.weights.device import DeviceGroup, open_shared, share
+from rlplace.comm.weights.device import device_group, open_shared, share
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice
 from rlplace.workers.offload import Offloadable
@@ -107,14 +107,14 @@ def weight_sync() -> str:
         sender = mixture.sender(channel, 0, point, folder.path)
         pulled = pool.submit(_pull, mixture, folder.path, versions)
         for version in versions:
-            report = sender.push(version, held_by(0, 1, sent)).wait(PATIENCE_S)
+            report = sender.push(version, held_by(0, 1, sent))
         sums, seconds = pulled.result(PATIENCE_S)
         sender.close()
         channel.destroy()
     del store
     if sums != {name: tensor.double().sum().item() for name, tensor in sent.items()}:
         sys.exit("other weights arrived than were sent")
-    return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(report.ways)}"
+    return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(report.transports)}"
 
 
 def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, float], list[float]]:
@@ -149,12 +149,11 @@ def _broadcast(rank: int, port: int) -> tuple[float, float]:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = DeviceGroup(
+    group = device_group(
         TCPStore("127.0.0.1", port, is_master=False), rank=rank, size=2, device=device, timeout_s=PATIENCE_S
     )
     tensor = torch.full((GIB // 4,), float(rank + 1), device=device)
-    seconds = min(_seconds(lambda: group.broadcast(tensor, 0)) for _ in range(REPETITIONS))
-    group.close()
+    seconds = min(_seconds(lambda: group.broadcast(tensor, root=0).wait()) for _ in range(REPETITIONS))
     return tensor.double().sum().item(), seconds
 
 

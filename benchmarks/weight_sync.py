@@ -101,7 +101,7 @@ def syncs(together: Barrier) -> Iterator[int]:
 def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
     import torch
 
-    from rlplace.comm.weights.sender import PushRules, WeightSender
+    from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import Shard, row_blocks
 
     torch.set_num_threads(1)
@@ -117,12 +117,12 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
         rank=rank,
         deliveries=case.deliveries,
         folder=folder,
-        rules=PushRules(verify_every=case.verify_every),
+        verify_every=case.verify_every,
     )
     began = []
     for version in syncs(together):
         began.append(time.perf_counter())  # one clock for all processes of a machine
-        sender.push(version, shards).wait(PATIENCE_S)
+        sender.push(version, shards)
     sender.close()
     result.send([began])
 

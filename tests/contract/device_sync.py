@@ -18,8 +18,8 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.rendezvous import StoreAddress
-from rlplace.comm.weights.sender import PushRules, WeightSender
-from rlplace.comm.weights.version import WeightReceiver
+from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.version import WeightReceiver, WeightSyncReport
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
 
@@ -28,7 +28,7 @@ HOST = torch.device("cpu")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Who takes part; sizes that leave buckets of several tensors and tensors of several buckets."""
+    """What takes part; sizes that leave buckets of several tensors and tensors of several buckets."""
 
     actors: int
     hosts: tuple[int | None, ...] = ()  # of readers 0, 1, ... on accelerators
@@ -57,7 +57,7 @@ class Mixture:
             rank=rank,
             deliveries=self.deliveries,
             folder=folder,
-            rules=PushRules(verify_every=self.verify_every),
+            verify_every=self.verify_every,
             device=DeviceSender(channel, rank=rank, device=self.device, store=point, bucket_bytes=self.bucket_bytes),
         )
 
@@ -83,13 +83,13 @@ class Ends:
         self.mixture = mixture
         self.senders = [mixture.sender(channel, rank, point, folder) for rank in range(mixture.actors)]
         self.receivers = {rank: mixture.receiver(channel, rank, folder) for rank in mixture.readers}
-        self._threads = {rank: ThreadPoolExecutor(1) for rank in mixture.readers}
+        self._pulling = {rank: ThreadPoolExecutor(1) for rank in mixture.readers}
+        self._pushing = [ThreadPoolExecutor(1) for _ in self.senders]
 
-    def push(self, version: int, tensors: Weights, *, ranks: Sequence[int] | None = None) -> list[Any]:
-        actors = self.mixture.actors
+    def push(self, version: int, tensors: Weights) -> list[Future[WeightSyncReport]]:
         return [
-            self.senders[rank].push(version, held_by(rank, actors, tensors))
-            for rank in (range(actors) if ranks is None else ranks)
+            thread.submit(sender.push, version, held_by(rank, self.mixture.actors, tensors))
+            for rank, (sender, thread) in enumerate(zip(self.senders, self._pushing, strict=True))
         ]
 
     def pull(
@@ -97,19 +97,19 @@ class Ends:
     ) -> dict[int, Future[Any]]:
         """`load` of each rank's tensors while they are valid."""
         return {
-            rank: self._threads[rank].submit(self._pull, rank, version, load)
+            rank: self._pulling[rank].submit(self._pull, rank, version, load)
             for rank in (self.mixture.readers if ranks is None else ranks)
         }
 
     def _pull(self, rank: int, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> Any:
         with self.receivers[rank].pull(version) as received:
-            return load(received.tensors), dict(received.report.ways)
+            return load(received.tensors), dict(received.report.transports)
 
     def close(self) -> None:
+        for thread in (*self._pushing, *self._pulling.values()):
+            thread.shutdown()
         for end in (*self.senders, *self.receivers.values()):
             end.close()
-        for thread in self._threads.values():
-            thread.shutdown()
 
 
 @contextmanager

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
+from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, serve
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
@@ -69,15 +71,11 @@ def cloned(tensors: Mapping[str, torch.Tensor]) -> Weights:
 def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
     """Bytes pushed by what carried them, over all actor ranks."""
     pulls = ends.pull(version, cloned)
-    reports = [push.wait(PATIENCE_S) for push in ends.push(version, sent)]
+    reports = [push.result(PATIENCE_S) for push in ends.push(version, sent)]
     for pull in pulls.values():
         loaded, _ = pull.result(PATIENCE_S)
         assert_equal_to_the_bit(loaded, sent)
-    ways: dict[str, int] = {}
-    for report in reports:
-        for way, size in report.ways.items():
-            ways[way] = ways.get(way, 0) + size
-    return ways
+    return dict(sum((Counter(report.transports) for report in reports), Counter[str]()))
 
 
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
@@ -126,10 +124,10 @@ def test_who_does_not_come_is_named_and_the_next_version_arrives(tmp_path: Path)
         sync(ends, 3, weights(3))
 
 
-def push_error(push: object) -> BaseException | None:
-    with pytest.raises((ChannelTimeout, WeightSyncError)) as caught:
-        push.wait(PATIENCE_S)  # type: ignore[attr-defined]
-    return caught.value
+def push_error(push: Future[WeightSyncReport]) -> BaseException | None:
+    error = push.exception(PATIENCE_S)
+    assert isinstance(error, ChannelTimeout | WeightSyncError)
+    return error
 
 
 def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_pull_is_clean(tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_damage_on_the_way_is_noticed_by_who_has_it(tmp_path: Path, monkeypatch:
         assert "what actor rank 1 wrote of version 2 is damaged" in str(damaged)
         assert "without version 2 now: rollout rank" in str(damaged)
         assert_equal_to_the_bit(pulls[1].result(PATIENCE_S)[0], weights(2))
-        assert [push.wait(PATIENCE_S).version for push in pushes] == [2, 2]
+        assert [push.exception(PATIENCE_S) for push in pushes] == [None, None]
         sync(ends, 3, weights(3))
 
 
@@ -213,8 +211,7 @@ def test_a_consumer_on_a_gpu_takes_what_its_owner_shares(tmp_path: Path) -> None
         sent = {"w": torch.randn(3000, 700, device="cuda:0"), "b": torch.randn(9, device="cuda:0").bfloat16()}
         for version in (1, 2):
             pulled = pool.submit(gpu_consumer, mixture, folder.path, version)
-            push = sender.push(version, held_by(0, 1, sent))
-            assert push.wait(PATIENCE_S).ways == {"cuda_ipc": 3000 * 700 * 4 + 18}
+            assert sender.push(version, held_by(0, 1, sent)).transports == {"cuda_ipc": 3000 * 700 * 4 + 18}
             tensors, kind = pulled.result(PATIENCE_S)
             assert kind == "cuda"
             assert_equal_to_the_bit(tensors, {name: tensor.cpu() for name, tensor in sent.items()})

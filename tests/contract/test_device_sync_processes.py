@@ -34,7 +34,7 @@ def act(folder: Path, point: StoreAddress, rank: int, dies_in: int | None) -> No
         if version == dies_in:
             _die_after(sender, buckets=4)
         try:
-            sender.send(version, held_by(rank, MIXTURE.actors, weights(version)))
+            sender.push(version, held_by(rank, MIXTURE.actors, weights(version)))
         except (ChannelTimeout, WeightSyncError) as error:
             (folder / f"actor-{rank}.txt").write_text(str(error))
     sender.close()

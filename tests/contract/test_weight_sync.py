@@ -1,4 +1,4 @@
-"""What a weight sync promises on every way: every bit, the right version, or nothing at all."""
+"""What a weight sync promises by every transport: every bit, the right version, or nothing at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.sender import PushRules, WeightSender
+from rlplace.comm.weights.sender import WeightSender
 from rlplace.comm.weights.shards import Layout, assemble
 from rlplace.comm.weights.tensors import shards_of, spec_of
 from rlplace.comm.weights.version import WeightSyncReport
@@ -48,12 +48,12 @@ def weights(seed: int = 0) -> Weights:
 class Ends:
     """All ranks of a sync in this process, over one channel."""
 
-    def __init__(self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, rules: PushRules) -> None:
+    def __init__(self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, **rules: Any) -> None:
         self.ranks = ranks
         self.channel = channel_of()
         self.senders = [
             WeightSender(
-                self.channel.named(f"actor rank {rank}"), rank=rank, deliveries=deliveries, folder=folder, rules=rules
+                self.channel.named(f"actor rank {rank}"), rank=rank, deliveries=deliveries, folder=folder, **rules
             )
             for rank in range(ranks)
         ]
@@ -61,18 +61,17 @@ class Ends:
         self.receivers = {r: CopyReceiver(self.channel.named(f"rollout rank {r}"), r, folder=folder) for r in readers}
 
     def push(self, version: int, tensors: Weights, *, partial: bool = False) -> list[WeightSyncReport]:
-        pushes = [
+        return [
             sender.push(version, held_by(rank, self.ranks, tensors), partial=partial)
             for rank, sender in enumerate(self.senders)
         ]
-        return [push.wait(PATIENCE_S) for push in pushes]
 
     def pull(self, version: int) -> dict[int, Weights]:
         """What each rank has loaded; leads first, as they write for the others."""
         loaded = {}
         for rank, receiver in self.receivers.items():
             with receiver.pull(version) as received:
-                assert received.version == received.report.version == version
+                assert received.version == version
                 loaded[rank] = {name: tensor.clone() for name, tensor in received.tensors.items()}
         return loaded
 
@@ -86,9 +85,6 @@ class Case:
     ranks: int
     deliveries: tuple[Delivery, ...]
     shared: bool  # memory
-
-    def ends(self, folder: Path, rules: PushRules | None = None) -> Ends:
-        return Ends(self.ranks, self.deliveries, folder if self.shared else None, rules or PushRules(bucket_bytes=999))
 
 
 CASES = {
@@ -111,8 +107,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 def open_ends(tmp_path: Path) -> Iterator[OpenEnds]:
     opened: list[Ends] = []
 
-    def make(case: Case, rules: PushRules | None = None) -> Ends:
-        opened.append(case.ends(tmp_path, rules))
+    def make(case: Case, **rules: Any) -> Ends:
+        folder = tmp_path if case.shared else None
+        opened.append(Ends(case.ranks, case.deliveries, folder, **{"bucket_bytes": 999, **rules}))
         return opened[-1]
 
     yield make
@@ -126,7 +123,7 @@ def open_ends(tmp_path: Path) -> Iterator[OpenEnds]:
 @pytest.mark.parametrize("bucket_bytes", [7, 16 << 20])
 def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, open_ends: OpenEnds) -> None:
     sent = {name: tensor for name, tensor in weights().items() if bucket_bytes > 7 or name != "large"}
-    ends = open_ends(case, PushRules(bucket_bytes=bucket_bytes))
+    ends = open_ends(case, bucket_bytes=bucket_bytes)
     reports = ends.push(1, sent)
     for loaded in ends.pull(1).values():
         assert_equal_to_the_bit(loaded, sent)
@@ -136,7 +133,7 @@ def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, ope
 
 
 def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
-    ends = open_ends(case, PushRules(verify_every=2))
+    ends = open_ends(case, verify_every=2)
     for version in (1, 2, 5, 6, 40):
         ends.push(version, weights(version))
         for loaded in ends.pull(version).values():
@@ -170,11 +167,11 @@ def test_the_sender_converts_to_the_type_that_travels(case: Case, open_ends: Ope
     master = torch.randn(40, 30)
     ends = open_ends(case)
     shards = [held_by(rank, case.ranks, {"w": master}) for rank in range(case.ranks)]
-    pushes = [
+    reports = [
         sender.push(1, [dataclasses.replace(shard, dtype="bfloat16") for shard in mine])
         for sender, mine in zip(ends.senders, shards, strict=True)
     ]
-    assert sum(push.wait(PATIENCE_S).size_bytes for push in pushes) == master.numel() * 2 * len(case.deliveries)
+    assert sum(report.size_bytes for report in reports) == master.numel() * 2 * len(case.deliveries)
     for loaded in ends.pull(1).values():
         assert torch.equal(loaded["w"], master.bfloat16())
 
@@ -197,31 +194,18 @@ def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenE
             assert_equal_to_the_bit(received.tensors, some)
 
 
-def test_ways_are_counted(open_ends: OpenEnds) -> None:
+def test_bytes_are_counted_by_transport(open_ends: OpenEnds) -> None:
     ends = open_ends(CASES["half of them near, 4 to 3"])
     reports = ends.push(1, {"w": torch.zeros(8, 10)})
-    assert [dict(report.ways) for report in reports] == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
+    assert [report.transports for report in reports] == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
     ends.pull(1)
     alone = open_ends(CASES["own memory, 1 to 1"])
     (report,) = alone.push(1, {"w": torch.zeros(8, 10)})
-    assert (report.ways, report.tensors) == ({Transport.SAME_PROCESS: 320}, 1)
+    assert report.transports == {Transport.SAME_PROCESS: 320}
     assert report.gb_per_s > 0
 
 
-# ── start, wait and versions ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_start_and_wait_are_separate_and_pushes_keep_their_order() -> None:
-    channel = channel_of(capacity_items=1)
-    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=64))
-    pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
-    with pytest.raises(ChannelTimeout, match="weights version 2: the push was not finished"):
-        pushes[1].wait(0.0)
-    receiver = CopyReceiver(channel, 0)
-    for version, push in enumerate(pushes, start=1):
-        assert_equal_to_the_bit(receiver.pull(version).tensors, weights(version))
-        assert push.wait(PATIENCE_S).version == version
-    sender.close()
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
@@ -241,14 +225,15 @@ def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
 
 def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tmp_path: Path) -> None:
     deliveries, small = [Delivery(readers=(0, 1))], channel_of(capacity_items=2)
-    sender = WeightSender(small, deliveries=deliveries, folder=tmp_path, rules=PushRules(bucket_bytes=30_000))
+    sender = WeightSender(small, deliveries=deliveries, folder=tmp_path, bucket_bytes=30_000)
     lead, other = CopyReceiver(small, 0, folder=tmp_path), CopyReceiver(small, 1, folder=tmp_path)
-    pushes = [sender.push(version, shards_of(weights(version))) for version in (1, 2)]
-    for version in (1, 2):
-        for receiver in (lead, other):
-            with receiver.pull(version) as received:
-                assert_equal_to_the_bit(received.tensors, weights(version))
-    assert [push.wait(PATIENCE_S).version for push in pushes] == [1, 2]
+    with ThreadPoolExecutor(1) as thread:
+        pushes = [thread.submit(sender.push, version, shards_of(weights(version))) for version in (1, 2)]
+        for version in (1, 2):
+            for receiver in (lead, other):
+                with receiver.pull(version) as received:
+                    assert_equal_to_the_bit(received.tensors, weights(version))
+        assert [push.exception(PATIENCE_S) for push in pushes] == [None, None]
     for end in (sender, lead, other):
         end.close()
 
@@ -275,7 +260,7 @@ def test_who_is_late_and_who_lacks_the_version_is_said_and_the_old_one_is_still_
     ends.push(1, weights(1))
     ends.pull(1)
     for rank in (0, 2):
-        ends.senders[rank].push(2, held_by(rank, 3, weights(2))).wait(PATIENCE_S)
+        ends.senders[rank].push(2, held_by(rank, 3, weights(2)))
     for receiver in ends.receivers.values():
         with pytest.raises(WeightSyncError) as caught:
             receiver.pull(2, timeout_s=0.0)
@@ -299,7 +284,7 @@ def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_end
 
 
 def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEnds, tmp_path: Path) -> None:
-    ends = open_ends(CASES["one node, 3 to 2"], PushRules(verify_every=1))
+    ends = open_ends(CASES["one node, 3 to 2"], verify_every=1)
     ends.push(4, weights())
     (file,) = tmp_path.glob("*.buffer")
     spoil(file, 4)
@@ -313,7 +298,7 @@ def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEn
 
 def spoil(file: Path, version: int) -> None:
     """Flips a bit in the last row of "large", which the last of three ranks wrote."""
-    buffer = DoubleBuffer.attach(file)
+    buffer = DoubleBuffer(file)
     layout, whole = buffer.spec.layout, buffer.contents(version)
     assert whole is not None
     number = next(i for i, spec in enumerate(layout.tensors) if "large" in spec.names)
@@ -327,8 +312,8 @@ def spoil(file: Path, version: int) -> None:
 def messages() -> list[Any]:
     """One push of version 5 as it travels between nodes."""
     channel = channel_of()
-    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=4096))
-    sender.send(5, shards_of(weights()))
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], bucket_bytes=4096)
+    sender.push(5, shards_of(weights()))
     sender.close()
     return [channel.get(key="0") for _ in range(channel.stats().depth_items)]
 
@@ -371,7 +356,7 @@ def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
     assert says in str(caught.value)
     assert "the weights in use are unchanged" in str(caught.value)
     sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))])
-    sender.send(6, shards_of(weights(6)))
+    sender.push(6, shards_of(weights(6)))
     sender.close()
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
@@ -386,21 +371,23 @@ def test_a_push_that_stops_half_way_times_out_and_the_next_one_arrives() -> None
     for message in sent[2:]:  # the rest comes late
         channel.put(message, key="0")
     sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))])
-    sender.send(6, shards_of(weights(6)))
+    sender.push(6, shards_of(weights(6)))
     sender.close()
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
 
 def test_a_broken_channel_reaches_both_sides() -> None:
     channel = channel_of(capacity_items=1)
-    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], rules=PushRules(bucket_bytes=16))
-    push = sender.push(1, shards_of(weights()))
+    sender = WeightSender(channel, deliveries=[Delivery(readers=(0,))], bucket_bytes=16)
     with ThreadPoolExecutor() as threads:
-        pull = threads.submit(CopyReceiver(channel, 1).pull, 1)
+        push, pull = (
+            threads.submit(sender.push, 1, shards_of(weights())),
+            threads.submit(CopyReceiver(channel, 1).pull, 1),
+        )
         channel.break_("actor rank 0 died")
-        for waiting in (push.wait, pull.result):
+        for waiting in (push, pull):
             with pytest.raises(ChannelBroken, match="actor rank 0 died"):
-                waiting(PATIENCE_S)
+                waiting.result(PATIENCE_S)
     sender.close()
 
 
@@ -408,7 +395,7 @@ def test_a_broken_channel_reaches_both_sides() -> None:
 
 
 def test_between_nodes_only_what_changed_travels_where_it_is_little(open_ends: OpenEnds) -> None:
-    ends = open_ends(CASES["another node, 3 to 2"], PushRules(bucket_bytes=1 << 20, delta_share=0.5))
+    ends = open_ends(CASES["another node, 3 to 2"], bucket_bytes=1 << 20, delta_share=0.5)
     now = weights()
     sizes = []
     for version in range(4):
@@ -424,7 +411,7 @@ def test_between_nodes_only_what_changed_travels_where_it_is_little(open_ends: O
 
 
 def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, tmp_path: Path) -> None:
-    ends = open_ends(CASES["another node, 3 to 2"], PushRules(delta_share=0.5))
+    ends = open_ends(CASES["another node, 3 to 2"], delta_share=0.5)
     ends.push(1, weights())
     ends.pull(1)
     for file in tmp_path.glob("*.buffer"):
@@ -439,7 +426,7 @@ def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, 
 
 def test_where_nothing_is_shared_all_of_a_version_travels(open_ends: OpenEnds) -> None:
     """A reader owns what it was given: it has no earlier version that changes could be put into."""
-    ends = open_ends(CASES["own memory, 3 to 2"], PushRules(delta_share=0.5))
+    ends = open_ends(CASES["own memory, 3 to 2"], delta_share=0.5)
     now = weights()
     sizes = []
     for version in range(3):
@@ -458,9 +445,3 @@ def test_a_copy_of_ones_own_ends_with_whoever_got_it() -> None:
     kept = weakref.ref(whole)
     del whole
     assert kept() is None
-
-
-@pytest.mark.parametrize("wrong", [{"bucket_bytes": 0}, {"verify_every": -1}, {"delta_share": 1.5}])
-def test_rules_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="bucket_bytes must be at least 1"):
-        PushRules(**wrong)

@@ -35,10 +35,10 @@ def send(folder: Path, rank: int, dies_in: int | None) -> None:
     for version in (1, 2):
         if version == dies_in:
             (file,) = folder.glob("weights-*.buffer")
-            DoubleBuffer.attach(file).begin(rank, version, deadline_s=time.monotonic() + PATIENCE_S)
+            DoubleBuffer(file).begin(rank, version, deadline_s=time.monotonic() + PATIENCE_S)
             os.kill(os.getpid(), signal.SIGKILL)
         held = torch.full((blocks[rank].stop - blocks[rank].start,), float(version))
-        sender.send(version, [Shard(names=("w",), dtype="float32", shape=SHAPE, blocks=blocks, data=held)])
+        sender.push(version, [Shard(names=("w",), dtype="float32", shape=SHAPE, blocks=blocks, data=held)])
     sender.close()
 
 

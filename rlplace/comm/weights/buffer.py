@@ -2,7 +2,7 @@
 
 ::
 
-    words     lock in <buffer>.lock, held for microseconds     which ranks have written and read which version
+    table     lock in <buffer>.lock, held for microseconds     which ranks have written and read which version
     buffer 0  │ version 7, complete │ readers load or map it   ◀── rollout ranks, generation may go on
     buffer 1  │ version 8           │ each writer its pieces   ◀── actor ranks
 
@@ -15,24 +15,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import mmap
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
 from rlplace.comm.shared_memory.process import alive, this_process
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
-from rlplace.comm.weights.version import failed_sync, late_sync, ranks
-from rlplace.errors import ChannelTimeout, WeightSyncError
+from rlplace.comm.weights.version import late_sync, not_here, ranks, versions_only_go_up
+from rlplace.placement.language.slots import owner_of
 
 _BUFFERS = 2
 _PAGE = 4096
@@ -41,45 +39,46 @@ _PATIENCE = 0.02  # share of the time waited so far until the next look: late by
 _FIRST_LOOK_S, _LAST_LOOK_S = 100e-6, 0.02
 _LOCK_S = 10.0  # longest wait for the lock; it is held for microseconds
 
+# The table at the start of the file, in words of 64 bits: header, a row for each writer, a row for each reader.
+_HEADER = np.dtype([("spec_offset", "i8"), ("data_offset", "i8"), ("version", "i8", _BUFFERS)])
+_WRITER = np.dtype([("process", "i8"), ("pushed", "i8"), ("done", "i8", _BUFFERS), ("sum", "i8", _BUFFERS)])
+_READER = np.dtype([("process", "i8"), ("finished", "i8"), ("loaded", "i8")])
+
 
 class DoubleBuffer:
     """One process' end of a double buffer; used by one thread. The file belongs to the job's folder."""
 
-    def __init__(self, path: Path, spec: Assembly, data_offset: int) -> None:
+    def __init__(self, path: Path) -> None:
+        """Attach to a buffer that `open` has made."""
         self.path = path
-        self.spec = spec
-        self._writers, self._readers = spec.writers, spec.delivery.readers
-        self._lock_file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_file = _open_lock(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._memory = mmap.mmap(descriptor, 0)
             self._frozen = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)  # readers cannot damage what others read
         finally:
             os.close(descriptor)
-        self._data_offset = data_offset
-        words = np.frombuffer(self._memory, np.int64, _words_needed(spec))
-        self._words = _Words(words, len(self._writers), len(self._readers))
+        header = np.frombuffer(self._memory, _HEADER, 1)
+        spec_offset, self._data_offset = int(header["spec_offset"][0]), int(header["data_offset"][0])
+        self.spec: Assembly = pickle.loads(self._memory[spec_offset : self._data_offset])
+        self._writers, self._readers = self.spec.writers, self.spec.delivery.readers
+        self._version = header["version"][0]  # by buffer
+        rows = _HEADER.itemsize
+        self._writing = np.frombuffer(self._memory, _WRITER, len(self._writers), rows)
+        self._reading = np.frombuffer(self._memory, _READER, len(self._readers), rows + self._writing.nbytes)
 
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
         """Open the buffer of `spec` in `folder`; the first process makes it. ClusterError where there is no room."""
         path = folder / f"weights-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.buffer"
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _open_lock(path)
         try:
             with _locked(lock, path, deadline_s):
                 if not path.exists():
                     _make(path, spec)
         finally:
             os.close(lock)
-        return cls.attach(path)
-
-    @classmethod
-    def attach(cls, path: Path) -> DoubleBuffer:
-        with open(path, "rb") as file:
-            meta_offset, data_offset = (int(n) for n in np.frombuffer(file.read(16), np.int64))
-            file.seek(meta_offset)
-            spec: Assembly = pickle.load(file)
-        return cls(path, spec, data_offset)
+        return cls(path)
 
     def close(self) -> None:
         """Close the file; the mappings end with the last tensor in them."""
@@ -95,35 +94,46 @@ class DoubleBuffer:
         ChannelTimeout names the ranks that hold it. WeightSyncError for a version older than what is here, or one that
         `writer` has written before: readers may hold it.
         """
-        w, words, began = self._writers.index(writer), self._words, time.monotonic()
+        table, row, began = self._writing, self._writers.index(writer), time.monotonic()
         while True:
             with self._locked(deadline_s):
-                newest, buffer = int(max(words.version)), self._holding(version)
-                if (buffer is None and newest > version) or (buffer is not None and words.done[buffer, w] == version):
+                newest, buffer = int(max(self._version)), self._holding(version)
+                if (buffer is None and newest > version) or (
+                    buffer is not None and table["done"][row, buffer] == version
+                ):
                     raise versions_only_go_up(writer, version, newest)
-                words.writer_process[w], words.intent[w] = this_process(), version
-                buffer = self._free() if buffer is None else buffer
+                table["process"][row], table["pushed"][row] = this_process(), version
+                if buffer is None:  # one that was given up first, so that the last complete version stays
+                    free = [b for b in range(_BUFFERS) if not any(self._holders(b))]
+                    buffer = min(free, key=lambda b: (self._complete(b), self._version[b]), default=None)
                 if buffer is not None:
-                    words.version[buffer] = version
+                    self._version[buffer] = version
                     return self._buffer(buffer, self._memory)
                 holders = [self._holders(b) for b in range(_BUFFERS)]
-            _rest(began, deadline_s, functools.partial(_no_free_buffer, writer, version, began, holders))
+            if not _rest(began, deadline_s):
+                found = [ranks("actor", late) if late else ranks("rollout", busy) for late, busy in holders]
+                raise late_sync(
+                    f"weights version {version}",
+                    f"{owner_of('actor', writer)} waited {time.monotonic() - began:.1f} s for a free buffer",
+                    f"buffers are still in use by {'; '.join(found)}",
+                    "find out why they stopped, or raise the deadline if they are really this slow",
+                )
 
     def finish(self, writer: int, version: int, checksum: int) -> bool:
         """Mark the pieces of `writer` as written. True for the last writer: now the version is complete."""
-        w, words = self._writers.index(writer), self._words
-        with self._locked(time.monotonic() + _LOCK_S):
+        row = self._writers.index(writer)
+        with self._locked():
             buffer = self._holding(version)
             assert buffer is not None, f"actor rank {writer} finishes version {version}, which it never began"
-            words.sums[buffer, w], words.done[buffer, w] = checksum, version
+            self._writing["sum"][row, buffer], self._writing["done"][row, buffer] = checksum, version
             return self._complete(buffer)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, reader: int, version: int) -> Bytes:
         """Return the complete `version`, read-only and unchanged until `release`. Raises WeightSyncError."""
-        with self._locked(time.monotonic() + _LOCK_S):
-            self._words.reader_process[self._readers.index(reader)] = this_process()
+        with self._locked():
+            self._reading["process"][self._readers.index(reader)] = this_process()
             buffer = self._holding(version)
             if buffer is None or not self._complete(buffer):
                 raise not_here(reader, version, self.late(version), self.lacking(version))
@@ -131,14 +141,14 @@ class DoubleBuffer:
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
         """Mark `reader` as finished with `version` and all before."""
-        r, words = self._readers.index(reader), self._words
-        words.finished[r] = max(words.finished[r], version)
+        table, row = self._reading, self._readers.index(reader)
+        table["finished"][row] = max(table["finished"][row], version)
         if loaded:
-            words.loaded[r] = version
+            table["loaded"][row] = version
 
     def contents(self, version: int) -> Bytes | None:
         """Return the bytes of a complete version, to build the next one on; None where it is not here."""
-        with self._locked(time.monotonic() + _LOCK_S):
+        with self._locked():
             buffer = self._holding(version)
             return None if buffer is None or not self._complete(buffer) else self._buffer(buffer, self._frozen)
 
@@ -146,43 +156,42 @@ class DoubleBuffer:
         """Return the checksum that each writer gave to `finish`."""
         buffer = self._holding(version)
         assert buffer is not None, "a version that is being read stays"
-        return {w: int(s) for w, s in zip(self._writers, self._words.sums[buffer], strict=True)}
+        return {w: int(s) for w, s in zip(self._writers, self._writing["sum"][:, buffer], strict=True)}
 
     def late(self, version: int) -> list[int]:
         """List the actor ranks that have not written `version` whole; none where a later one has taken its place."""
-        if self._holding(version) is None and max(self._words.version) > version:
+        if self._holding(version) is None and max(self._version) > version:
             return []
-        done = (self._words.done == version).any(axis=0)
+        done = (self._writing["done"] == version).any(axis=1)
         return [w for w, there in zip(self._writers, done, strict=True) if not there]
 
     def lacking(self, version: int) -> list[int]:
         """List the rollout ranks that have not loaded `version`."""
-        return [r for r, has in zip(self._readers, self._words.loaded, strict=True) if has < version]
+        return [r for r, row in zip(self._readers, self._reading, strict=True) if row["loaded"] < version]
 
     # ── inside, under the lock ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _free(self) -> int | None:
-        """Find a buffer for a new version: one that was given up first, so that the last complete version stays."""
-        free = [b for b in range(_BUFFERS) if not any(self._holders(b))]
-        return min(free, key=lambda b: (self._complete(b), self._words.version[b]), default=None)
-
     def _holding(self, version: int) -> int | None:
-        return next((b for b in range(_BUFFERS) if self._words.version[b] == version), None)
+        return next((b for b in range(_BUFFERS) if self._version[b] == version), None)
 
     def _complete(self, buffer: int) -> bool:
-        version = self._words.version[buffer]
-        return bool(version != _NONE and (self._words.done[buffer] == version).all())
+        version = self._version[buffer]
+        return bool(version != _NONE and (self._writing["done"][:, buffer] == version).all())
 
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
-        """List the actor ranks that still write into it, or may, and the rollout ranks not finished with it."""
-        words, version = self._words, self._words.version[buffer]
+        """List the actor ranks that still write into it, or may, and the rollout ranks not finished with it.
+
+        A process that has not come yet is not dead.
+        """
+        version = self._version[buffer]
         if version == _NONE:
             return [], []
         if self._complete(buffer):
-            r = zip(self._readers, words.finished, words.reader_process, strict=True)
-            return [], [reader for reader, finished, p in r if finished < version and _not_dead(int(p))]
-        w = zip(self._writers, words.done[buffer], words.intent, words.writer_process, strict=True)
-        return [writer for writer, d, i, p in w if d != version and i <= version and _not_dead(int(p))], []
+            readers = zip(self._readers, self._reading, strict=True)
+            return [], [r for r, row in readers if row["finished"] < version and _not_dead(row)]
+        writers = zip(self._writers, self._writing, strict=True)
+        unfinished = ((w, row) for w, row in writers if row["done"][buffer] != version and row["pushed"] <= version)
+        return [w for w, row in unfinished if _not_dead(row)], []
 
     def _buffer(self, number: int, memory: mmap.mmap) -> Bytes:
         size = self.spec.layout.size_bytes
@@ -191,43 +200,18 @@ class DoubleBuffer:
         return np.frombuffer(memory, np.uint8, size, self._data_offset + number * _page_up(size))
 
     @contextlib.contextmanager
-    def _locked(self, deadline_s: float) -> Iterator[None]:
-        with _locked(self._lock_file, self.path, deadline_s):
+    def _locked(self, deadline_s: float | None = None) -> Iterator[None]:
+        with _locked(self._lock_file, self.path, time.monotonic() + _LOCK_S if deadline_s is None else deadline_s):
             yield
-
-
-class _Words:
-    """The header of the file, as arrays over it."""
-
-    def __init__(self, words: NDArray[np.int64], writers: int, readers: int) -> None:
-        rest = words[2:]  # offsets of metadata and data
-
-        def take(*shape: int) -> NDArray[np.int64]:
-            nonlocal rest
-            count = int(np.prod(shape))
-            taken, rest = rest[:count].reshape(shape), rest[count:]
-            return taken
-
-        self.version = take(_BUFFERS)
-        self.done = take(_BUFFERS, writers)
-        self.sums = take(_BUFFERS, writers)
-        self.intent = take(writers)  # the version it pushed last
-        self.writer_process = take(writers)
-        self.finished = take(readers)  # the version it is done with
-        self.loaded = take(readers)
-        self.reader_process = take(readers)
-
-
-def _words_needed(spec: Assembly) -> int:
-    writers, readers = len(spec.writers), len(spec.delivery.readers)
-    return 2 + _BUFFERS * (1 + 2 * writers) + 2 * writers + 3 * readers
 
 
 def _make(path: Path, spec: Assembly) -> None:
     """Make the file, under the lock; a process that dies in it leaves a part that the next one removes."""
-    words, meta = np.full(_words_needed(spec), _NONE, np.int64), pickle.dumps(spec)
-    data_offset = _page_up(words.nbytes + len(meta))
-    words[:2] = words.nbytes, data_offset
+    meta = pickle.dumps(spec)
+    rows = len(spec.writers) * _WRITER.itemsize + len(spec.delivery.readers) * _READER.itemsize
+    table = np.full((_HEADER.itemsize + rows) // 8, _NONE, np.int64)
+    data_offset = _page_up(table.nbytes + len(meta))
+    table[:2] = table.nbytes, data_offset
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     size = data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
@@ -240,7 +224,7 @@ def _make(path: Path, spec: Assembly) -> None:
             raise too_small(path.parent, size)
         part.symlink_to(spilled)
     with open(part, "r+b") as file:
-        file.write(words.tobytes() + meta)
+        file.write(table.tobytes() + meta)
     os.rename(part, path)
 
 
@@ -255,6 +239,10 @@ def _allocated(path: Path, size_bytes: int) -> bool:
     return True
 
 
+def _open_lock(path: Path) -> int:
+    return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 @contextlib.contextmanager
 def _locked(descriptor: int, path: Path, deadline_s: float) -> Iterator[None]:
     began = time.monotonic()
@@ -263,25 +251,28 @@ def _locked(descriptor: int, path: Path, deadline_s: float) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            _rest(began, deadline_s, functools.partial(_locked_for_long, path, began))
+            if not _rest(began, deadline_s):
+                what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
+                why = "another process of this node is making it, or was stopped while it held the lock"
+                raise late_sync(f"weights {path.name}", what, why) from None
     try:
         yield
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def _rest(began: float, deadline_s: float, late: Callable[[], Exception]) -> None:
-    """Sleep until the next look at what is waited for since `began`; raise `late()` once the deadline has passed."""
+def _rest(began: float, deadline_s: float) -> bool:
+    """Sleep until the next look at what is waited for since `began`. False once the deadline has passed."""
     now = time.monotonic()
     if now >= deadline_s:
-        raise late()
+        return False
     pause = min(max(_FIRST_LOOK_S, (now - began) * _PATIENCE), _LAST_LOOK_S)
     time.sleep(min(pause, deadline_s - now))
+    return True
 
 
-def _not_dead(process: int) -> bool:
-    """A process that has not come yet is not dead."""
-    return process == _NONE or alive(process)
+def _not_dead(row: np.void) -> bool:
+    return row["process"] == _NONE or alive(int(row["process"]))
 
 
 def _page_up(size_bytes: int) -> int:
@@ -328,36 +319,3 @@ class OwnCopy:
 
     def close(self) -> None:
         """Do nothing: there is no file."""
-
-
-def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:
-    why = "versions only go up: readers could not tell an old one from a late one, and may hold the newest"
-    what = f"version {version} was pushed after version {newest}"
-    return failed_sync("version-mismatch", f"actor rank {writer}", what, why=why)
-
-
-def not_here(reader: int, version: int, late: Sequence[int], lacking: Sequence[int]) -> WeightSyncError:
-    what = f"version {version} is no longer there: a later one has taken its place"
-    if late:
-        what = f"version {version} was not written by {ranks('actor', late)}"
-    return failed_sync("incomplete-weights", f"rollout rank {reader}", what, version=version, lacking=lacking)
-
-
-def _no_free_buffer(
-    writer: int, version: int, began: float, holders: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> ChannelTimeout:
-    """`holders`: of each buffer, the actor ranks and the rollout ranks that still use it."""
-    users = [
-        ranks(of, found) for pair in holders for of, found in zip(("actor", "rollout"), pair, strict=True) if found
-    ]
-    return late_sync(
-        f"weights version {version}",
-        f"actor rank {writer} waited {time.monotonic() - began:.1f} s for a free buffer",
-        f"buffers are still in use by {'; '.join(users)}",
-        "find out why they stopped, or raise the deadline if they are really this slow",
-    )
-
-
-def _locked_for_long(path: Path, began: float) -> ChannelTimeout:
-    why = "another process of this node is making it, or was stopped while it held the lock"
-    return late_sync(f"weights {path.name}", f"the buffer stayed locked for {time.monotonic() - began:.1f} s", why)

@@ -3,10 +3,10 @@
 ::
 
     same accelerator   share(tensor) ─ a note of a few hundred bytes in JSON ─▶ open_shared(note): the same memory
-    other accelerator  DeviceGroup.broadcast ──────── NCCL (gloo on hosts) ───▶ DeviceGroup.broadcast, in place
+    other accelerator  broadcast in a device_group ── NCCL (gloo on hosts) ───▶ broadcast, in place
 
 NCCL refuses two ranks of a group on one accelerator, so ranks that overlap in part need both.
-A note holds numbers, names and handles of CUDA alone: it may pass a way that is not authenticated.
+A note holds numbers, names and handles of CUDA alone: it may pass a transport that is not authenticated.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ def open_shared(note: bytes) -> Tensor:
         finally:
             os.close(file)
         return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    uuid = str(found["accelerator"])
+    device = next((n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None)
+    if device is None:
+        raise WeightSyncError(
+            Problem(
+                code="accelerator-not-visible",
+                key=f"accelerator {uuid}",
+                what="a tensor was shared on an accelerator that this process does not see",
+                why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
+                fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
+            )
+        )
     tensor: Tensor = reductions.rebuild_cuda_tensor(
         Tensor,
         torch.Size(size),
@@ -77,7 +89,7 @@ def open_shared(note: bytes) -> Tensor:
         offset,
         torch.storage.TypedStorage,
         dtype,
-        _number_of(str(found["accelerator"])),
+        device,
         _unhex(found["handle"]),
         int(found["storage_bytes"]),
         int(found["storage_offset"]),
@@ -90,6 +102,19 @@ def open_shared(note: bytes) -> Tensor:
     return tensor
 
 
+def device_group(store: Any, *, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
+    """Join a process group beside any other, for tensors on the members' devices: NCCL on GPUs, gloo on hosts.
+
+    Blocks until all have joined. `store`: a `torch.distributed.Store` of theirs alone.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if device.type != "cuda":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
 def _hex(handle: bytes | None) -> str | None:
     return None if handle is None else handle.hex()
 
@@ -99,42 +124,5 @@ def _unhex(handle: str | None) -> bytes | None:
 
 
 def _uuid(device: int) -> str:
+    """Name an accelerator alike in all processes: those that see different ones number them differently."""
     return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _number_of(uuid: str) -> int:
-    """Find an accelerator by its UUID: processes that see different accelerators number them differently."""
-    numbers = [n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid]
-    if not numbers:
-        raise WeightSyncError(
-            Problem(
-                code="accelerator-not-visible",
-                key=f"accelerator {uuid}",
-                what="a tensor was shared on an accelerator that this process does not see",
-                why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
-                fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
-            )
-        )
-    return numbers[0]
-
-
-class DeviceGroup:
-    """A process group beside any other, for tensors on the members' devices: NCCL on GPUs, gloo on hosts."""
-
-    def __init__(self, store: Any, *, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
-        """Block until all have joined. `store`: a `torch.distributed.Store` of theirs alone."""
-        timeout = timedelta(seconds=timeout_s)
-        self._group: Any
-        if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
-        else:
-            self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Send `tensor` of rank `source` into all others', in place. A collective, on the current stream."""
-        self._group.broadcast(tensor, root=source).wait()
-
-    def close(self) -> None:
-        self._group = None

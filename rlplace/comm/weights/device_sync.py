@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.device import DeviceGroup, open_shared, share
+from rlplace.comm.weights.device import device_group, open_shared, share
 from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
 from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard
 from rlplace.comm.weights.tensors import copy_tensor, held_in, tensors_in
-from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver, WeightSyncReport, failed_sync
+from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, WeightSyncReport, failed_sync
 from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import DeviceDelivery
+from rlplace.placement.language.slots import owner_of
 
 DEVICE_BUCKET_BYTES = 64 << 20  # large enough that the notes about a bucket take little of its time
 _ALIGNMENT = 16
@@ -103,12 +104,10 @@ def _summed(bucket: Tensor) -> Tensor:
 class DevicePush:
     """Announces a device sync to its readers, over the weights channel."""
 
+    push: Push
     round: int
-    version: int
     assembly: Assembly
     bucket_bytes: int
-    partial: bool
-    checked: bool
     store: StoreAddress
 
     @property
@@ -117,7 +116,7 @@ class DevicePush:
         return self.assembly.delivery
 
     def buckets(self) -> Iterator[DeviceBucket]:
-        """All buckets of the push, in the order in which every member handles them."""
+        """Yield all buckets of the push, in the order in which every member handles them."""
         layout = self.assembly.layout
         for owner, own in enumerate(self.assembly.pieces):
             for pieces in layout.buckets(own, self.bucket_bytes):
@@ -130,13 +129,15 @@ class DevicePush:
 class Member:
     """Owns a member's ends of the rendezvous and of the group; the group forms in the first sync and after failures."""
 
-    def __init__(self, component: str, rank: int, device: torch.device, *, timeout_s: float) -> None:
-        self.name = _name(component, rank)
+    def __init__(self, name: str, device: torch.device, *, timeout_s: float) -> None:
+        self.name = name
         self.device = device
+        # What shares and what broadcasts, as reports call it.
+        self.transports = ("cuda_ipc", "nccl") if device.type == "cuda" else ("shared_tensor", "gloo")
         self._timeout_s = timeout_s
         self._rendezvous: SyncRendezvous | None = None
         self._store: StoreAddress | None = None
-        self._group: DeviceGroup | None = None
+        self._group: Any = None
         self._formed = _ALONE  # the round in which the group formed
 
     def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
@@ -147,62 +148,61 @@ class Member:
         return self._rendezvous
 
     @contextmanager
-    def sync(self, push: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
+    def sync(self, sync: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
         """Join a sync for the time of the block. A sync that fails in it ends the group at this member.
 
         Raises as SyncRendezvous.join; RuntimeError of the collectives becomes WeightSyncError, with the ranks that lack
         the version.
         """
-        whole = False
+        version, whole = sync.push.version, False
         try:
-            rendezvous = self.rendezvous_at(push.store)
-            self._join(push, rendezvous, deadline_s)
+            rendezvous = self.rendezvous_at(sync.store)
+            self._join(sync, rendezvous, deadline_s)
             yield rendezvous
             whole = True
         except RuntimeError as error:
-            what = f"version {push.version} broke off: {error}"
-            lacking = self.lacking(push)
-            raise failed_sync("incomplete-weights", self.name, what, version=push.version, lacking=lacking) from error
+            what, lacking = f"version {version} broke off: {error}", self.lacking(sync)
+            raise failed_sync("incomplete-weights", self.name, what, version=version, lacking=lacking) from error
         finally:
             if not whole:
                 self.leave()
 
-    def _join(self, push: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
+    def _join(self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
         """Return when all members are here and those of the group are in it."""
-        delivery = push.delivery
-        group = [_name(*member) for member in delivery.group]
-        consumers = [_name("rollout", r) for r in delivery.readers if delivery.owner(r) is not None]
-        words = rendezvous.join(push.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
+        delivery = sync.delivery
+        group = [owner_of(*member) for member in delivery.group]
+        consumers = [owner_of("rollout", r) for r in delivery.readers if delivery.owner(r) is not None]
+        words = rendezvous.join(sync.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
         if len(group) == 1 or self.name not in group:
             return
         if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
             self.leave()
-            self._group = DeviceGroup(
-                rendezvous.group_store(push.round),
+            self._group = device_group(
+                rendezvous.group_store(sync.round),
                 rank=group.index(self.name),
                 size=len(group),
                 device=self.device,
                 timeout_s=max(1.0, deadline_s - time.monotonic()),
             )
-            self._formed = str(push.round)
+            self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int) -> None:
-        """Send the bucket of actor rank `owner`; nothing where it is alone."""
+        """Send the bucket of actor rank `owner` into all others', in place; does nothing where it is alone."""
         if self._group is not None:
-            self._group.broadcast(bucket, owner)
+            self._group.broadcast(bucket, root=owner).wait()
 
     def synchronize(self) -> None:
         """Wait for what the current stream has to do: NCCL's own wait only orders streams."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def lacking(self, push: DevicePush) -> list[int]:
+    def lacking(self, sync: DevicePush) -> list[int]:
         """List the rollout ranks without this version; all readers where the store does not answer."""
-        readers, rendezvous = push.delivery.readers, self._rendezvous
+        readers, rendezvous = sync.delivery.readers, self._rendezvous
+        if rendezvous is None:
+            return list(readers)
         try:
-            return [
-                r for r in readers if rendezvous is None or rendezvous.version_of(_name("rollout", r)) < push.version
-            ]
+            return [r for r in readers if rendezvous.version_of(owner_of("rollout", r)) < sync.push.version]
         except RuntimeError:
             return list(readers)
 
@@ -212,25 +212,10 @@ class Member:
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
-    @property
-    def transports(self) -> tuple[str, str]:
-        """What shares and what broadcasts, as reports call it."""
-        return ("cuda_ipc", "nccl") if self.device.type == "cuda" else ("shared_tensor", "gloo")
-
     def leave(self) -> None:
         """Leave the group: the next sync forms a new one, at every member."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._group = None
         self._formed = _ALONE
-
-    def close(self) -> None:
-        self.leave()
-        self._rendezvous = None
-
-
-def _name(component: str, rank: int) -> str:
-    return f"{component} rank {rank}"
 
 
 class DeviceSender:
@@ -252,50 +237,43 @@ class DeviceSender:
         self._rank = rank
         self._store = store
         self._bucket_bytes = bucket_bytes
-        self._member = Member("actor", rank, device, timeout_s=channel.spec.timeout_s)
+        self._member = Member(owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s)
         self._round = 0
 
-    def send(
-        self, assembly: Assembly, version: int, shards: Sequence[Shard], *, partial: bool, checked: bool
-    ) -> Counter[str]:
+    def send(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> Counter[str]:
         """Send this rank's buckets and pass on all others. Returns bytes by transport.
 
         Blocks until the readers have taken them. Raises WeightSyncError or ChannelTimeout, and then the readers have
         what they had.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
-        push = DevicePush(
-            round=self._round,
-            version=version,
-            assembly=assembly,
-            bucket_bytes=self._bucket_bytes,
-            partial=partial,
-            checked=checked,
-            store=self._store,
+        sync = DevicePush(
+            push=push, round=self._round, assembly=assembly, bucket_bytes=self._bucket_bytes, store=self._store
         )
         self._round += 1
-        for reader in push.delivery.readers if self._rank == 0 else ():
-            self._channel.put(push, key=str(reader))
-        member, several = self._member, len(push.delivery.group) > 1
+        for reader in sync.delivery.readers if self._rank == 0 else ():
+            self._channel.put(sync, key=str(reader))
+        member, several = self._member, len(sync.delivery.group) > 1
         (by_sharing, by_broadcast), moved = member.transports, Counter[str]()
         try:
-            with member.sync(push, deadline_s) as rendezvous:
-                shares = _Shares(rendezvous, push.delivery.consumers(self._rank), deadline_s)
-                with shares:
-                    for bucket in push.buckets():
-                        data, size = bucket.empty(member.device), assembly.layout.count_bytes(bucket.pieces)
-                        if bucket.owner == self._rank:
-                            bucket.fill(data, shards, checked=checked)
-                            moved[by_broadcast] += several * size
-                        member.broadcast(data, bucket.owner)
-                        moved[by_sharing] += shares.add(data) * size
-                    member.synchronize()
+            with (
+                member.sync(sync, deadline_s) as rendezvous,
+                _Shares(rendezvous, sync.delivery.consumers(self._rank), deadline_s) as shares,
+            ):
+                for bucket in sync.buckets():
+                    data, size = bucket.empty(member.device), assembly.layout.count_bytes(bucket.pieces)
+                    if bucket.owner == self._rank:
+                        bucket.fill(data, shards, checked=push.checked)
+                        moved[by_broadcast] += several * size
+                    member.broadcast(data, bucket.owner)
+                    moved[by_sharing] += shares.add(data) * size
+                member.synchronize()
         finally:
             member.free_memory()
         return +moved
 
     def close(self) -> None:
-        self._member.close()
+        self._member.leave()
 
 
 class _Shares:
@@ -311,7 +289,7 @@ class _Shares:
 
     def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[int], deadline_s: float) -> None:
         self._rendezvous = rendezvous
-        self._consumers = [_name("rollout", consumer) for consumer in consumers]
+        self._consumers = [owner_of("rollout", consumer) for consumer in consumers]
         self._deadline_s = deadline_s
         self._shared: collections.deque[tuple[int, Tensor]] = collections.deque()
         self._next = 0
@@ -335,8 +313,8 @@ class _Shares:
                     raise RuntimeError(f"{consumer} could not open the memory of {self._rendezvous.me}")
             self._shared.popleft()
 
-    def __enter__(self) -> None:
-        """Nothing is shared yet."""
+    def __enter__(self) -> _Shares:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -360,24 +338,24 @@ class DeviceReceiver(WeightReceiver):
 
     def __init__(self, channel: Channel, rank: int, *, device: torch.device) -> None:
         super().__init__(channel, rank)
-        self._member = Member("rollout", rank, device, timeout_s=channel.spec.timeout_s)
+        self._member = Member(self._owner, device, timeout_s=channel.spec.timeout_s)
 
     def close(self) -> None:
-        self._member.close()
+        self._member.leave()
 
     def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights:
-        push, member = self._announcement(version, deadline_s), self._member
-        layout, owner, damaged = push.assembly.layout, push.delivery.owner(self._rank), None
-        with member.sync(push, deadline_s) as rendezvous:
+        sync, member = self._announcement(version, deadline_s), self._member
+        layout, owner, damaged = sync.assembly.layout, sync.delivery.owner(self._rank), None
+        with member.sync(sync, deadline_s) as rendezvous:
             copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
-            for number, bucket in enumerate(push.buckets()):
+            for number, bucket in enumerate(sync.buckets()):
                 if owner is None:
                     data = bucket.empty(member.device)
                     member.broadcast(data, bucket.owner)
                 else:
-                    data = self._open(rendezvous, number, _name("actor", owner), deadline_s)
+                    data = self._open(rendezvous, number, owner_of("actor", owner), deadline_s)
                 bucket.copy_into(copy, data)
-                if push.checked and not bucket.is_whole(data):
+                if sync.push.checked and not bucket.is_whole(data):
                     damaged = bucket.owner  # the rest is taken even so: others wait for this rank
                 if owner is not None:
                     member.synchronize()
@@ -385,37 +363,35 @@ class DeviceReceiver(WeightReceiver):
                     rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
             member.synchronize()
         if damaged is not None:
-            raise self._damaged(version, damaged, member.lacking(push))
+            raise self._damaged(version, damaged, member.lacking(sync))
         tensors: dict[str, Any] = tensors_in(copy, layout)
 
         def give_back(loaded: bool) -> None:
             tensors.clear()  # the memory goes with them
             if loaded:
-                member.rendezvous_at(push.store).set_version(version)
+                member.rendezvous_at(sync.store).set_version(version)
             member.free_memory()
 
-        size = sum(spec.size_bytes for spec in layout.tensors)
-        report = WeightSyncReport(
-            version=version,
-            tensors=len(layout.tensors),
-            ways={member.transports[owner is None]: size},
-            seconds=time.perf_counter() - began,
-        )
+        moved = {member.transports[owner is None]: sum(spec.size_bytes for spec in layout.tensors)}
         return ReceivedWeights(
-            version=version, tensors=tensors, partial=push.partial, report=report, give_back=give_back
+            version=version,
+            tensors=tensors,
+            partial=sync.push.partial,
+            report=WeightSyncReport(transports=moved, seconds=time.perf_counter() - began),
+            give_back=give_back,
         )
 
     def _announcement(self, version: int, deadline_s: float) -> DevicePush:
         while True:
-            push = self._next(deadline_s)
-            if not isinstance(push, DevicePush):
-                raise self._unexpected("a push of device tensors", push)
-            if push.version == version:
-                return push
-            why = f"asked for version {version}, not {push.version}"
-            self._member.rendezvous_at(push.store).refuse(push.round, why)
-            if push.version > self._given_up:
-                raise self._other_version(push.version, version)
+            sync = self._next(deadline_s)
+            if not isinstance(sync, DevicePush):
+                raise self._unexpected("a push of device tensors", sync)
+            arrived = sync.push.version
+            if arrived == version:
+                return sync
+            self._member.rendezvous_at(sync.store).refuse(sync.round, f"asked for version {version}, not {arrived}")
+            if arrived > self._given_up:
+                raise self._other_version(arrived, version)
 
     def _open(self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float) -> Tensor:
         """Open the next bucket in the owner's memory. Raises RuntimeError if there are no more, WeightSyncError."""

@@ -20,21 +20,24 @@ import numpy as np
 import torch
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy, not_here
+from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.device_sync import DeviceReceiver
 from rlplace.comm.weights.shards import Piece
 from rlplace.comm.weights.tensors import Bytes, Changes, checksum, parts_of, tensors_in
 from rlplace.comm.weights.version import (
     Bucket,
     Complete,
+    Push,
     PushHeader,
     ReceivedWeights,
     WeightReceiver,
     WeightSyncReport,
     failed_sync,
+    not_here,
 )
 from rlplace.errors import ChannelEmpty, ChannelTimeout
 from rlplace.placement.flow import Delivery, DeviceDelivery, Transport
+from rlplace.placement.language.slots import owner_of
 
 _DRAIN_S = 0.02  # how often a receiver that waits for credit takes in what others have sent it
 
@@ -80,53 +83,48 @@ class CopyReceiver(WeightReceiver):
 
     def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights:
         try:
-            arrived = self._wait(version, deadline_s)
+            push = self._wait(version, deadline_s)
         except ChannelTimeout as error:
             if self._copy is None:
                 raise
-            late, lacking = self._copy.late(version), self._copy.lacking(version)
-            raise not_here(self._rank, version, late, lacking) from error
+            raise not_here(self._rank, version, self._copy.late(version), self._copy.lacking(version)) from error
         copy, layout = self._the_copy, self._the_copy.spec.layout
         whole = copy.read(self._rank, version)
-        for writer, expected in copy.sums(version).items() if arrived.checked else ():
+        for writer, expected in copy.sums(version).items() if push.checked else ():
             if checksum(parts_of(whole, layout, copy.spec.pieces[writer])) != expected:
                 copy.release(self._rank, version, loaded=False)
                 raise self._damaged(version, writer, copy.lacking(version))
         shared, size = isinstance(copy, DoubleBuffer), sum(spec.size_bytes for spec in layout.tensors)
+        moved: dict[str, int] = {Transport.SAME_NODE if shared else Transport.SAME_PROCESS: size}
         return ReceivedWeights(
             version=version,
             tensors=tensors_in(whole, layout),
-            partial=arrived.partial,
-            report=WeightSyncReport(
-                version=version,
-                tensors=len(layout.tensors),
-                ways={Transport.SAME_NODE if shared else Transport.SAME_PROCESS: size},
-                seconds=time.perf_counter() - began,
-            ),
+            partial=push.partial,
+            report=WeightSyncReport(transports=moved, seconds=time.perf_counter() - began),
             read_only=shared,
             give_back=lambda loaded: copy.release(self._rank, version, loaded=loaded),
         )
 
-    def _wait(self, version: int, deadline_s: float) -> Complete | PushHeader:
-        """Return the message that announced `version`, all of which is in the copy now."""
+    def _wait(self, version: int, deadline_s: float) -> Push:
+        """Return the push of `version` when all of it is in the copy."""
         while True:
-            arrived = self._take(self._next(deadline_s), deadline_s)
-            if arrived is None:
+            push = self._take(self._next(deadline_s), deadline_s)
+            if push is None:
                 continue
-            if arrived.version == version:
-                return arrived
-            self._the_copy.release(self._rank, arrived.version, loaded=False)
-            if arrived.version > self._given_up:
-                raise self._other_version(arrived.version, version)
+            if push.version == version:
+                return push
+            self._the_copy.release(self._rank, push.version, loaded=False)
+            if push.version > self._given_up:
+                raise self._other_version(push.version, version)
 
-    def _take(self, message: Any, deadline_s: float) -> Complete | PushHeader | None:
-        """Handle a message. With the one that completes a version, return the message that announced it."""
+    def _take(self, message: Any, deadline_s: float) -> Push | None:
+        """Handle a message. Returns the push that it completes."""
         match message:
             case Complete():
                 if not isinstance(self._copy, DoubleBuffer) or self._copy.path != message.buffer:
                     self.close()
-                    self._copy = DoubleBuffer.attach(message.buffer)
-                return message
+                    self._copy = DoubleBuffer(message.buffer)
+                return message.push
             case PushHeader():
                 return self._start(message, deadline_s)
             case Bucket() if message.source in self._incoming:
@@ -137,36 +135,41 @@ class CopyReceiver(WeightReceiver):
 
     # ── assembling ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, header: PushHeader, deadline_s: float) -> PushHeader | None:
-        if self._copy is None or self._copy.spec != header.assembly:
+    def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
+        assembly, source = header.assembly, header.source
+        if self._copy is None or self._copy.spec != assembly:
             self.close()
             if self._folder is None:
-                self._copy = OwnCopy(header.assembly)
+                self._copy = OwnCopy(assembly)
             else:
-                self._copy = DoubleBuffer.open(self._folder, header.assembly, deadline_s=deadline_s)
-        target = self._copy.begin(header.source, header.version, deadline_s=deadline_s)
-        incoming = _Incoming(header=header, target=target, pieces=header.pieces())
-        self._incoming[header.source] = incoming
+                self._copy = DoubleBuffer.open(self._folder, assembly, deadline_s=deadline_s)
+        incoming = _Incoming(
+            header=header,
+            target=self._copy.begin(source, header.push.version, deadline_s=deadline_s),
+            pieces=assembly.layout.buckets(assembly.pieces[source], header.bucket_bytes),
+        )
+        self._incoming[source] = incoming
         return None if header.buckets else self._finish(incoming)
 
-    def _fill(self, incoming: _Incoming, bucket: Bucket) -> PushHeader | None:
+    def _fill(self, incoming: _Incoming, bucket: Bucket) -> Push | None:
         """Write a bucket into the copy. A stream in which something is wrong is given up."""
         header, layout = incoming.header, self._the_copy.spec.layout
+        source, version = header.source, header.push.version
         whole = False
         try:
-            if (bucket.version, bucket.index) != (header.version, incoming.next):
-                due = f"bucket {incoming.next} of version {header.version} from actor rank {header.source}"
+            if (bucket.version, bucket.index) != (version, incoming.next):
+                due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
                 raise self._unexpected(due, bucket)
             pieces = incoming.pieces[bucket.index]
             data = bucket.data
             if isinstance(data, Changes):
                 data = self._changed(incoming, bucket.index, data)
             if len(data) != layout.count_bytes(pieces) or checksum([data]) != bucket.checksum:
-                raise self._damaged(header.version, header.source, self._the_copy.lacking(header.version))
+                raise self._damaged(version, source, self._the_copy.lacking(version))
             whole = True
         finally:
             if not whole:
-                del self._incoming[header.source]
+                del self._incoming[source]
         end = 0
         for piece in pieces:
             start, end = end, end + layout.count_bytes([piece])
@@ -179,25 +182,24 @@ class CopyReceiver(WeightReceiver):
         base = incoming.header.base
         before = None if base is None else self._the_copy.contents(base)
         if before is None:
-            what = f"version {incoming.header.version} came as changes to version {base}, which is not here"
-            raise failed_sync("incomplete-weights", f"rollout rank {self._rank}", what)
+            what = f"version {incoming.header.push.version} came as changes to version {base}, which is not here"
+            raise failed_sync("incomplete-weights", self._owner, what)
         whole: Bytes = np.concatenate(list(parts_of(before, self._the_copy.spec.layout, incoming.pieces[bucket])))
         changes.apply(whole)
         return whole
 
-    def _finish(self, incoming: _Incoming) -> PushHeader | None:
-        header, copy = incoming.header, self._the_copy
-        del self._incoming[header.source]
-        layout, mine = copy.spec.layout, copy.spec.pieces[header.source]
-        written = checksum(parts_of(incoming.target, layout, mine)) if header.checked else 0
-        if not copy.finish(header.source, header.version, written):
+    def _finish(self, incoming: _Incoming) -> Push | None:
+        """End a stream. With the last one of a version, announce the version to the other readers."""
+        source, push, copy = incoming.header.source, incoming.header.push, self._the_copy
+        del self._incoming[source]
+        parts = parts_of(incoming.target, copy.spec.layout, copy.spec.pieces[source])
+        if not copy.finish(source, push.version, checksum(parts) if push.checked else 0):
             return None
         if isinstance(copy, DoubleBuffer):
-            message = Complete(buffer=copy.path, version=header.version, partial=header.partial, checked=header.checked)
             for reader in copy.spec.delivery.readers:
                 if reader != self._rank:
-                    self._put(reader, message)
-        return header
+                    self._put(reader, Complete(push=push, buffer=copy.path))
+        return push
 
     def _put(self, reader: int, message: Complete) -> None:
         """Send to another reader. Take in messages meanwhile: streams of later versions may hold the credit."""

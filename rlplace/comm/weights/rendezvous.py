@@ -51,8 +51,8 @@ class SyncRendezvous:
     def join(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
         """Return the words of all members, in their order, once all are here.
 
-        ChannelTimeout names the members that did not come; WeightSyncError tells why another member did not go on. Then
-        no member goes on.
+        Raises ChannelTimeout with the members that did not come, WeightSyncError with the reason of another member;
+        then no member goes on.
         """
         began = time.monotonic()
         self._enter(round)
@@ -80,7 +80,7 @@ class SyncRendezvous:
         self.note(f"here/{self.me}", b"")  # after the verdict: no member needs to wait for this one
 
     def group_store(self, round: int) -> Any:
-        """For a process group that forms in this round."""
+        """Return the store of a process group that forms in this round."""
         return _below(self.store, f"group/{round}")
 
     def note(self, about: str, what: bytes) -> None:

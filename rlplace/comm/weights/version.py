@@ -2,7 +2,7 @@
 
 ::
 
-    actor ranks    push(8, shards) ─▶ each writes its own ─▶ PendingPush.wait()
+    actor ranks    push(8, shards)                                             each writes its own
     rollout ranks  with pull(8) as received:  engine.load(received.tensors, 8)
 
 A pull hands over exactly the version asked for, whole; else it raises and the weights in use stay as they are.
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.shards import Assembly, Piece
+from rlplace.comm.weights.shards import Assembly
 from rlplace.errors import ChannelEmpty, ChannelTimeout, Problem, WeightSyncError
+from rlplace.placement.language.slots import owner_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,31 +36,32 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
-    """A version in a double buffer of this node."""
+class Push:
+    """What all messages of a push carry."""
 
-    buffer: Path
     version: int
-    partial: bool
-    checked: bool  # its checksums were taken and are to be compared
+    partial: bool = False  # only some of the weights; the others stay as they are
+    checked: bool = False  # checksums are taken and compared
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """A version is complete in a double buffer of this node."""
+
+    push: Push
+    buffer: Path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
     """Announces the pieces of one actor rank; `buckets` messages follow."""
 
+    push: Push
     source: int  # actor rank
-    version: int
     assembly: Assembly
     buckets: int
     bucket_bytes: int
-    partial: bool
-    checked: bool
     base: int | None  # the version to which the changes in the buckets apply; None: there are no changes
-
-    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
-        """By bucket."""
-        return self.assembly.layout.buckets(self.assembly.pieces[self.source], self.bucket_bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +75,19 @@ class Bucket:
     checksum: int  # of the bytes it stands for
 
     def __str__(self) -> str:
-        return f"bucket {self.index} of version {self.version} from actor rank {self.source}"
+        return f"bucket {self.index} of version {self.version} from {owner_of('actor', self.source)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSyncReport:
     """What one push or pull moved on this rank."""
 
-    version: int
-    tensors: int
-    ways: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
+    transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
     seconds: float
 
     @property
     def size_bytes(self) -> int:
-        return sum(self.ways.values())
+        return sum(self.transports.values())
 
     @property
     def gb_per_s(self) -> float:
@@ -128,11 +128,12 @@ class WeightReceiver(abc.ABC):
     def __init__(self, channel: Channel, rank: int) -> None:
         self._channel = channel
         self._rank = rank
+        self._owner = owner_of("rollout", rank)
         self._backlog: collections.deque[Any] = collections.deque()  # messages taken before their turn
         self._given_up = -1  # newest version whose pull failed: what is left of it may still arrive
 
     def announced(self) -> bool:
-        """Tell whether something of a version not yet pulled has come, so that its pull waits only for the rest."""
+        """Return whether something of a version not yet pulled has come, so that its pull waits only for the rest."""
         if not self._backlog:
             with contextlib.suppress(ChannelEmpty):
                 self._backlog.append(self._channel.get_nowait(key=str(self._rank)))
@@ -151,6 +152,9 @@ class WeightReceiver(abc.ABC):
     @abc.abstractmethod
     def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights: ...
 
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
     def _next(self, deadline_s: float) -> Any:
         if self._backlog:
             return self._backlog.popleft()
@@ -159,18 +163,15 @@ class WeightReceiver(abc.ABC):
     def _other_version(self, arrived: int, asked: int) -> WeightSyncError:
         what = f"version {arrived} arrived, version {asked} was asked for"
         why = "the push is late or the driver's version is ahead" if arrived < asked else None
-        return failed_sync("version-mismatch", f"rollout rank {self._rank}", what, why=why)
+        return failed_sync("version-mismatch", self._owner, what, why=why)
 
     def _unexpected(self, expected: str, got: object) -> WeightSyncError:
         what = f"expected {expected}, got {got if isinstance(got, Bucket) else f'a {type(got).__name__}'}"
-        return failed_sync("incomplete-weights", f"rollout rank {self._rank}", what)
+        return failed_sync("incomplete-weights", self._owner, what)
 
     def _damaged(self, version: int, writer: int, lacking: Sequence[int]) -> WeightSyncError:
-        what = f"what actor rank {writer} wrote of version {version} is damaged"
-        return failed_sync("checksum-mismatch", f"rollout rank {self._rank}", what, version=version, lacking=lacking)
-
-    @abc.abstractmethod
-    def close(self) -> None: ...
+        what = f"what {owner_of('actor', writer)} wrote of version {version} is damaged"
+        return failed_sync("checksum-mismatch", self._owner, what, version=version, lacking=lacking)
 
 
 def failed_sync(
@@ -184,6 +185,20 @@ def failed_sync(
 
 def late_sync(key: str, what: str, why: str, fix: str | None = None) -> ChannelTimeout:
     return ChannelTimeout(Problem(code="channel-timeout", key=key, what=what, why=why, fix=fix))
+
+
+def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:
+    why = "versions only go up: readers could not tell an old one from a late one, and may hold the newest"
+    what = f"version {version} was pushed after version {newest}"
+    return failed_sync("version-mismatch", owner_of("actor", writer), what, why=why)
+
+
+def not_here(reader: int, version: int, late: Sequence[int], lacking: Sequence[int]) -> WeightSyncError:
+    """Describe a version that actor ranks `late` have not written; without any, a later one has taken its place."""
+    what = f"version {version} is no longer there: a later one has taken its place"
+    if late:
+        what = f"version {version} was not written by {ranks('actor', late)}"
+    return failed_sync("incomplete-weights", owner_of("rollout", reader), what, version=version, lacking=lacking)
 
 
 def ranks(component: str, numbers: Sequence[int]) -> str:

@@ -49,8 +49,13 @@ class Slot:
 
     @property
     def owner(self) -> str:
-        """Name of the worker that lives here, in errors, accounts and statistics: "actor rank 3"."""
-        return f"{self.component} rank {self.rank}"
+        """Name of the worker that lives here, in errors, accounts and statistics."""
+        return owner_of(self.component, self.rank)
+
+
+def owner_of(component: str, rank: int) -> str:
+    """ "actor rank 3"."""
+    return f"{component} rank {rank}"
 
 
 def component_of(owner: str) -> str:

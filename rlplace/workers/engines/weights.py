@@ -89,7 +89,7 @@ class EngineWeights:
             "rollout/load_s": Metric(loaded - pulled, "max"),
             "rollout/pull_gb_per_s": Metric(report.size_bytes / (loaded - began) / 1e9, "min"),
             "rollout/pull_bytes": Metric(report.size_bytes, "sum"),
-            **{f"rollout/pulled_{way}_bytes": Metric(size, "sum") for way, size in report.ways.items()},
+            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
             **self.verify(),
         }
 

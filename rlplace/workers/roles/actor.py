@@ -56,7 +56,7 @@ class Actor(TrainedWorker):
 
     def _open_sync(self, sync: SyncConfig, deliveries: Sequence[Delivery], *, checksums: bool = True) -> None:
         """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
-        from rlplace.comm.weights.sender import PushRules, WeightSender
+        from rlplace.comm.weights.sender import WeightSender
         from rlplace.placement.flow import DeviceDelivery
 
         context = self.context
@@ -66,11 +66,9 @@ class Actor(TrainedWorker):
             rank=context.rank,
             deliveries=deliveries,
             folder=context.folder,
-            rules=PushRules(
-                verify_every=sync.verify_every if checksums else 0,
-                delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
-            ),
             device=self._device_sender() if past_host else None,
+            verify_every=sync.verify_every if checksums else 0,
+            delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
         )
         self._sync_mode = sync.mode
 
@@ -102,13 +100,13 @@ class Actor(TrainedWorker):
         picked = select(self._sync_mode, shards) if self._pushes else shards
         enclosed = self._enclosed()
         assert self._sender is not None, "setup comes first"
-        report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards)).wait()
+        report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
         self._pushes += 1
         return {
             "actor/push_s": Metric(report.seconds, "max"),
             "actor/push_gb_per_s": Metric(report.gb_per_s, "sum"),
             "actor/pushed_bytes": Metric(report.size_bytes, "sum"),
-            **{f"actor/pushed_{way}_bytes": Metric(size, "sum") for way, size in report.ways.items()},
+            **{f"actor/pushed_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
         }
 
     def _shards(self) -> tuple[Shard, ...]:
@@ -329,7 +327,7 @@ class LmActor(Actor):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
             assert self._reference is not None, "a reference that is refreshed has a channel"
-            report = self._reference.push(version, self._model.shards()).wait()
+            report = self._reference.push(version, self._model.shards())
         return {"actor/refresh_s": Metric(report.seconds, "max")}
 
     def _open_refresh(self) -> None:

@@ -11,7 +11,7 @@ from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Layout
-from rlplace.comm.weights.sender import PushRules
+from rlplace.comm.weights import sender
 from rlplace.config import read_config
 from rlplace.placement import Topology, make_plan
 from rlplace.placement.channels import ChannelLocation
@@ -147,7 +147,7 @@ def test_nodes_without_a_share_count_as_nothing() -> None:
 
 
 def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
-    assert PushRules().bucket_bytes == BUCKET_BYTES
+    assert sender.BUCKET_BYTES == BUCKET_BYTES
     plan, _ = ppo()
     assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
     config = read_config(

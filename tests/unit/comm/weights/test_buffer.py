@@ -67,7 +67,7 @@ def read(buffer: DoubleBuffer, reader: int, version: int) -> None:
 def test_ranks_that_agree_share_one_file(open_buffer: OpenBuffer, tmp_path: Path) -> None:
     one, same, other = open_buffer(), open_buffer(), open_buffer(assembly(readers=3))
     assert one.path == same.path != other.path
-    assert DoubleBuffer.attach(one.path).spec == one.spec == assembly()
+    assert DoubleBuffer(one.path).spec == one.spec == assembly()
     assert {f.suffix for f in tmp_path.iterdir()} == {".buffer", ".lock"}
     assert all(f.stat().st_mode & 0o077 == 0 for f in tmp_path.iterdir())
 
@@ -176,13 +176,13 @@ def test_dead_processes_hold_nothing(open_buffer: OpenBuffer) -> None:
 
 
 def _read_and_die(path: Path) -> None:
-    buffer = DoubleBuffer.attach(path)
+    buffer = DoubleBuffer(path)
     buffer.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_and_die(path: Path) -> None:
-    buffer = DoubleBuffer.attach(path)
+    buffer = DoubleBuffer(path)
     write(buffer, 0, 4)
     buffer.begin(1, 4, deadline_s=time.monotonic() + SOON)
     os.kill(os.getpid(), signal.SIGKILL)

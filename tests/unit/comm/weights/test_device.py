@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 
-from rlplace.comm.weights.device import DeviceGroup, open_shared, share
+from rlplace.comm.weights.device import device_group, open_shared, share
 from rlplace.errors import WeightSyncError
 
 PATIENCE_S = 60.0
@@ -76,11 +76,10 @@ def test_what_one_broadcasts_all_others_get_in_place() -> None:
     store.set_timeout(timedelta(seconds=PATIENCE_S))
 
     def join(rank: int) -> list[torch.Tensor]:
-        group = DeviceGroup(store, rank=rank, size=3, device=torch.device("cpu"), timeout_s=PATIENCE_S)
+        group = device_group(store, rank=rank, size=3, device=torch.device("cpu"), timeout_s=PATIENCE_S)
         tensors = [torch.full((5, 3), rank), torch.full((7,), rank, dtype=torch.uint8)]
         for source, tensor in enumerate(tensors):
-            group.broadcast(tensor, source)
-        group.close()
+            group.broadcast(tensor, root=source).wait()
         return tensors
 
     with ThreadPoolExecutor(3) as threads:

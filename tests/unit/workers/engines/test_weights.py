@@ -26,7 +26,7 @@ class Sent:
         self.back: list[bool] = []
         self.left = -1  # tensors that were still alive when it was given back
         named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-        report = WeightSyncReport(version=version, tensors=len(named), ways={}, seconds=0.0)
+        report = WeightSyncReport(transports={}, seconds=0.0)
         self.received = ReceivedWeights(
             version=version, tensors=named, partial=partial, report=report, give_back=self._give_back
         )

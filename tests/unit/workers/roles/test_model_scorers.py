@@ -222,9 +222,10 @@ def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path:
             for n, w in load_file(newer / "model.safetensors").items()
         ]
         assert judge.refresh(1, 1) == {}  # not in this iteration
-        pushing = sender.push(2, shards)
-        judge.refresh(2, 2)
-        pushing.wait()
+        with ThreadPoolExecutor(1) as thread:
+            pushing = thread.submit(sender.push, 2, shards)
+            judge.refresh(2, 2)
+            pushing.result()
         sender.close()
         give(scenario, channels, made_up_samples())
         judge.infer(2, 2)

@@ -25,7 +25,7 @@ from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan
 
 def push(channel: LocalChannel, rank: int, version: int, weights: Mapping[str, Tensor]) -> None:
     sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
-    sender.send(version, shards_of(weights))
+    sender.push(version, shards_of(weights))
     sender.close()
 
 

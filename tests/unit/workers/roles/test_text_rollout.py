@@ -167,7 +167,7 @@ class Rank:
 
 def push(channel: LocalChannel, model: nn.Module, version: int, rank: int, *, partial: bool = False) -> None:
     sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
-    sender.send(version, shards_of(model.state_dict()), partial)
+    sender.push(version, shards_of(model.state_dict()), partial=partial)
     sender.close()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment
-from rlplace.placement.machines.pools import whole_cluster
+from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Node, Topology
 from rlplace.placement.schedule import Needs, Residency
@@ -29,12 +30,14 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
     if not moved:
         return None
     topology = Topology(tuple(nodes.made), "as needed")
-    pool = whole_cluster(topology)
+    groups = NodeGroups(topology)
     specs = {
-        c: ComponentSpec(name=c, pool=pool, written=tuple(segments), parallel=placement.spec(c).parallel)
+        c: ComponentSpec(
+            name=c, pool=groups[WHOLE_CLUSTER], written=tuple(segments), parallel=placement.spec(c).parallel
+        )
         for c, segments in moved.items()
     }
-    return HybridComponentPlacement.of(specs, topology)
+    return HybridComponentPlacement.of(specs, groups)
 
 
 def _pieces(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Segment, Node]]:

@@ -166,13 +166,12 @@ def _arrange(
 ) -> Plan:
     """Placement, residency and their checks: a plan in which nothing is sent yet."""
     components = needs.components
-    found = read_component_placement(cluster, topology, components, sources)
+    specs, groups, problems = read_component_placement(cluster, topology, components, sources)
     # What is placed rightly is checked further even when something else is wrong, so that one look shows everything.
-    right = {name: spec for name, spec in found.specs.items() if name in components}
-    placement = HybridComponentPlacement.of(right, found.groups)
+    placement = HybridComponentPlacement.of({c: spec for c, spec in specs.items() if c in components}, groups)
     leaving = {c: offload.get(c, False) for c in components}
     active = split_stages(needs, placement, leaving)
-    problems = [*found.problems, *check_names(cluster.allow_resident, components, sources)]
+    problems += check_names(cluster.allow_resident, components, sources)
     problems += find_clashes(placement, active, leaving, cluster.allow_resident, sources, blocks)
     problems += check_batches(batches, placement, sources) if batches is not None else ()
     problems += check(placement, active) if check is not None else check_partners(placement, sources)

@@ -24,7 +24,7 @@ from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_par
 from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.presets import expand_preset
-from rlplace.placement.language.relative import Count, Line, Numbers, Resolution, Rest, SameAs
+from rlplace.placement.language.relative import REST, Count, Line, resolve
 from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, RankLocations, Segment, role_of
 from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
@@ -33,6 +33,7 @@ _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
 _COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")
 KEYS = ("node_group", *_PLACES, *_COUNTS, "tensor_parallel_across_nodes", "process")
 _FRACTION = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
+_OTHER_NAMES = {"ref": "reference"}  # of other libraries
 # The ranks of these roles form a process group of their own, and a process joins only one.
 _OWN_GROUP = ("actor", "critic", "reference", "reward")
 
@@ -41,7 +42,7 @@ def read_block(
     value: object, groups: NodeGroups, components: Sequence[str] | None, sources: Mapping[str, Source]
 ) -> tuple[dict[str, ComponentSpec], list[Problem]]:
     """The specs of the components that are placed rightly, and the problems of the others."""
-    block = Text.of(value, PATH, "component_placement", sources)
+    block = Text.of(value, PATH, "component_placement", sources, [])
     if not isinstance(value, Mapping) or not value:
         what = "places no component" if value is None or value == {} else "expected one line per component"
         fix = block.line(dict.fromkeys(components or ("actor",), "all"))
@@ -59,35 +60,25 @@ def read_block(
         _check_names(text, names, named, components)
         named.update(names)
         lines += [line] if line is not None else []
-    resolution = Resolution(lines, named - {name for line in lines for name in line.names})
+    placed = resolve(lines, named - {name for line in lines for name in line.names})
     specs: dict[str, ComponentSpec] = {}
-    for i, (pool, segments) in sorted(resolution.placed.items()):
-        line = lines[i]
-        if check_parallel(line.whole, line.names[0], line.parallel, pool, segments):
-            for name in line.names:
-                spec = ComponentSpec(
-                    name=name,
-                    pool=pool,
-                    written=segments,
-                    key=line.whole.key,
-                    text=line.whole.text,
-                    parallel=line.parallel,
+    sharers: dict[str, Text] = {}
+    for i, (pool, segments) in sorted(placed.items()):
+        whole, parallel = lines[i].whole, lines[i].parallel
+        if check_parallel(whole, lines[i].names[0], parallel, pool, segments):
+            for name in (name for name in lines[i].names if name not in specs):
+                specs[name] = ComponentSpec(
+                    name=name, pool=pool, written=segments, key=whole.key, text=whole.text, parallel=parallel
                 )
-                specs.setdefault(name, spec)
-    sharers = {n: line for line in reversed(lines) if line.shares_process for n in line.names if n in specs}
-    specs |= _join_processes(specs, {n: sharers[n] for n in specs if n in sharers}, complete=not block.problems)
+                if lines[i].shares_process:
+                    sharers[name] = whole.child("process", "shared")
+    specs |= _join_processes(specs, sharers, complete=not block.problems)
     # A misspelt name is one problem, reported where it stands; not a second one about the name it should have been.
-    meant = {did_you_mean(name, components or ()) for name in named if name not in (components or ())}
+    meant = {_meant(name, components or ()) for name in named if name not in (components or ())}
     why = "the algorithm needs " + ", ".join(components or ()) + "; each needs accelerators"
     for missing in (c for c in components or () if c not in named and c not in meant):
-        problem = Problem(
-            code="unplaced-component",
-            key=PATH,
-            what=f"{missing} is not placed",
-            source=block.source,
-            why=why,
-            fix=f"{missing}: all",
-        )
+        what, fix = f"{missing} is not placed", f"{missing}: all"
+        problem = Problem(code="unplaced-component", key=PATH, what=what, source=block.source, why=why, fix=fix)
         block.problems.append(problem)
     return specs, block.problems
 
@@ -116,27 +107,30 @@ def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> boo
 
 def _check_names(text: Text, names: Sequence[str], named: set[str], components: Sequence[str] | None) -> None:
     at = 0
-    got = f"{text.leaf}: {text.text}"
     for i, name in enumerate(names):
         at = text.leaf.index(name, at)
         span = (at, at + max(1, len(name)))
         at += len(name)
         if name in named or name in names[:i]:
-            what, fix = f"{name} is placed twice", f"name {name} in one line only"
+            code, what, fix = "component-placed-twice", f"{name} is placed twice", f"name {name} in one line only"
             why = "a component has one placement; several pieces of it are joined by commas"
-            text.reject("component-placed-twice", what, why, fix, span=span, got=got)
         elif not name:
-            fix = f"{','.join(n for n in names if n) or 'actor'}: {quote(text.value)}"
+            code, what = "unknown-component", "a component name is missing"
             why = "a comma in the key gives several components the same placement"
-            text.reject("unknown-component", "a component name is missing", why, fix, span=span, got=got)
+            fix = f"{','.join(filter(None, names)) or 'actor'}: {quote(text.value)}"
         elif components is not None and name not in components:
-            near = did_you_mean(name, [c for c in components if c not in names])
-            what = f"no component is called {name!r}" + suggestion(near)
+            near = _meant(name, [c for c in components if c not in names])
+            code, what = "unknown-component", f"no component is called {name!r}" + suggestion(near)
             why = "the components of this algorithm are " + ", ".join(components)
-            fix = f"rename or remove {name}"
-            if near and len(names) == 1:
-                fix = f"{near}: {quote(text.value)}"
-            text.reject("unknown-component", what, why, fix, span=span, got=got)
+            fix = f"{near}: {quote(text.value)}" if near and len(names) == 1 else f"rename or remove {name}"
+        else:
+            continue
+        text.reject(code, what, why, fix, span=span, got=f"{text.leaf}: {text.text}")
+
+
+def _meant(name: str, components: Sequence[str]) -> str | None:
+    """The component that an unknown name stands for, as far as it can be told."""
+    return _OTHER_NAMES.get(name) or did_you_mean(name, components)
 
 
 def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line | None:
@@ -144,61 +138,51 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
     value = whole.value
     if isinstance(value, str) and value.strip() == CPU:
         value = {"node_group": ANY_NODE, "placement": 0}
-    cluster = groups[WHOLE_CLUSTER]
-    if not isinstance(value, Mapping):
-        asked = _read_place(whole, cluster)
-        if asked is None or (isinstance(asked, Numbers) and not check_fit(whole, asked.segments, cluster)):
-            return None
-        return Line(names=names, whole=whole, where=whole, pool=cluster, asked=asked)
-    block = dataclasses.replace(whole, value=value)
+    where = block = dataclasses.replace(whole, value=value)
     before = len(block.problems)
-    block.check_keys(KEYS)
-    pool = groups.pool_of(block.child("node_group")) if "node_group" in value else cluster
-    counts = _read_counts(block)
-    process = block.child("process", "own")
-    if process.value not in ("shared", "own"):
-        why = "own: each rank has a process; shared: with the rank of another component at the same place"
-        process.reject("bad-placement", "expected shared or own", why, "process: shared")
-    places = [k for k in _PLACES if k in value]
-    if len(places) != 1:
-        left = {k: v for k, v in value.items() if k in KEYS and k not in places[1:]} | (
-            {} if places else {"placement": "all"}
-        )
-        what = "is placed twice: " + " and ".join(places) if places else "is placed nowhere"
-        block.reject("bad-placement", what, "exactly one of " + ", ".join(_PLACES) + " is given", block.line(left))
-    if len(places) != 1 or pool is None:
-        return None
-    where = block.child(places[0])
-    asked = _read_place(where, pool)
+    pool: Pool | None = groups[WHOLE_CLUSTER]
+    counts: dict[str, int] = {}
+    if isinstance(value, Mapping):
+        block.check_keys(KEYS)
+        pool = groups.pool_of(block.child("node_group")) if "node_group" in value else pool
+        counts = _read_counts(block)
+        places = [k for k in _PLACES if k in value]
+        if len(places) != 1:
+            left = {k: v for k, v in value.items() if k in KEYS and k not in places[1:]}
+            fix = block.line(left if places else left | {"placement": "all"})
+            what = "is placed twice: " + " and ".join(places) if places else "is placed nowhere"
+            block.reject("bad-placement", what, "exactly one of " + ", ".join(_PLACES) + " is given", fix)
+            return None
+        where = block.child(places[0])
+    asked = None if pool is None else _read_place(where, pool)
     each, sharing = counts.get("accelerators_per_rank", 1), counts.get("ranks_per_accelerator", 1)
     if each > 1 and sharing > 1:
         why = "a rank has several accelerators, or several ranks share one"
         fix = "remove one of accelerators_per_rank and ranks_per_accelerator"
         block.reject("bad-placement", "spreads its ranks both ways", why, fix)
-    if asked is None or len(block.problems) > before:
+    if pool is None or asked is None or len(block.problems) > before:
         return None
-    if isinstance(asked, Numbers):
-        asked = Numbers(segments=_fitting(where, asked.segments, pool, each, sharing))
+    if isinstance(asked, tuple) and check_fit(where, asked, pool) and each * sharing > 1:
+        if ":" in where.text:
+            at = where.text.index(":")
+            text = ",".join(part.split(":")[0] for part in re.sub(r'[\[\]"]', "", where.text).split(","))
+            why = "ranks_per_accelerator and accelerators_per_rank spread the ranks already"
+            where.reject("bad-placement", "the ranks are given twice", why, where.line(text), span=(at, at + 1))
+        else:
+            asked = respread(where, [s.accelerators for s in asked], pool, each, sharing)
     if len(block.problems) > before:
         return None
-    return Line(
-        names=names,
-        whole=block,
-        where=where,
-        pool=pool,
-        asked=asked,
-        each=each,
-        sharing=sharing,
-        parallel=Parallel(
-            tensor_parallel_size=counts.get("tensor_parallel_size", 1),
-            data_parallel_size=counts.get("data_parallel_size"),
-            across_nodes=bool(value.get("tensor_parallel_across_nodes")),
-        ),
-        shares_process=process.value == "shared",
+    parallel = Parallel(
+        tensor_parallel_size=counts.get("tensor_parallel_size", 1),
+        data_parallel_size=counts.get("data_parallel_size"),
+        across_nodes=block.child("tensor_parallel_across_nodes").value is True,
     )
+    shares = block.child("process").value == "shared"
+    return Line(names, block, where, pool, asked, each, sharing, parallel, shares)
 
 
 def _read_counts(block: Text) -> dict[str, int]:
+    """The counts of a block that are right; its other options are checked as well."""
     assert isinstance(block.value, Mapping)
     counts: dict[str, int] = {}
     for key in (k for k in _COUNTS if k in block.value):
@@ -208,97 +192,82 @@ def _read_counts(block: Text) -> dict[str, int]:
             block.child(key).reject("too-many-ranks", f"{count:,} ranks on each accelerator", why, f"{key}: 1")
         elif count is not None:
             counts[key] = count
-    across = block.child("tensor_parallel_across_nodes", False)
+    across, process = block.child("tensor_parallel_across_nodes", False), block.child("process", "own")
     if not isinstance(across.value, bool):
         across.reject("bad-placement", "expected true or false", "it is a permission", across.line(True))
+    if process.value not in ("shared", "own"):
+        why = "own: each rank has a process; shared: with the rank of another component at the same place"
+        process.reject("bad-placement", "expected shared or own", why, "process: shared")
     return counts
 
 
-def _fitting(where: Text, segments: Sequence[Segment], pool: Pool, each: int, sharing: int) -> tuple[Segment, ...]:
-    """The segments, spread by the rule where there is one; without meaning where problems are recorded."""
-    if not check_fit(where, segments, pool) or each * sharing == 1:
-        return tuple(segments)
-    if ":" in where.text:
-        at = where.text.index(":")
-        text = ",".join(part.split(":")[0] for part in re.sub(r'[\[\]"]', "", where.text).split(","))
-        why = "ranks_per_accelerator and accelerators_per_rank spread the ranks already"
-        where.reject("bad-placement", "the ranks are given twice", why, where.line(text), span=(at, at + 1))
-        return ()
-    return respread(where, [s.accelerators for s in segments], pool, each, sharing)
-
-
-def _read_place(where: Text, pool: Pool) -> Numbers | Count | Rest | SameAs | None:
+def _read_place(where: Text, pool: Pool) -> tuple[Segment, ...] | Count | str | None:
     value = where.value
     if where.leaf == "same_as":
         if isinstance(value, str) and value.strip():
-            return SameAs(component=value.strip())
+            return value.strip()
         where.reject("bad-placement", "expected a component", "it names one", "same_as: actor")
         return None
     if where.leaf == "accelerators" and isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)):
-        if isinstance(value, bool) or int(value) < 1:
+        if int(value) < 1:
             why = f"it is how many {pool.noun}s are wanted"
             where.reject("bad-count", "expected at least 1", why, "accelerators: 1")
             return None
         return Count(count=int(value), why=f"asked for are {int(value)} {pool.noun}s")
-    if isinstance(value, str):
-        if value.strip() == "rest":
-            return Rest()
-        if match := _FRACTION.fullmatch(value):
-            return _fraction(where, int(match[1]), int(match[2]), pool)
-    segments = read_segments(where, pool)
-    return None if segments is None else Numbers(segments=segments)
-
-
-def _fraction(where: Text, part: int, whole: int, pool: Pool) -> Count | None:
-    if part <= whole and pool.count * part % whole == 0:
-        count = pool.count * part // whole
-        return Count(count=count, why=f"{part}/{whole} of {pool.count} {pool.noun}s are {count}")
-    what, fix = f"{part}/{whole} is more than all there is", where.line("all")
-    if part <= whole:
-        what = f"{part}/{whole} of {pool.count} {pool.noun}s is no whole number"
-        near = max(1, pool.count * part // whole)
+    if isinstance(value, str) and value.strip() == "rest":
+        return REST
+    if not isinstance(value, str) or not (match := _FRACTION.fullmatch(value)):
+        return read_segments(where, pool)
+    part, total = int(match[1]), int(match[2])
+    if part <= total and pool.count * part % total == 0:
+        count = pool.count * part // total
+        return Count(count=count, why=f"{part}/{total} of {pool.count} {pool.noun}s are {count}")
+    what, fix = f"{part}/{total} is more than all there is", where.line("all")
+    if part <= total:
+        what = f"{part}/{total} of {pool.count} {pool.noun}s is no whole number"
+        near = max(1, pool.count * part // total)
         fix = where.line(near if where.leaf == "accelerators" else {"accelerators": near})
     where.reject("uneven-fraction", what, pool.describe(), fix)
     return None
 
 
 def _join_processes(
-    specs: Mapping[str, ComponentSpec], sharers: Mapping[str, Line], *, complete: bool
+    specs: Mapping[str, ComponentSpec], sharers: Mapping[str, Text], *, complete: bool
 ) -> dict[str, ComponentSpec]:
     """The components with `process: shared`, named after those at the same place, rank by rank.
 
     Not `complete`: some lines could not be read, so a component that seems alone may not be.
     """
-    texts = {name: line.whole.child("process", "shared") for name, line in sharers.items()}
     own = [name for name in sharers if role_of(name) in _OWN_GROUP]
     others = [name for name in specs if role_of(name) not in _OWN_GROUP]
     for name in own:
         why = f"the {name} ranks form a process group of their own, and a process can join only one"
         fix = "process: own" + (f"        (those that may share: {', '.join(others)})" if others else "")
-        texts[name].reject("process-of-its-own", f"{name} cannot share its processes", why, fix)
+        sharers[name].reject("process-of-its-own", f"{name} cannot share its processes", why, fix)
     if own or not complete:
-        return {}
-    if len(sharers) == 1:
-        (name,) = sharers
-        other = next((c for c in others if c != name), None)
-        why = "a process is shared by components at the same place that both have process: shared"
-        fix = "process: own" + (f"        (or: {other}: {{same_as: {name}, process: shared}})" if other else "")
-        texts[name].reject("process-alone", f"{name} shares its processes with no other component", why, fix)
         return {}
     places: dict[tuple[object, ...], list[str]] = {}
     for name in sharers:  # the same accelerators, rank by rank; without accelerators, the same nodes
-        locations = RankLocations.of(specs[name])
-        place = (
-            specs[name].node_group,
-            *(column.tobytes() for column in (locations.node, locations.first, locations.count)),
-        )
+        at = RankLocations.of(specs[name])
+        place = (specs[name].node_group, *(column.tobytes() for column in (at.node, at.first, at.count)))
         places.setdefault(place, []).append(name)
     single = [names[0] for names in places.values() if len(names) == 1]
     for name in single[1:] or single:  # of two that are apart, the second is reported
-        partner = next(other for other in sharers if other != name)
-        shown = ", ".join(f"{c} is {specs[c].render()}" for c in (name, partner))
-        why = f"rank by rank they need the same accelerators of one node group: {shown}"
-        fix = f"{name}: {{same_as: {partner}, process: shared}}"
-        texts[name].reject("process-apart", f"{name} and {partner} are at different places", why, fix)
-    shared = {name: "+".join(names) for names in places.values() for name in names if len(names) > 1}
-    return {name: dataclasses.replace(specs[name], process=process) for name, process in shared.items()}
+        partner = next((other for other in sharers if other != name), None)
+        if partner is None:
+            other = next((c for c in others if c != name), None)
+            code, what = "process-alone", f"{name} shares its processes with no other component"
+            why = "a process is shared by components at the same place that both have process: shared"
+            fix = "process: own" + (f"        (or: {other}: {{same_as: {name}, process: shared}})" if other else "")
+        else:
+            shown = ", ".join(f"{c} is {specs[c].render()}" for c in (name, partner))
+            code, what = "process-apart", f"{name} and {partner} are at different places"
+            why = f"rank by rank they need the same accelerators of one node group: {shown}"
+            fix = f"{name}: {{same_as: {partner}, process: shared}}"
+        sharers[name].reject(code, what, why, fix)
+    return {
+        name: dataclasses.replace(specs[name], process="+".join(names))
+        for names in places.values()
+        for name in names
+        if len(names) > 1
+    }

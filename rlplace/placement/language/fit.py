@@ -9,7 +9,7 @@ from rlplace.placement.language.grammar import split_at, stripped
 from rlplace.placement.language.spec import Parallel, Segment, parts, render_segments, spread
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
-from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.placement.machines.ranges import Ranges, named, show_range
 
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
@@ -23,8 +23,7 @@ def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
         return False
     before = len(text.problems)
     for segment in segments:
-        if not _too_many(text, segment, pool):
-            _check_even(text, segment, segments, pool)
+        _check_even(text, segment, segments, pool)
     even = len(text.problems) == before
     _check_duplicates(text, segments, pool)
     _check_rank_order(text, segments)
@@ -35,25 +34,19 @@ def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
 
 def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
     """Whether the pool has all these numbers."""
-    total, before = pool.count, len(text.problems)
-    for segment in segments:
-        numbers = segment.accelerators
-        if numbers.stop <= total:
-            continue
-        span = _columns(text, segment, 0)
-        missing = range(max(numbers.start, total), numbers.stop)
-        everything = text.line("all")
-        # A segment with ranks of its own would become uneven when its accelerators are cut.
-        fix = everything
-        if numbers.start < total:
-            if ":" not in text.text:
-                fix = text.with_part(span, show_range(range(numbers.start, total))) + f"        (or: {everything})"
-            at = text.text.rindex("-", *span) + 1
-            span = (at + len(text.text[at:]) - len(text.text[at:].lstrip()), span[1])
-        many = len(missing) > 1
+    before = len(text.problems)
+    for segment in (s for s in segments if s.accelerators.stop > pool.count):
+        numbers, span = segment.accelerators, _columns(text, segment, 0)
+        missing = range(max(numbers.start, pool.count), numbers.stop)
+        fix = everything = text.line("all")
+        if numbers.start < pool.count:
+            if ":" not in text.text:  # a segment with ranks of its own would become uneven
+                there = show_range(range(numbers.start, pool.count))
+                fix = text.with_part(span, there) + f"        (or: {everything})"
+            span = stripped(text.text, text.text.rindex("-", *span) + 1, span[1])
         text.reject(
             "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range",
-            f"{pool.noun}{'s' if many else ''} {show_range(missing)} do{'' if many else 'es'} not exist",
+            f"{named(pool.noun, missing)} {'do' if len(missing) > 1 else 'does'} not exist",
             f"ranges include both ends, and {pool.describe()}",
             fix,
             span=span,
@@ -67,22 +60,15 @@ def _columns(text: Text, segment: Segment, index: int) -> tuple[int, int]:
     return stripped(text.text, *found[min(index, len(found) - 1)])
 
 
-def _too_many(text: Text, segment: Segment, pool: Pool) -> bool:
-    accelerators = len(segment.accelerators)
-    if segment.ranks.stop - segment.ranks.start <= MOST_RANKS_EACH * accelerators:
-        return False
-    text.reject(
-        "too-many-ranks",
-        f"{segment.ranks.stop - segment.ranks.start:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}",
-        f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are taken for a typing mistake",
-        text.line(show_range(segment.accelerators)),
-        span=_columns(text, segment, 1),
-    )
-    return True
-
-
 def _check_even(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
-    ranks, accelerators = len(segment.ranks), len(segment.accelerators)
+    """Reject numbers of ranks that are too large, or neither a multiple nor a divisor of the accelerators."""
+    ranks, accelerators = segment.ranks.stop - segment.ranks.start, len(segment.accelerators)
+    if ranks > MOST_RANKS_EACH * accelerators:
+        what = f"{ranks:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}"
+        why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are taken for a typing mistake"
+        fix = text.line(show_range(segment.accelerators))
+        text.reject("too-many-ranks", what, why, fix, span=_columns(text, segment, 1))
+        return
     if ranks % accelerators == 0 or accelerators % ranks == 0:
         return
     if ranks > accelerators:  # the nearest numbers of ranks below and above that divide evenly
@@ -98,22 +84,19 @@ def _check_even(text: Text, segment: Segment, segments: Sequence[Segment], pool:
 
 
 def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
-    ordered = sorted(segments, key=lambda s: s.accelerators.start)
-    reach = ordered[0]
-    for segment in ordered[1:]:
+    reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
+    for segment in ordered:
         twice = range(segment.accelerators.start, min(segment.accelerators.stop, reach.accelerators.stop))
         if twice:
-            later = max(segment, reach, key=attrgetter("span"))
             once = Ranges.of(s.accelerators for s in segments)
             fix = text.line(str(once))
             if len(once.pieces) == 1:
                 fix += f"        (or two ranks on each: {once}:0-{2 * len(once) - 1})"
-            numbers = f"{pool.noun}{'s' * (len(twice) > 1)} {show_range(twice)}"
-            what = f"{numbers} {'are' if len(twice) > 1 else 'is'} given twice"
+            what = f"{named(pool.noun, twice)} {'are' if len(twice) > 1 else 'is'} given twice"
             why = f"several ranks share one {pool.noun} when they are written as one segment, accelerators:ranks"
+            later = max(segment, reach, key=attrgetter("span"))
             text.reject("duplicate-accelerator", what, why, fix, span=_columns(text, later, 0))
-        if segment.accelerators.stop > reach.accelerators.stop:
-            reach = segment
+        reach = max(segment, reach, key=lambda s: s.accelerators.stop)
 
 
 def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
@@ -124,8 +107,7 @@ def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
         if ranks.start != expected:
             wrong = range(expected, ranks.start) or range(ranks.start, min(expected, ranks.stop))
             code, verb = ("rank-gap", "left out") if ranks.start > expected else ("duplicate-rank", "given twice")
-            many = len(wrong) > 1
-            what = f"rank{'s' if many else ''} {show_range(wrong)} {'are' if many else 'is'} {verb}"
+            what = f"{named('rank', wrong)} {'are' if len(wrong) > 1 else 'is'} {verb}"
             why = "the ranks of a component are 0, 1, 2, ..., each given exactly once"
             text.reject(code, what, why, text.line(_renumbered(segments, {})), span=_columns(text, segment, 1))
             return
@@ -134,19 +116,17 @@ def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
 
 def _check_cut(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
     """Reject a rank with parts on two nodes, or on accelerators of two products."""
-    each = segment.accelerators_per_rank
-    after = pool.cut(segment.accelerators, each)
+    numbers, each = segment.accelerators, segment.accelerators_per_rank
+    after = pool.cut(numbers, each)
     if after is None:
         return
-    rank = segment.ranks.start + (after.first - segment.accelerators.start) // each
-    fewer = next(n for n in range(each - 1, 0, -1) if each % n == 0 and pool.cut(segment.accelerators, n) is None)
+    rank = segment.ranks.start + (after.first - numbers.start) // each
+    fewer = next(n for n in range(each - 1, 0, -1) if each % n == 0 and pool.cut(numbers, n) is None)
     code, what, why = cut_between(pool.interval_of(after.first - 1), after, pool)
-    held = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}"
-    fix = text.line(
-        _renumbered(segments, {segment: len(segment.accelerators) // fewer}),
-        f"{fewer} {pool.noun}{'s' * (fewer > 1)} for each rank",
-    )
-    text.reject(code, f"{held}, {what}", why, fix, span=segment.span)
+    what = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}, {what}"
+    remark = f"{fewer} {pool.noun}{'s' * (fewer > 1)} for each rank"
+    fix = text.line(_renumbered(segments, {segment: len(numbers) // fewer}), remark)
+    text.reject(code, what, why, fix, span=segment.span)
 
 
 def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str, str]:
@@ -165,9 +145,9 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
     renumbered: list[Segment] = []
     following = 0
     for segment in segments:
-        count = counts.get(segment, len(segment.ranks))
-        renumbered.append(Segment(accelerators=segment.accelerators, ranks=range(following, following + count)))
-        following += count
+        ranks = range(following, following + counts.get(segment, len(segment.ranks)))
+        renumbered.append(Segment(accelerators=segment.accelerators, ranks=ranks))
+        following = ranks.stop
     return render_segments(renumbered)
 
 
@@ -184,17 +164,17 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
             joined.append(piece)
     for piece in joined:
         after = pool.cut(piece, each)
-        if len(piece) % each and after is None:
-            what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
-            why = f"a rank has {each} neighbours: accelerators_per_rank"
-            text.reject("uneven-ranks", what, why, "accelerators_per_rank: 1")
-            return ()
         if after is not None:
             code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
-            fewer = next(n for n in range(each - 1, 0, -1) if len(piece) % n == 0 and pool.cut(piece, n) is None)
             what = f"a rank of {each} {pool.noun}s would lie on both sides of {pool.noun} {after.first}, {on}"
-            text.reject(code, what, why, f"accelerators_per_rank: {fewer}")
-            return ()
+            fewer = next(n for n in range(each - 1, 0, -1) if len(piece) % n == 0 and pool.cut(piece, n) is None)
+        elif len(piece) % each:
+            code, why, fewer = "uneven-ranks", f"a rank has {each} neighbours: accelerators_per_rank", 1
+            what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
+        else:
+            continue
+        text.reject(code, what, why, f"accelerators_per_rank: {fewer}")
+        return ()
     return spread(joined, each, sharing)
 
 
@@ -237,19 +217,17 @@ def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segmen
 
 def _copies_on_one_node(text: Text, tensor: int, pool: Pool, segments: Sequence[Segment]) -> bool:
     filled, began = 0, -1  # accelerators of the copy under way, and the node it is on
-    for segment in sorted(segments, key=lambda s: s.ranks.start):
-        for interval, numbers in parts(segment, pool):
-            if filled and interval.node != began:
-                what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"
-                why = (
-                    f"node {interval.node} starts at accelerator {interval.first} of "
-                    f"{show_range(segment.accelerators)}; slices of a layer exchange data in every step, "
-                    "which the network slows down"
-                )
-                held = [len(n) for s in segments for _, n in parts(s, pool)]
-                fewer = next(n for n in range(tensor - 1, 0, -1) if all(count % n == 0 for count in held))
-                fix = text.line(fewer, "or accept it: tensor_parallel_across_nodes: true")
-                text.reject("copy-spans-nodes", what, why, fix)
-                return False
-            filled, began = (filled + len(numbers)) % tensor, interval.node
+    pieces = [(s, *part) for s in sorted(segments, key=lambda s: s.ranks.start) for part in parts(s, pool)]
+    for segment, interval, numbers in pieces:
+        if filled and interval.node != began:
+            what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"
+            why = (
+                f"node {interval.node} starts at accelerator {interval.first} of {show_range(segment.accelerators)}; "
+                "slices of a layer exchange data in every step, which the network slows down"
+            )
+            fewer = next(n for n in range(tensor - 1, 0, -1) if all(len(piece) % n == 0 for *_, piece in pieces))
+            fix = text.line(fewer, "or accept it: tensor_parallel_across_nodes: true")
+            text.reject("copy-spans-nodes", what, why, fix)
+            return False
+        filled, began = (filled + len(numbers)) % tensor, interval.node
     return True

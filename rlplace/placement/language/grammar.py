@@ -23,15 +23,13 @@ from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.ranges import show_range
 
-_PIECE = re.compile(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?")
-_SEGMENT = r"\s*(?:all|[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?)(?:\s*:\s*[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?)?\s*"
-_READABLE = re.compile(rf"{_SEGMENT}(?:,{_SEGMENT})*")
+_RANGE = r"[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?"
+_SEGMENT = re.compile(rf"\s*(all|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")
+_SEGMENTS = re.compile(rf"{_SEGMENT.pattern}(?:,{_SEGMENT.pattern})*")
 # What people type, or paste from a document, where a hyphen belongs.
 _NOT_HYPHENS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
 _DEVICE_NAMES = re.compile(r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE)
-_SLICE = re.compile(r"\s*([0-9]{1,12})\s*:\s*([0-9]{1,12})\s*")
-_PERCENT = re.compile(r"\s*([0-9]{1,3})\s*%\s*")
 _BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 WHY = "a placement is all, a number, or first-last with both ends included, joined by commas"
 
@@ -52,93 +50,91 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
             _reject_base_60(text, (start, stop), item, pool)
         else:
             for columns in split_at(text.text, ",", start, stop):
-                segment = _segment(text, stripped(text.text, *columns), following, pool)
+                segment = _read_segment(text, columns, following, pool)
                 if segment is not None:
                     segments.append(segment)
                     following = max(following, segment.ranks.stop)
     return tuple(segments) if len(text.problems) == before else None
 
 
-def _segment(text: Text, span: tuple[int, int], following: int, pool: Pool) -> Segment | None:
-    parts = list(split_at(text.text, ":", *span))
-    if len(parts) > 2 and _PIECE.fullmatch(text.text[slice(*parts[0])].strip()):
-        why = "a segment is accelerators:ranks"
-        text.reject("bad-placement", "more than one colon", why, _fix(text), span=(parts[2][0] - 1, span[1]))
-        return None
-    if not _PIECE.match(text.text[slice(*parts[0])].strip()) and text.text[slice(*parts[0])].strip() != "all":
-        _reject_unreadable(text, span)  # with what stands behind the colon: cuda:0-7
-        return None
-    numbers = _range(text, parts[0], pool.count)
-    if numbers is None:
-        return None
-    if len(parts) == 1:
-        return Segment(accelerators=numbers, ranks=range(following, following + len(numbers)), span=span)
-    at = stripped(text.text, *parts[1])
-    if text.text[slice(*at)] == "all":
-        why = "a segment is accelerators:ranks, and ranks have no number of their own to stop at"
-        ranks = show_range(range(following, following + max(1, len(numbers))))
-        text.reject("bad-placement", "all is no range of ranks", why, text.with_part(at, ranks), span=at)
-        return None
-    ranks_range = _range(text, parts[1], pool.count)
-    if ranks_range is None:
-        return None
-    slice_ = _SLICE.fullmatch(text.text)
-    if slice_ and following == 0 and int(slice_[1]) < int(slice_[2]) and len(text.items) == 1:
-        _reject_slice(text, range(int(slice_[1]), int(slice_[2])), pool)
-        return None
-    return Segment(accelerators=numbers, ranks=ranks_range, span=span)
-
-
-def _range(text: Text, columns: tuple[int, int], count: int) -> range | None:
-    """The numbers in these columns; "all" is 0..count-1. Numbers beyond `count` are kept."""
+def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Pool) -> Segment | None:
     span = stripped(text.text, *columns)
-    piece = text.text[slice(*span)]
-    if piece == "all":
-        return range(count)
-    match = _PIECE.fullmatch(piece)
+    match = _SEGMENT.fullmatch(text.text, *columns)
     if match is None:
-        _reject_unreadable(text, span)
+        _reject_segment(text, span, following, pool)
         return None
-    first, last = int(match[1]), int(match[2] or match[1])
-    if first > last:
-        what, why = f"the range runs backwards, from {first} down to {last}", "the smaller number comes first"
-        text.reject("reversed-range", what, why, text.with_part(span, f"{last}-{first}"), span=span)
+    found: list[range] = []
+    for part in (part for part in (1, 2) if match[part]):
+        first, last = 0, pool.count - 1
+        if match[part] != "all":
+            first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
+        if first > last:
+            what, why = f"the range runs backwards, from {first} down to {last}", "the smaller number comes first"
+            fix = text.with_part(match.span(part), f"{last}-{first}")
+            text.reject("reversed-range", what, why, fix, span=match.span(part))
+            return None
+        found.append(range(first, last + 1))
+    numbers, ranks = found[0], found[-1]
+    if len(found) == 1:
+        return Segment(accelerators=numbers, ranks=range(following, following + len(numbers)), span=span)
+    if columns == (0, len(text.text)) and match[1].isdecimal() and match[2].isdecimal() and numbers.start < ranks.start:
+        # `0:8`, a slice in Python, is rank 8 on accelerator 0 here.
+        start, stop = numbers.start, ranks.start
+        what = f"this is rank {stop} on {pool.noun} {start}, and ranks begin with 0"
+        why = f"a colon separates {pool.noun}s from ranks; a range is first-last with both ends included"
+        rank_0 = text.line(f"{start}:0")
+        fix = text.line(show_range(range(start, stop)), f"or rank 0 on {pool.noun} {start}: {rank_0}")
+        text.reject("rank-gap", what, why, fix if stop <= pool.count else rank_0)
         return None
-    return range(first, last + 1)
+    return Segment(accelerators=numbers, ranks=ranks, span=span)
 
 
-def _reject_unreadable(text: Text, span: tuple[int, int]) -> None:
+def _reject_segment(text: Text, span: tuple[int, int], following: int, pool: Pool) -> None:
+    """Reject the part of a segment that cannot be read: its accelerators, its ranks, or all of it, as in `cuda:0-7`."""
+    parts = [stripped(text.text, *columns) for columns in split_at(text.text, ":", *span)]
+    head = text.text[slice(*parts[0])]
+    if _SEGMENT.fullmatch(head):
+        if len(parts) > 2:
+            at = (text.text.index(":", parts[1][1]), span[1])
+            text.reject("bad-placement", "more than one colon", "a segment is accelerators:ranks", _fix(text), span=at)
+            return
+        span = parts[1]
+    elif re.match("all|[0-9]", head):
+        span = parts[0]
     piece = text.text[slice(*span)]
+    code, what, why = "bad-placement", f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this", WHY
+    hyphenated, wrong, meant = _NOT_HYPHENS.sub("-", piece), _NOT_HYPHENS.search(piece), _meant(piece)
+    fix = text.with_part(span, meant) if meant else _fix(text)
     if not piece.strip():
-        text.reject("bad-placement", "a number is missing", WHY, _fix(text), span=span)
-        return
-    hyphenated = _NOT_HYPHENS.sub("-", piece)
-    wrong = _NOT_HYPHENS.search(piece)
-    if wrong is not None and _READABLE.fullmatch(hyphenated):
-        what = f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
+        what, fix = "a number is missing", _fix(text)
+    elif wrong is not None and _SEGMENTS.fullmatch(hyphenated):
+        code, what = "not-a-hyphen", f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
         why = "a range is written with the plain hyphen of the keyboard; documents often replace it by a longer dash"
-        text.reject("not-a-hyphen", what, why, text.with_part(span, hyphenated), span=span)
-        return
-    what = f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this"
-    guess = _meant(piece)
-    text.reject("bad-placement", what, WHY, text.with_part(span, guess) if guess else _fix(text), span=span)
+        fix = text.with_part(span, hyphenated)
+    elif piece == "all":
+        numbers = _read_segment(text, parts[0], following, pool)
+        what, why = "all is no range of ranks", "a segment is accelerators:ranks, and ranks have no last number"
+        if numbers is None:  # and is rejected
+            return
+        fix = text.with_part(span, show_range(numbers.ranks))
+    text.reject(code, what, why, fix, span=span)
 
 
 def _meant(piece: str) -> str | None:
     """The same numbers in the form that is read, where another form was recognised: `cuda:0-7`, `0..7`, `0-3;4-7`."""
     guess = _NOT_HYPHENS.sub("-", piece.lower())
     guess = re.sub(r"\s*[;|]\s*", ",", _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess)))
-    if percent := _PERCENT.fullmatch(guess):
+    if percent := re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess):
         share = Fraction(int(percent[1]), 100)
         return f"{share.numerator}/{share.denominator}" if 0 < share < 1 else "all" if share == 1 else None
-    return guess if _READABLE.fullmatch(guess) else None
+    return guess if _SEGMENTS.fullmatch(guess) else None
 
 
 def _fix(text: Text) -> str:
     """The line without empty pieces where the others are readable; else all numbers, as a place to start."""
-    pieces = [text.text[a:b].strip() for a, b in split_at(text.text, ",", 0, len(text.text))]
-    rest = ",".join(p for p in pieces if p)
-    if "" in pieces and _READABLE.fullmatch(rest):
+    pieces = [piece.strip() for piece in text.text.split(",")]
+    rest = ",".join(filter(None, pieces))
+    if "" in pieces and _SEGMENTS.fullmatch(rest):
         return text.line(rest)
     return text.line("all", "or the numbers that are meant, such as 0-3")
 
@@ -153,26 +149,15 @@ def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) ->
     text.reject("bad-placement", what, WHY, text.line("all"), span=span)
 
 
-def _reject_slice(text: Text, numbers: range, pool: Pool) -> None:
-    """`0:8`, a slice in Python, is rank 8 on accelerator 0 here."""
-    start, stop = numbers.start, numbers.stop
-    rank_0 = text.line(f"{start}:0")
-    fix = text.line(show_range(numbers), f"or rank 0 on {pool.noun} {start}: {rank_0}")
-    what = f"this is rank {stop} on {pool.noun} {start}, and ranks begin with 0"
-    why = f"a colon separates {pool.noun}s from ranks; a range is first-last with both ends included"
-    text.reject("rank-gap", what, why, fix if stop <= pool.count else rank_0)
-
-
 def _reject_base_60(text: Text, span: tuple[int, int], value: int, pool: Pool) -> None:
-    """An integer that no cluster of this size has, and that an unquoted `accelerators:ranks` turns into."""
+    """Reject an integer that no cluster of this size has, and that YAML makes of an unquoted `accelerators:ranks`."""
     first, second = divmod(value, _BASE)
     pair = f"{first}:{second:02}" if first >= _BASE else f"{first}:{second}"
+    meant, remark = "all", f"every {pool.noun}"
     if second == 0 and first < pool.count:
         meant, remark = f'"{first}:0"', f"rank 0 on that {pool.noun}"
     elif first <= second < pool.count:
         meant, remark = f"{first}-{second}", f"{pool.noun}s {first} to {second}"
-    else:
-        meant, remark = "all", f"every {pool.noun}"
     what = f"{pool.noun} {value} does not exist; YAML reads an unquoted {pair} as {value}"
     why = f"YAML 1.1 takes digits:digits for a base-60 number, {pair} = {first} x 60 + {second};\n{pool.describe()}"
     fix = f"{text.leaf}: {text.text[: span[0]]}{meant}{text.text[span[1] :]}        ({remark})"

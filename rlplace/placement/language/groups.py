@@ -14,7 +14,7 @@ Hardware of any type is numbered by node and then as written; a process finds th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rlplace.config.show import show
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
@@ -50,25 +50,21 @@ class RuntimeEnv:
     interpreter: str = ""  # path of the Python to run; "": the driver's
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
-    """Some nodes under one label."""
-
-    label: str
-    pool: Pool
-    runtime_envs: Mapping[int, RuntimeEnv]  # by node rank; only where declared
-
-
 class NodeGroups:
     """All node groups of a cluster, the two reserved ones included. Never changes."""
 
-    def __init__(self, topology: Topology, groups: Sequence[NodeGroup] = (), broken: Sequence[str] = ()) -> None:
-        """`broken` are labels of groups with problems: they exist, and have no pool."""
+    def __init__(
+        self,
+        topology: Topology,
+        pools: Mapping[str, Pool] | None = None,
+        runtime_envs: Mapping[tuple[str, int], RuntimeEnv] | None = None,
+        broken: Collection[str] = (),
+    ) -> None:
+        """`runtime_envs` are by label and node. `broken` are labels of groups with problems, which have no pool."""
         self.topology = topology
-        self._pools = {WHOLE_CLUSTER: whole_cluster(topology), ANY_NODE: node_pool(topology.nodes)}
-        self._pools |= {g.label: g.pool for g in groups}
-        self._broken = frozenset(broken)
-        self.runtime_envs = {(g.label, node): env for g in groups for node, env in g.runtime_envs.items()}
+        self.runtime_envs = runtime_envs or {}
+        self._pools = {WHOLE_CLUSTER: whole_cluster(topology), ANY_NODE: node_pool(topology.nodes), **(pools or {})}
+        self._broken = broken
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -87,53 +83,48 @@ class NodeGroups:
         """
         known = "the node groups of this cluster are " + ", ".join(self.labels)
         found: list[str] = []
-        for at, label in _labels(text):
-            if label in found:
-                why = "several groups are joined one after the other, and an accelerator has one number"
-                fix = text.line(",".join(found))
-                text.reject("node-group-repeated", f"node group {label} is named twice", why, fix, span=at)
-                return None
-            if label in self._broken:
-                return None
-            if label not in self.labels:
-                near = did_you_mean(label, self.labels)
-                what = f"there is no node group {label!r}" + suggestion(near)
-                text.reject("unknown-node-group", what, known, text.with_part(at, near or WHOLE_CLUSTER), span=at)
-                return None
-            kinds = [f"{self[other].noun}s ({other})" for other in (*found[:1], label)]
-            if found and self[label].noun != self[found[0]].noun:
-                why = "the numbers of one placement count one kind of thing"
-                text.reject("mixed-node-groups", "mixes " + " and ".join(kinds), why, text.line(found[0]))
-                return None
-            if both := sorted(self._nodes(label) & {n for other in found for n in self._nodes(other)}):
-                what = f"node {both[0]} is in {label} and in a group before it"
-                why = "groups that are joined have no node in common, else its accelerators had two numbers"
-                text.reject("overlapping-node-groups", what, why, text.line(found[0]), span=at)
-                return None
-            found.append(label)
+        for start, stop, item in text.items:
+            for columns in split_at(text.text, ",", start, stop) if isinstance(item, str) else [(start, stop)]:
+                at = stripped(text.text, *columns)
+                label = text.text[slice(*at)].strip()
+                if label in self._broken or (label and not self._may_join(text, at, label, found, known)):
+                    return None
+                found += [label] if label else []
         if not found:
             text.reject("unknown-node-group", "names no node group", known, text.line(self.labels[-1]))
             return None
         return self[",".join(found)]
 
-    def _nodes(self, label: str) -> set[int]:
-        return {interval.node for interval in self[label].intervals}
-
-
-def _labels(text: Text) -> Iterator[tuple[tuple[int, int], str]]:
-    """Columns and text of each label; a label may be a number in YAML."""
-    for start, stop, item in text.items:
-        for part in split_at(text.text, ",", start, stop) if isinstance(item, str) else [(start, stop)]:
-            at = stripped(text.text, *part)
-            if label := text.text[slice(*at)].strip():
-                yield at, label
+    def _may_join(self, text: Text, at: tuple[int, int], label: str, found: Sequence[str], known: str) -> bool:
+        """Whether a group exists and can be joined to those before it; else a problem is recorded."""
+        if label in found:
+            code, what = "node-group-repeated", f"node group {label} is named twice"
+            why = "several groups are joined one after the other, and an accelerator has one number"
+            text.reject(code, what, why, text.line(",".join(found)), span=at)
+        elif label not in self.labels:
+            near = did_you_mean(label, self.labels)
+            what = f"there is no node group {label!r}" + suggestion(near)
+            text.reject("unknown-node-group", what, known, text.with_part(at, near or WHOLE_CLUSTER), span=at)
+        elif found and self[label].noun != self[found[0]].noun:
+            what = "mixes " + " and ".join(f"{self[other].noun}s ({other})" for other in (found[0], label))
+            why = "the numbers of one placement count one kind of thing"
+            text.reject("mixed-node-groups", what, why, text.line(found[0]))
+        elif both := sorted(self[label].nodes & {n for other in found for n in self[other].nodes}):
+            what = f"node {both[0]} is in {label} and in a group before it"
+            why = "groups that are joined have no node in common, else its accelerators had two numbers"
+            text.reject("overlapping-node-groups", what, why, text.line(found[0]), span=at)
+        else:
+            return True
+        return False
 
 
 def read_node_groups(
     blocks: Sequence[object], topology: Topology, sources: Mapping[str, Source]
 ) -> tuple[NodeGroups, list[Problem]]:
     """The groups that are declared rightly, and the problems of the others."""
-    groups: dict[str, NodeGroup | None] = {}
+    pools: dict[str, Pool] = {}
+    runtime_envs: dict[tuple[str, int], RuntimeEnv] = {}
+    broken: list[str] = []
     problems: list[Problem] = []
     for i, value in enumerate(blocks):
         block = Text.of(value, f"{PATH}[{i}]", "-", sources, problems)
@@ -143,44 +134,41 @@ def read_node_groups(
             continue
         before = len(problems)
         block.check_keys(_KEYS)
-        label = _read_label(block.child("label"), groups)
+        label = _read_label(block.child("label"), (*pools, *broken))
         nodes = read_nodes(block.child("node_ranks"), topology)
-        if label is not None:
-            group = _read_group(block, label, nodes, topology) if nodes is not None else None
-            groups.setdefault(label, group if len(problems) == before else None)
-    rightly = [group for group in groups.values() if group is not None]
-    return NodeGroups(topology, rightly, [label for label, group in groups.items() if group is None]), problems
+        if label is None:
+            continue
+        if nodes is not None:
+            envs = _read_envs(block.child("env_configs"), nodes, topology)
+            items = _read_hardware(block.child("hardware"), nodes)
+            if len(problems) == before:
+                members = [topology.nodes[n] for n in nodes]
+                if items:
+                    pools[label] = hardware_pool(items, label)
+                elif value.get("ignore_hardware") or not any(n.accelerators for n in members):
+                    pools[label] = node_pool(members, label)
+                else:
+                    pools[label] = accelerator_pool(members, label)
+                runtime_envs |= {(label, node): env for node, env in envs.items()}
+        if label not in pools:
+            broken.append(label)
+    return NodeGroups(topology, pools, runtime_envs, broken), problems
 
 
-def _read_group(block: Text, label: str, nodes: Ranges, topology: Topology) -> NodeGroup:
-    assert isinstance(block.value, Mapping)
-    members = [topology.nodes[n] for n in nodes]
-    envs = _read_envs(block.child("env_configs"), nodes, topology)
-    items = _read_hardware(block.child("hardware"), nodes)
-    if items:
-        pool = hardware_pool(items, items[0].type, label)
-    elif block.value.get("ignore_hardware") or not any(n.accelerators for n in members):
-        pool = node_pool(members, label)
-    else:
-        pool = accelerator_pool(members, label)
-    return NodeGroup(label=label, pool=pool, runtime_envs=envs)
-
-
-def _read_label(text: Text, taken: Mapping[str, object]) -> str | None:
-    fix = "label: train"
-    if not isinstance(text.value, str | int) or isinstance(text.value, bool):
-        text.reject("bad-label", "expected a name", "component_placement refers to the group by its label", fix)
-        return None
+def _read_label(text: Text, taken: Collection[str]) -> str | None:
     name = str(text.value).strip()
-    if name in (WHOLE_CLUSTER, ANY_NODE) or "," in name or not name:
+    if not isinstance(text.value, str | int) or isinstance(text.value, bool):
+        code, what, why = "bad-label", "expected a name", "component_placement refers to the group by its label"
+    elif name in (WHOLE_CLUSTER, ANY_NODE) or "," in name or not name:
+        code, what = "bad-label", f"{name!r} cannot be a label"
         why = f"{WHOLE_CLUSTER} (all accelerators) and {ANY_NODE} (all nodes) are reserved; commas join labels"
-        text.reject("bad-label", f"{name!r} cannot be a label", why, fix)
-        return None
-    if name in taken:
+    elif name in taken:
+        code, what = "node-group-declared-twice", f"the label {name} is taken"
         why = 'a label stands for one group; its nodes are joined by commas: node_ranks: "0-3,8"'
-        text.reject("node-group-declared-twice", f"the label {name} is taken", why, f"label: {name}_2")
-        return None
-    return name
+    else:
+        return name
+    text.reject(code, what, why, f"label: {name}_2" if name in taken else "label: train")
+    return None
 
 
 def read_nodes(text: Text, topology: Topology) -> Ranges | None:
@@ -223,10 +211,11 @@ def _read_envs(text: Text, members: Ranges, topology: Topology) -> dict[int, Run
             ranks.reject("node-outside-group", f"{what} not in the group", why, ranks.line(str(members)))
         declared = Ranges.of(range(n, n + 1) for n in found)
         if twice := nodes & declared:
-            what = f"node{'s' * (len(twice) > 1)} {twice} ha{'ve' if len(twice) > 1 else 's'} an entry already"
+            what = f"node {twice} has" if len(twice) == 1 else f"nodes {twice} have"
             left = members - declared
             fix = ranks.line(str(left)) if left else "remove this entry"
-            ranks.reject("overlapping-env-configs", what, "a node of a group has one environment", fix)
+            why = "a node of a group has one environment"
+            ranks.reject("overlapping-env-configs", f"{what} an entry already", why, fix)
         found |= dict.fromkeys(nodes, env)
     return found
 
@@ -256,34 +245,33 @@ def _read_hardware(text: Text, members: Ranges) -> list[HardwareItem]:
     """The items of one group, numbered."""
     if text.value is None:
         return []
-    type_, configs = (text.child(key).value for key in ("type", "configs"))
-    lists_items = isinstance(configs, Sequence) and not isinstance(configs, str) and len(configs) > 0
-    blocks = configs if lists_items and isinstance(configs, Sequence) else ()
-    wrong: tuple[Text, str] | None = None
+    type_, configs = text.child("type"), text.child("configs")
+    listed = configs.value if isinstance(configs.value, Sequence) and not isinstance(configs.value, str) else ()
+    first_wrong = next((i for i, config in enumerate(listed) if not isinstance(config, Mapping)), None)
+    wrong, what = None, "expected a block of keys"
     if not isinstance(text.value, Mapping):
-        wrong = (text, "expected a block of keys")
-    elif not isinstance(type_, str) or type_ in ("", ACCELERATOR, NODE):
-        wrong = (text.child("type"), "expected the name of a type")
-    elif not blocks:
-        wrong = (text.child("configs"), "expected a list with one block for each item")
-    elif any(not isinstance(block, Mapping) for block in blocks):
-        i = next(i for i, block in enumerate(blocks) if not isinstance(block, Mapping))
-        wrong = (text.child("configs").child(i), "expected a block of keys")
+        wrong = text
+    elif not isinstance(type_.value, str) or type_.value in ("", ACCELERATOR, NODE):
+        wrong, what = type_, "expected the name of a type"
+    elif not listed:
+        wrong, what = configs, "expected a list with one block for each item"
+    elif first_wrong is not None:
+        wrong = configs.child(first_wrong)
+    first = members.pieces[0].start
     if wrong is not None:
         why = "hardware has a type, and configs with one block for each item"
-        fix = f"hardware: {{type: Arm, configs: [{{node_rank: {members.pieces[0].start}}}]}}"
-        wrong[0].reject("bad-hardware", wrong[1], why, fix)
+        wrong.reject("bad-hardware", what, why, f"hardware: {{type: Arm, configs: [{{node_rank: {first}}}]}}")
         return []
     text.check_keys(("type", "configs"))
     found: list[tuple[int, Mapping[str, object]]] = []
-    for i, config in enumerate(blocks):
+    for i, config in enumerate(listed):
         assert isinstance(config, Mapping)
         node = config.get("node_rank")
         if isinstance(node, int) and not isinstance(node, bool) and node in members:
             found.append((node, config))
             continue
-        rank = text.child("configs").child(i).child("node_rank")
+        rank = configs.child(i).child("node_rank")
         what = "is on no node" if node is None else f"node {show(node)} is not in the group"
-        rank.reject("node-outside-group", what, f"the group has nodes {members}", rank.line(members.pieces[0].start))
+        rank.reject("node-outside-group", what, f"the group has nodes {members}", rank.line(first))
     found.sort(key=lambda entry: entry[0])
-    return [HardwareItem(number=i, node=node, type=str(type_), config=c) for i, (node, c) in enumerate(found)]
+    return [HardwareItem(number=i, node=node, type=str(type_.value), config=c) for i, (node, c) in enumerate(found)]

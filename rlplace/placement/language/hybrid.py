@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +9,7 @@ from rlplace.config import ClusterConfig, Config
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
-from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot, topology_of
+from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot
 from rlplace.placement.language.spec import ComponentSpec, RankLocations
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
@@ -31,22 +30,21 @@ class HybridComponentPlacement:
     def __init__(
         self,
         cfg: Config | ClusterConfig | Mapping[str, object],
-        cluster: Topology | HasTopology,
+        cluster: HasTopology,
         *,
         components: Sequence[str] | None = None,
         sources: Mapping[str, Source] | None = None,
     ) -> None:
-        topology = topology_of(cluster)
-        found = read_component_placement(cfg, topology, components, sources or {})
-        if found.problems:
-            raise PlacementError(found.problems)
-        self._become(found.specs, found.groups)
+        specs, groups, problems = read_component_placement(cfg, cluster.topology, components, sources or {})
+        if problems:
+            raise PlacementError(problems)
+        self._become(specs, groups)
 
     @classmethod
-    def of(cls, specs: Mapping[str, ComponentSpec], cluster: Topology | NodeGroups) -> HybridComponentPlacement:
+    def of(cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups) -> HybridComponentPlacement:
         """From specs that are known to fit."""
         placement = cls.__new__(cls)
-        placement._become(specs, cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster))
+        placement._become(specs, groups)
         return placement
 
     def _become(self, specs: Mapping[str, ComponentSpec], groups: NodeGroups) -> None:
@@ -120,36 +118,23 @@ class HybridComponentPlacement:
         return words.pop() if len(words) == 1 else HYBRID
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """The placement part of a config, read: the specs that are right, and the problems of the rest."""
-
-    specs: Mapping[str, ComponentSpec]
-    groups: NodeGroups
-    problems: tuple[Problem, ...]
-
-
 def read_component_placement(
     cfg: Config | ClusterConfig | Mapping[str, object],
     topology: Topology,
     components: Sequence[str] | None,
     sources: Mapping[str, Source],
-) -> Reading:
-    """The components of a config on `topology`. Collects all problems instead of raising."""
-    block, groups = _blocks(cfg)
-    node_groups, problems = read_node_groups(groups, topology, sources)
+) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
+    """The components of a config that are placed rightly, their node groups, and the problems of the rest."""
+    cluster = cfg.cluster if isinstance(cfg, Config) else cfg
+    if isinstance(cluster, ClusterConfig):
+        block, groups = cluster.component_placement, cluster.node_groups
+    else:
+        cluster = cluster.get("cluster", cluster)
+        block, groups = cluster, ()
+        if isinstance(cluster, Mapping):
+            block, groups = cluster.get("component_placement"), cluster.get("node_groups") or ()
+    node_groups, problems = read_node_groups(
+        groups if isinstance(groups, list | tuple) else [groups], topology, sources
+    )
     specs, more = read_block(block, node_groups, components, sources)
-    return Reading(specs=specs, groups=node_groups, problems=(*problems, *more))
-
-
-def _blocks(cfg: Config | ClusterConfig | Mapping[str, object]) -> tuple[object, Sequence[object]]:
-    """The values of `component_placement` and `node_groups`, wherever they are."""
-    if isinstance(cfg, Config):
-        cfg = cfg.cluster
-    if isinstance(cfg, ClusterConfig):
-        return cfg.component_placement, cfg.node_groups
-    cluster = cfg.get("cluster", cfg)
-    if not isinstance(cluster, Mapping):
-        return cluster, ()
-    groups = cluster.get("node_groups") or ()
-    return cluster.get("component_placement"), groups if isinstance(groups, list | tuple) else (groups,)
+    return specs, node_groups, [*problems, *more]

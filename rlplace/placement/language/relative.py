@@ -20,33 +20,17 @@ Placed = tuple[Pool, tuple[Segment, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """These ranks on these numbers."""
-
-    segments: tuple[Segment, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
     """That many numbers that no other component has; `why` names the source of the count."""
 
-    count: int
-    why: str
+    count: int | None  # None, for `rest`: all that no component with numbers or a count of its own has
+    why: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """All numbers that no component with numbers or a count of its own has."""
+REST = Count(count=None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SameAs:
-    """The place of another component."""
-
-    component: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Line:
     """One line of `component_placement`, read."""
 
@@ -54,130 +38,99 @@ class Line:
     whole: Text  # key and value as they stand in `component_placement`
     where: Text  # the part that places
     pool: Pool
-    asked: Numbers | Count | Rest | SameAs
-    each: int = 1  # accelerators_per_rank
-    sharing: int = 1  # ranks_per_accelerator
-    parallel: Parallel = dataclasses.field(default_factory=Parallel)
-    shares_process: bool = False  # with the other lines of the same place that share theirs
-
-    @property
-    def unit(self) -> int:
-        """How many accelerators belong together on one node."""
-        return max(self.each, 1 if self.parallel.across_nodes else self.parallel.tensor_parallel_size)
-
-    def instead(self, value: object) -> str:
-        """The line with another value, to paste."""
-        return self.whole.line(value)
+    asked: tuple[Segment, ...] | Count | str  # these ranks on these numbers; that many; as the component of this name
+    each: int  # accelerators_per_rank
+    sharing: int  # ranks_per_accelerator
+    parallel: Parallel
+    shares_process: bool  # with the other lines of the same place that share theirs
 
 
-class Resolution:
-    """Places lines, one kind after the other. Owns the places it found; problems go to the texts of the lines."""
+def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Placed]:
+    """Place the lines that can be placed, by index; problems go to the texts of the others.
 
-    def __init__(self, lines: Sequence[Line], broken: Collection[str] = ()) -> None:
-        """`broken` are components whose own line has problems; lines that depend on them are left out silently."""
-        self.placed: dict[int, Placed] = {}  # by index of the line
-        self._lines = lines
-        self._broken = {*broken}
-        self._used: dict[str, Ranges] = {}  # noun, and the label of pools without accelerators -> numbers taken
-        self._line_of = {name: i for i, line in reversed(list(enumerate(lines))) for name in line.names}
-        for kind in (Numbers, Count, Rest):
-            for i, line in enumerate(lines):
-                if isinstance(line.asked, kind):
-                    self._settle(i, line)
-        for i in range(len(lines)):
-            self._follow(i)
-
-    def _settle(self, i: int, line: Line) -> None:
-        match line.asked:
-            case Numbers(segments=segments):
-                found = segments
-            case Count(count=count, why=why):
-                found = self._pick(line, count, why)
-            case _:
-                found = self._leftover(line)
+    `broken` are components whose own line has problems; lines that depend on them are left out silently.
+    """
+    placed: dict[int, Placed] = {}
+    used: dict[str, Ranges] = {}  # noun, and the label of pools without accelerators -> numbers taken
+    unplaced = {*broken}
+    line_of = {name: i for i, line in reversed(list(enumerate(lines))) for name in line.names}
+    for i, line in sorted(
+        enumerate(lines), key=lambda entry: isinstance(entry[1].asked, Count) + (entry[1].asked == REST)
+    ):
+        pool, asked = line.pool, line.asked
+        if isinstance(asked, str):
+            continue
+        on_accelerators = pool.holds_accelerators
+        key = pool.noun if on_accelerators else f"{pool.noun} {pool.label}"
+        taken = used.get(key, Ranges())
+        if isinstance(asked, Count):
+            free = pool.all - (pool.inside(taken) if on_accelerators else taken)
+            found = _pick(line, asked, free, [n for other in lines if other is not line for n in other.names])
+        else:
+            found = asked
         if not found:
-            return
-        self.placed[i] = (line.pool, found)
-        if isinstance(line.asked, Rest):  # two rests get the same
-            return
-        numbers = Ranges.of(s.accelerators for s in found)
-        if line.pool.holds_accelerators:
-            numbers = Ranges.of(outside for piece in numbers.pieces for _, outside in line.pool.outside(piece))
-        key = _key(line.pool)
-        self._used[key] = self._used.get(key, Ranges()) | numbers
+            continue
+        placed[i] = (pool, found)
+        if asked != REST:  # two rests get the same
+            numbers = Ranges.of(s.accelerators for s in found)
+            if on_accelerators:
+                numbers = Ranges.of(outside for piece in numbers.pieces for _, outside in pool.outside(piece))
+            used[key] = taken | numbers
 
-    def _free(self, pool: Pool) -> Ranges:
-        used = self._used.get(_key(pool), Ranges())
-        return pool.all - (pool.inside(used) if pool.holds_accelerators else used)
+    def follow(i: int, chain: Sequence[int]) -> Placed | None:
+        """Place line `i` after the line whose place it takes; the lines of `chain` wait for it."""
+        line, target = lines[i], lines[i].asked
+        if i in placed or not isinstance(target, str):
+            return placed.get(i)
+        others = [n for n in line_of if n not in line.names]
+        if i in chain:
+            names = " -> ".join(lines[j].names[0] for j in [*chain[chain.index(i) :], i])
+            why = "one of them has to be placed in numbers"
+            line.where.reject("circular-placement", f"goes in a circle: {names}", why, line.whole.line("all"))
+        elif target not in unplaced and target not in line_of:
+            near = did_you_mean(target, others)
+            what = f"no component is called {target!r}" + suggestion(near)
+            fix = line.where.line(near or others[0]) if others else line.whole.line("all")
+            line.where.reject("unknown-component", what, "placed are " + (", ".join(others) or "no others"), fix)
+        elif target not in unplaced and (found := follow(line_of[target], [*chain, i])) is not None:
+            pool, segments = found
+            if line.each * line.sharing > 1:
+                segments = respread(line.where, [s.accelerators for s in segments], pool, line.each, line.sharing)
+            if segments and not unplaced & {*line.names}:
+                placed[i] = (pool, segments)
+                return placed[i]
+        unplaced.update(line.names)
+        return None
 
-    def _pick(self, line: Line, count: int, why: str) -> tuple[Segment, ...]:
-        """The first free neighbours that are enough; else whole units from the front, wherever they are free."""
-        unit, noun = line.unit, line.pool.noun
-        if count % unit:
-            what = f"{count} {noun}s do not divide into units of {unit}"
-            why = f"{why}, in units of {unit} (accelerators_per_rank or tensor_parallel_size)"
-            line.where.reject("uneven-ranks", what, why, line.where.line(-(-count // unit) * unit))
-            return ()
-        free = self._free(line.pool)
-        pieces = _first_fit(free, line.pool, count, unit)
-        if pieces is not None:
-            return spread(pieces, line.each, line.sharing)
-        left = f"{free} ({len(free)})" if free else "none"
-        why = f"{why}; free are {left}" + (f", in units of {unit} on one node" if unit > 1 else "")
-        others = [n for other in self._lines if other is not line for n in other.names]
-        fix = line.instead({"same_as": others[0]} if others else "all")
-        line.where.reject("not-enough-free", f"{count} {noun}s are not free", f"{why}; {line.pool.describe()}", fix)
+    for i in range(len(lines)):
+        follow(i, [])
+    return placed
+
+
+def _pick(line: Line, asked: Count, free: Ranges, others: Sequence[str]) -> tuple[Segment, ...]:
+    """The first free neighbours that are enough; else whole units from the front, wherever they are free."""
+    pool, noun, count = line.pool, line.pool.noun, asked.count
+    if count is None:
+        if free:
+            return respread(line.where, free.pieces, pool, line.each, line.sharing)
+        why = f"the other components use every {noun}; {pool.describe()}"
+        line.where.reject("nothing-left", "there is no rest", why, line.whole.line("all"))
         return ()
-
-    def _leftover(self, line: Line) -> tuple[Segment, ...]:
-        if free := self._free(line.pool):
-            return respread(line.where, free.pieces, line.pool, line.each, line.sharing)
-        why = f"the other components use every {line.pool.noun}; {line.pool.describe()}"
-        line.where.reject("nothing-left", "there is no rest", why, line.instead("all"))
+    # How many accelerators belong together on one node.
+    unit = max(line.each, 1 if line.parallel.across_nodes else line.parallel.tensor_parallel_size)
+    if count % unit:
+        what = f"{count} {noun}s do not divide into units of {unit}"
+        why = f"{asked.why}, in units of {unit} (accelerators_per_rank or tensor_parallel_size)"
+        line.where.reject("uneven-ranks", what, why, line.where.line(-(-count // unit) * unit))
         return ()
-
-    def _follow(self, i: int) -> None:
-        """Place the lines from `i` along its chain of `same_as`, the last one first."""
-        chain: list[int] = []
-        while isinstance(asked := self._lines[i].asked, SameAs) and i not in self.placed:
-            if i in chain:
-                line = self._lines[i]
-                names = " -> ".join(self._lines[j].names[0] for j in [*chain[chain.index(i) :], i])
-                why = "one of them has to be placed in numbers"
-                line.where.reject("circular-placement", f"goes in a circle: {names}", why, line.instead("all"))
-            elif asked.component in self._line_of and asked.component not in self._broken:
-                chain.append(i)
-                i = self._line_of[asked.component]
-                continue
-            elif asked.component not in self._broken:
-                self._reject_unknown(self._lines[i], asked.component)
-            self._broken |= {*self._lines[i].names}
-            break
-        for at in reversed(chain):
-            self._copy(at, self.placed.get(i))
-            i = at
-
-    def _copy(self, i: int, found: Placed | None) -> None:
-        line = self._lines[i]
-        if found is None or self._broken & {*line.names}:
-            self._broken |= {*line.names}
-            return
-        pool, segments = found
-        if line.each * line.sharing > 1:
-            segments = respread(line.where, [s.accelerators for s in segments], pool, line.each, line.sharing)
-        if segments:
-            self.placed[i] = (pool, segments)
-
-    def _reject_unknown(self, line: Line, target: str) -> None:
-        others = [n for n in self._line_of if n not in line.names]
-        near = did_you_mean(target, others)
-        what = f"no component is called {target!r}" + suggestion(near)
-        fix = line.where.line(near or others[0]) if others else line.instead("all")
-        line.where.reject("unknown-component", what, "placed are " + (", ".join(others) or "no others"), fix)
-
-
-def _key(pool: Pool) -> str:
-    return pool.noun if pool.holds_accelerators else f"{pool.noun} {pool.label}"
+    pieces = _first_fit(free, pool, count, unit)
+    if pieces is not None:
+        return spread(pieces, line.each, line.sharing)
+    left = f"{free} ({len(free)})" if free else "none"
+    why = f"{asked.why}; free are {left}" + (f", in units of {unit} on one node" if unit > 1 else "")
+    fix = line.whole.line({"same_as": others[0]} if others else "all")
+    line.where.reject("not-enough-free", f"{count} {noun}s are not free", f"{why}; {pool.describe()}", fix)
+    return ()
 
 
 def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] | None:

@@ -18,15 +18,8 @@ from typing import Protocol
 from rlplace.errors import PlacementError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
-from rlplace.placement.language.spec import ComponentSpec, RankLocations, process_name
-from rlplace.placement.machines.pools import (
-    WHOLE_CLUSTER,
-    HardwareItem,
-    Interval,
-    Pool,
-    accelerator_pool,
-    node_pool,
-)
+from rlplace.placement.language.spec import ComponentSpec, process_name
+from rlplace.placement.machines.pools import WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
 from rlplace.placement.machines.topology import Topology
 
 
@@ -64,7 +57,7 @@ def component_of(owner: str) -> str:
 
 
 class HasTopology(Protocol):
-    """A cluster, as far as placement cares. One with labelled nodes has them in `node_groups`, a NodeGroups."""
+    """A cluster, as far as placement cares: a Topology, or the NodeGroups of a placement where nodes have labels."""
 
     @property
     def topology(self) -> Topology: ...
@@ -73,16 +66,12 @@ class HasTopology(Protocol):
 class PlacementStrategy(Protocol):
     """Places the processes of one group."""
 
-    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         """One slot per process, by rank. Raises PlacementError.
 
         `isolate_accelerator=False` shows each process all accelerators of its node.
         """
         ...
-
-
-def topology_of(cluster: Topology | HasTopology) -> Topology:
-    return cluster if isinstance(cluster, Topology) else cluster.topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,30 +87,30 @@ class PackedPlacementStrategy:
     stride: int = 1
     node_group: str | None = None
 
-    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        call = _Call(type(self).__name__, cluster)
-        pool = call.pool("node_group", self.node_group)
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        key, groups = type(self).__name__, _groups_of(cluster)
+        pool = _pool(key, "node_group", self.node_group, groups)
         start, end = self.start_hardware_rank, self.end_hardware_rank
         each, stride = self.num_hardware_per_process, self.stride
         count, block = end - start + 1, each * stride
-        got = f"{start}-{end}"
         for field, value in (("stride", stride), ("num_hardware_per_process", each)):
             if value < 1:
-                raise call.error("bad-strategy", field, "must be at least 1", str(value), None, f"{field}=1")
+                raise _error("bad-strategy", f"{key}.{field}", "must be at least 1", str(value), None, f"{field}=1")
         if count < 1:
             fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise call.error("reversed-range", "", "the range runs backwards", got, "both ends are included", fix)
+            what, why = "the range runs backwards", "both ends are included"
+            raise _error("reversed-range", key, what, f"{start}-{end}", why, fix)
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
             fix = f"end_hardware_rank={start + max(1, count // block) * block - 1}"
-            raise call.error("uneven-packing", "", what, got, why, fix)
-        accelerators = [
+            raise _error("uneven-packing", key, what, f"{start}-{end}", why, fix)
+        held = [
             range(first + lane, first + lane + block, stride)
             for first in range(start, end + 1, block)
             for lane in range(stride)
         ]
-        return call.place(accelerators, pool, isolate_accelerator)
+        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,16 +120,18 @@ class FlexiblePlacementStrategy:
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        call = _Call(type(self).__name__, cluster)
-        pool = call.pool("node_group_label", self.node_group_label)
-        call.check_some("hardware_ranks_list", self.hardware_ranks_list, "[[0]]")
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        key, groups = type(self).__name__, _groups_of(cluster)
+        pool = _pool(key, "node_group_label", self.node_group_label, groups)
+        if not self.hardware_ranks_list:
+            raise _no_process(key, "hardware_ranks_list", "[[0]]")
         for rank, numbers in enumerate(self.hardware_ranks_list):
             if len(set(numbers)) != len(numbers):
                 what, why = f"rank {rank} names an accelerator twice", "each entry is the set of one process"
                 fix = str(sorted(set(numbers)))
-                raise call.error("duplicate-accelerator", "", what, str(list(numbers)), why, fix)
-        return call.place([sorted(numbers) for numbers in self.hardware_ranks_list], pool, isolate_accelerator)
+                raise _error("duplicate-accelerator", key, what, str(list(numbers)), why, fix)
+        held = [sorted(numbers) for numbers in self.hardware_ranks_list]
+        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,24 +141,20 @@ class NodePlacementStrategy:
     node_ranks: Sequence[int]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        call = _Call(type(self).__name__, cluster)
-        label = self.node_group_label
-        pool = call.pool("node_group_label", label)
-        call.check_some("node_ranks", self.node_ranks, "[0]")
-        nodes = call.groups.topology.nodes
-        owner = "this cluster"
-        if label not in (None, WHOLE_CLUSTER):
-            nodes = tuple(nodes[n] for n in sorted({interval.node for interval in pool.intervals}))
-            owner = f"node group {label}"
-        unknown = sorted({n for n in self.node_ranks if not 0 <= n < len(nodes)})
-        if unknown:
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
+        pool = _pool(key, "node_group_label", label, groups)
+        if not self.node_ranks:
+            raise _no_process(key, "node_ranks", "[0]")
+        nodes, owner = groups.topology.nodes, "this cluster"
+        if label != WHOLE_CLUSTER:
+            nodes, owner = tuple(nodes[n] for n in sorted(pool.nodes)), f"node group {label}"
+        if unknown := sorted({n for n in self.node_ranks if not 0 <= n < len(nodes)}):
             why = f"{owner} has {len(nodes)} node{'s' * (len(nodes) != 1)}, numbered from 0"
             what = f"node {unknown[0]} does not exist"
             fix = str([n for n in self.node_ranks if n not in unknown] or [0])
-            raise call.error("node-out-of-range", "", what, str(list(self.node_ranks)), why, fix)
-        spots = [[n] for n in self.node_ranks]
-        return call.place(spots, node_pool(nodes, label or WHOLE_CLUSTER), isolate_accelerator)
+            raise _error("node-out-of-range", key, what, str(list(self.node_ranks)), why, fix)
+        return _place([[n] for n in self.node_ranks], node_pool(nodes, label), groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,103 +164,95 @@ class ComponentPlacementStrategy:
     spec: ComponentSpec
     groups: NodeGroups
 
-    def get_placement(self, cluster: Topology | HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        spec, topology = self.spec, topology_of(cluster)
-        spots: list[range]
-        if topology is self.groups.topology or topology == self.groups.topology:
-            call, pool = _Call(spec.key or spec.name, self.groups), spec.pool
-            spots = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
-        else:  # another cluster than the one it was planned for: every rank is checked against the nodes of that one
-            locations, call = RankLocations.of(spec), _Call(spec.key or spec.name, topology)
-            on_accelerators = spec.pool.holds_accelerators
-            pool = accelerator_pool(topology.nodes) if on_accelerators else node_pool(topology.nodes)
-            firsts = (
-                zip(locations.first, locations.count, strict=True)
-                if on_accelerators
-                else ((n, 1) for n in locations.node)
-            )
-            spots = [range(first, first + count) for first, count in firsts]
-        slots = call.place(spots, pool, isolate_accelerator)
-        return tuple(
-            dataclasses.replace(slot, component=spec.name, process=process_name(spec.process, slot.rank))
-            for slot in slots
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        """The same numbers on another cluster than that of the placement are checked again."""
+        spec, groups, key = self.spec, self.groups, self.spec.key or self.spec.name
+        pool = spec.pool
+        if cluster.topology != groups.topology:
+            groups = _groups_of(cluster)
+            pool = _pool(key, "node_group", spec.node_group, groups)
+        held = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
+        return _place(held, pool, groups, key, isolate_accelerator, spec.name, spec.process)
+
+
+def _groups_of(cluster: HasTopology) -> NodeGroups:
+    return cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster.topology)
+
+
+def _error(code: str, key: str, what: str, got: str, why: str | None, fix: str) -> PlacementError:
+    return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
+
+
+def _no_process(key: str, field: str, example: str) -> PlacementError:
+    why = "a group has at least one process"
+    return _error("empty-placement", f"{key}.{field}", "names no process", "[]", why, f"{field}={example}")
+
+
+def _pool(key: str, field: str, label: str | None, groups: NodeGroups) -> Pool:
+    """The pool of a node group, or of several joined by commas."""
+    names = (label or WHOLE_CLUSTER).split(",")
+    unknown = next((name for name in names if name not in groups.labels), None)
+    if unknown is None:
+        return groups[",".join(names)]
+    near = did_you_mean(unknown, groups.labels)
+    what = f"there is no node group {unknown!r}" + suggestion(near)
+    why = "the node groups of this cluster are " + ", ".join(groups.labels)
+    fix = f'{field}="{near}"' if near else "leave the node group out"
+    raise _error("unknown-node-group", f"{key}.{field}", what, str(label), why, fix)
+
+
+def _place(
+    held: Sequence[Sequence[int]],
+    pool: Pool,
+    groups: NodeGroups,
+    key: str,
+    isolate: bool,
+    component: str = "",
+    process: str = "",
+) -> tuple[Slot, ...]:
+    """Slots of ranks 0..N-1, rank i with the numbers `held[i]` of `pool`, ascending.
+
+    Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
+    """
+    problems: list[Problem] = []
+    locations: list[Interval] = []
+    for rank, numbers in enumerate(held):
+        got = f"rank {rank}: {list(numbers)}"
+        missing = [n for n in numbers if not 0 <= n < pool.count]
+        if missing or not numbers:
+            what = f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}"
+            fix = f"use numbers from 0 to {pool.count - 1}"
+            problems += _error("accelerator-out-of-range", key, what, got, pool.describe(), fix).problems
+            continue
+        first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
+        locations.append(first)
+        if first != last:
+            code, on, why = cut_between(first, last, pool)
+            what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
+            fix = "let each rank's accelerators end where its node ends, or give each rank fewer of them"
+            problems += _error(code, key, what, got, why, fix).problems
+    if problems:
+        raise PlacementError(problems)
+    world_sizes, seen = Counter(h.node for h in locations), Counter[int]()
+    slots: list[Slot] = []
+    for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):
+        node = groups.topology.nodes[location.node]
+        accelerators = tuple(n - location.first + location.base for n in numbers) if pool.holds_accelerators else ()
+        own = tuple(n - node.first for n in accelerators)
+        slot = Slot(
+            component=component,
+            rank=rank,
+            node=node.rank,
+            local_rank=seen[location.node],
+            local_world_size=world_sizes[location.node],
+            accelerators=accelerators,
+            local_accelerators=own,
+            visible_accelerators=own if isolate else tuple(range(node.accelerators)),
+            node_group=location.node_group,
+            hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
+            runtime_env=groups.runtime_envs.get((location.node_group, node.rank), RuntimeEnv()),
+            process=process_name(process, rank),
         )
-
-
-class _Call:
-    """One call of a strategy: the node groups of its cluster, and `key` for the problems."""
-
-    def __init__(self, key: str, cluster: Topology | HasTopology) -> None:
-        self.key = key
-        groups = cluster if isinstance(cluster, NodeGroups) else getattr(cluster, "node_groups", None)
-        self.groups = groups if isinstance(groups, NodeGroups) else NodeGroups(topology_of(cluster))
-
-    def error(self, code: str, field: str, what: str, got: str, why: str | None, fix: str) -> PlacementError:
-        key = f"{self.key}.{field}" if field else self.key
-        return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
-
-    def pool(self, field: str, label: str | None) -> Pool:
-        """The pool of a node group, or of several joined by commas."""
-        names = (label or WHOLE_CLUSTER).split(",")
-        unknown = next((name for name in names if name not in self.groups.labels), None)
-        if unknown is None:
-            return self.groups[",".join(names)]
-        near = did_you_mean(unknown, self.groups.labels)
-        what = f"there is no node group {unknown!r}" + suggestion(near)
-        why = "the node groups of this cluster are " + ", ".join(self.groups.labels)
-        fix = f'{field}="{near}"' if near else "leave the node group out"
-        raise self.error("unknown-node-group", field, what, str(label), why, fix)
-
-    def check_some(self, field: str, values: Sequence[object], example: str) -> None:
-        if not values:
-            why = "a group has at least one process"
-            raise self.error("empty-placement", field, "names no process", "[]", why, f"{field}={example}")
-
-    def place(self, spots: Sequence[Sequence[int]], pool: Pool, isolate: bool) -> tuple[Slot, ...]:
-        """Slots of ranks 0..N-1, rank i holding `spots[i]` (numbers of `pool`, ascending).
-
-        Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
-        """
-        problems: list[Problem] = []
-        locations: list[Interval] = []
-        for rank, numbers in enumerate(spots):
-            got = f"rank {rank}: {list(numbers)}"
-            missing = [n for n in numbers if not 0 <= n < pool.count]
-            if missing or not numbers:
-                noun = pool.noun
-                what = f"{noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {noun}"
-                fix = f"use numbers from 0 to {pool.count - 1}"
-                error = self.error("accelerator-out-of-range", "", what, got, pool.describe(), fix)
-                problems += error.problems
-                continue
-            first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
-            locations.append(first)
-            if first != last:
-                code, on, why = cut_between(first, last, pool)
-                what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
-                fix = "let each rank's accelerators end where its node ends, or give each rank fewer of them"
-                problems += self.error(code, "", what, got, why, fix).problems
-        if problems:
-            raise PlacementError(problems)
-        world_sizes, seen = Counter(h.node for h in locations), Counter[int]()
-        slots: list[Slot] = []
-        for rank, (location, numbers) in enumerate(zip(locations, spots, strict=True)):
-            node = self.groups.topology.nodes[location.node]
-            held = tuple(n - location.first + location.base for n in numbers) if pool.holds_accelerators else ()
-            own = tuple(n - node.first for n in held)
-            slot = Slot(
-                component="",
-                rank=rank,
-                node=node.rank,
-                local_rank=seen[location.node],
-                local_world_size=world_sizes[location.node],
-                accelerators=held,
-                local_accelerators=own,
-                visible_accelerators=own if isolate else tuple(range(node.accelerators)),
-                node_group=location.node_group,
-                hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-                runtime_env=self.groups.runtime_envs.get((location.node_group, node.rank), RuntimeEnv()),
-            )
-            slots.append(slot)
-            seen[location.node] += 1
-        return tuple(slots)
+        slots.append(slot)
+        seen[location.node] += 1
+    return tuple(slots)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterable
-from itertools import chain, repeat
 
 from rlplace.config.show import quote
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
@@ -111,22 +110,19 @@ class ComponentSpec:
 
     def canonical(self) -> str | dict[str, object]:
         """The value for the config: plain text where that is enough, else a block of keys."""
-        text = render_segments(self.written)
-        if self.node_group == WHOLE_CLUSTER and self.parallel == Parallel() and not self.process:
-            return text
-        if (self.node_group, text, self.process) == (ANY_NODE, "0", ""):
-            return CPU
-        block: dict[str, object] = {} if self.node_group == WHOLE_CLUSTER else {"node_group": self.node_group}
-        block["placement"] = text
-        if self.parallel.tensor_parallel_size > 1:
-            block["tensor_parallel_size"] = self.parallel.tensor_parallel_size
-        if self.parallel.data_parallel_size is not None:
-            block["data_parallel_size"] = self.parallel.data_parallel_size
-        if self.parallel.across_nodes:
+        parallel, block = self.parallel, dict[str, object]()
+        if self.node_group != WHOLE_CLUSTER:
+            block["node_group"] = self.node_group
+        block["placement"] = text = render_segments(self.written)
+        if parallel.tensor_parallel_size > 1:
+            block["tensor_parallel_size"] = parallel.tensor_parallel_size
+        if parallel.data_parallel_size is not None:
+            block["data_parallel_size"] = parallel.data_parallel_size
+        if parallel.across_nodes:
             block["tensor_parallel_across_nodes"] = True
         if self.process:
             block["process"] = "shared"
-        return block
+        return text if len(block) == 1 else CPU if block == {"node_group": ANY_NODE, "placement": "0"} else block
 
 
 def role_of(component: str) -> str:
@@ -141,29 +137,21 @@ def process_name(sharers: str, rank: int) -> str:
 
 def render_segments(segments: Iterable[Segment]) -> str:
     """Neighbours with one rank per accelerator joined, ranks named only where they do not follow by themselves."""
-    joined: list[Segment] = []
+    joined: list[tuple[range, range]] = []  # accelerators, ranks
     for segment in sorted(segments, key=lambda s: s.ranks.start):
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and len(last.ranks) == len(last.accelerators)
-            and len(segment.ranks) == len(segment.accelerators)
-            and last.accelerators.stop == segment.accelerators.start
-            and last.ranks.stop == segment.ranks.start
-        ):
-            joined[-1] = Segment(
-                accelerators=range(last.accelerators.start, segment.accelerators.stop),
-                ranks=range(last.ranks.start, segment.ranks.stop),
-            )
-        else:
-            joined.append(segment)
+        accelerators, ranks = segment.accelerators, segment.ranks
+        if joined and len(accelerators) == len(ranks):
+            before, counted = joined[-1]
+            if len(before) == len(counted) and (before.stop, counted.stop) == (accelerators.start, ranks.start):
+                joined[-1] = range(before.start, accelerators.stop), range(counted.start, ranks.stop)
+                continue
+        joined.append((accelerators, ranks))
     pieces: list[str] = []
     following = 0
-    for segment in joined:
-        plain = len(segment.ranks) == len(segment.accelerators) and segment.ranks.start == following
-        piece = show_range(segment.accelerators)
-        pieces.append(piece if plain else f"{piece}:{show_range(segment.ranks)}")
-        following = max(following, segment.ranks.stop)
+    for accelerators, ranks in joined:
+        plain = len(ranks) == len(accelerators) and ranks.start == following
+        pieces.append(show_range(accelerators) + ("" if plain else f":{show_range(ranks)}"))
+        following = max(following, ranks.stop)
     return ",".join(pieces)
 
 
@@ -193,25 +181,28 @@ class RankLocations:
     @classmethod
     def of(cls, spec: ComponentSpec) -> RankLocations:
         node, first, count = array("l"), array("l"), array("i")
+        on_accelerators = spec.pool.holds_accelerators
         for segment in spec.written:
             each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
             for interval, numbers in parts(segment, spec.pool):
                 ranks = len(numbers) // each * sharing
-                node.extend(repeat(interval.node, ranks))
-                if not spec.pool.holds_accelerators:
-                    first.extend(repeat(-1, ranks))
-                    count.extend(repeat(0, ranks))
-                    continue
+                node += array("l", [interval.node]) * ranks
+                count += array("i", [each if on_accelerators else 0]) * ranks
                 start = numbers.start - interval.first + interval.base
-                firsts: Iterable[int] = range(start, start + len(numbers), each)
-                first.extend(firsts if sharing == 1 else chain.from_iterable(repeat(f, sharing) for f in firsts))
-                count.extend(repeat(each, ranks))
+                if not on_accelerators:
+                    first += array("l", [-1]) * ranks
+                elif sharing == 1:
+                    first += array("l", range(start, start + len(numbers), each))
+                else:
+                    for accelerator in range(start, start + len(numbers)):
+                        first += array("l", [accelerator]) * sharing
         return cls(node=node, first=first, count=count, process=spec.process)
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
     """The intervals a segment lies on, with its numbers there."""
-    numbers = segment.accelerators
+    start, stop = segment.accelerators.start, segment.accelerators.stop
     return [
-        (s, range(max(s.first, numbers.start), min(s.numbers.stop, numbers.stop))) for s in pool.intervals_in(numbers)
+        (interval, range(max(interval.first, start), min(interval.first + interval.count, stop)))
+        for interval in pool.intervals_in(segment.accelerators)
     ]

@@ -32,9 +32,7 @@ class Text:
     problems: list[Problem] = dataclasses.field(repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, value: object, key: str, leaf: str, sources: Mapping[str, Source], problems: list[Problem] | None = None
-    ) -> Text:
+    def of(cls, value: object, key: str, leaf: str, sources: Mapping[str, Source], problems: list[Problem]) -> Text:
         """Write `value` on one line; nothing is read yet."""
         items: list[tuple[int, int, object]] = []
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -49,11 +47,10 @@ class Text:
         else:
             text = show(value).translate(_ONE_LINE).strip()
             items.append((0, len(text), value))
-        found = [] if problems is None else problems
-        return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=found)
+        return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=problems)
 
     def child(self, leaf: str | int, value: object = None) -> Text:
-        """The value of a key of this block, or `value` where the block has no such key."""
+        """The value of a key of this block, or `value` where the block has no such key; an item of this list."""
         if isinstance(leaf, int):
             assert isinstance(self.value, Sequence)
             return Text.of(self.value[leaf], f"{self.key}[{leaf}]", "-", self.sources, self.problems)
@@ -78,9 +75,18 @@ class Text:
         """Record a problem of the columns `span`, or of the whole value. `fix` is a whole line."""
         if sum(p.key == self.key for p in self.problems) >= MOST_MISTAKES:
             return
-        shown, marked = _around(self.text if got is None else got, span or (0, len(self.text if got is None else got)))
+        got = self.text if got is None else got
+        start, stop = span or (0, len(got))
+        if len(got) > LONGEST:  # what is near the span is shown
+            cut = max(0, start - LONGEST // 2)
+            end = min(len(got), cut + LONGEST)
+            shift = (4 if cut else 0) - cut
+            got = "... " * (cut > 0) + got[cut:end] + " ..." * (end < len(got))
+            start, stop = start + shift, min(stop, end) + shift
         self.problems.append(
-            Problem(code=code, key=self.key, what=what, got=shown, span=marked, source=self.source, why=why, fix=fix)
+            Problem(
+                code=code, key=self.key, what=what, got=got, span=(start, stop), source=self.source, why=why, fix=fix
+            )
         )
 
     def line(self, value: object, remark: str = "") -> str:
@@ -101,28 +107,9 @@ class Text:
         return self._lead + text if is_list else self.line(text)
 
     def check_keys(self, known: Collection[str]) -> None:
-        """Reject keys of this block that mean nothing here, and values that YAML split at a comma."""
+        """Reject unknown keys, and `{placement: 0-3,5-7}`, which YAML reads as {placement: 0-3, 5-7: null}."""
         assert isinstance(self.value, Mapping)
-        value = self.value
-        split = self._split_value(known)
-        for key, given in ((str(k), v) for k, v in value.items()):
-            if key in known or key in split:
-                continue
-            near = did_you_mean(key, [k for k in known if k not in value])
-            shown = quote(given).translate(_ONE_LINE)
-            self.child(key).reject(
-                "unknown-key",
-                "unknown key" + suggestion(near),
-                "known keys here: " + ", ".join(known),
-                f"{near}: {shown}" if near else f"remove {key}",
-                span=(0, max(1, len(key))),
-                got=f"{key}: {shown}",
-            )
-
-    def _split_value(self, known: Collection[str]) -> set[str]:
-        """Reject `{placement: 0-3,5-7}`, which YAML reads as {placement: 0-3, 5-7: null}; return the extra keys."""
-        assert isinstance(self.value, Mapping)
-        whole: dict[str, object] = {}
+        whole: dict[str, object] = {}  # with the parts of a value joined again
         extra: list[str] = []
         last = ""
         for key, given in ((str(k), v) for k, v in self.value.items()):
@@ -137,27 +124,21 @@ class Text:
             what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
             why = "inside braces, commas separate entries; a value with a comma is quoted there"
             self.reject("comma-in-braces", what, why, self.line(whole))
-        return set(extra)
+        for key in (k for k in whole if k not in known):
+            near = did_you_mean(key, [k for k in known if k not in self.value])
+            text = self.child(key)
+            shown = quote(text.value).translate(_ONE_LINE)
+            what, why = "unknown key" + suggestion(near), "known keys here: " + ", ".join(known)
+            fix = f"{near}: {shown}" if near else f"remove {key}"
+            span = (0, max(1, len(key)))
+            text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
 
-    def count(self, most: int = MOST_COUNTED) -> int | None:
-        """A whole number from 1 to `most`."""
-        if isinstance(self.value, int) and not isinstance(self.value, bool) and 1 <= self.value <= most:
+    def count(self) -> int | None:
+        """A whole number from 1 to MOST_COUNTED."""
+        if isinstance(self.value, int) and not isinstance(self.value, bool) and 1 <= self.value <= MOST_COUNTED:
             return self.value
-        large = isinstance(self.value, int) and self.value > most
-        why = f"more than {most:,} are taken for a typing mistake" if large else "it counts things"
-        self.reject(
-            "bad-count", "expected a whole number of at least 1" if not large else "too many", why, self.line(1)
-        )
+        what, why = "expected a whole number of at least 1", "it counts things"
+        if isinstance(self.value, int) and self.value > MOST_COUNTED:
+            what, why = "too many", f"more than {MOST_COUNTED:,} are taken for a typing mistake"
+        self.reject("bad-count", what, why, self.line(1))
         return None
-
-
-def _around(text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
-    """`text` and `span`, cut to what is near the span where the text is very long."""
-    if len(text) <= LONGEST:
-        return text, span
-    start = max(0, span[0] - LONGEST // 2)
-    stop = min(len(text), start + LONGEST)
-    left = "... " if start else ""
-    shift = len(left) - start
-    cut = left + text[start:stop] + (" ..." if stop < len(text) else "")
-    return cut, (span[0] + shift, min(span[1], stop) + shift)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from rlplace.placement.machines.ranges import Ranges
@@ -62,8 +62,15 @@ class Pool:
     _runs: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        runs: list[tuple[int, int, int]] = []  # (first, base, count) of intervals, joined where both numberings go on
+        for interval in self.intervals if self.holds_accelerators else ():
+            first, base, count = runs[-1] if runs else (0, -1, 0)
+            if base + count == interval.base:
+                runs[-1] = (first, base, count + interval.count)
+            else:
+                runs.append((interval.first, interval.base, interval.count))
         object.__setattr__(self, "_firsts", tuple(s.first for s in self.intervals))
-        object.__setattr__(self, "_runs", tuple(_runs(self.intervals)) if self.holds_accelerators else ())
+        object.__setattr__(self, "_runs", tuple(runs))
 
     @property
     def count(self) -> int:
@@ -72,6 +79,10 @@ class Pool:
     @property
     def all(self) -> Ranges:
         return Ranges.of([range(self.count)])
+
+    @property
+    def nodes(self) -> set[int]:
+        return {interval.node for interval in self.intervals}
 
     @property
     def holds_accelerators(self) -> bool:
@@ -121,19 +132,6 @@ class Pool:
         return f"{owner} has {describe_counts(self.noun, counts)}"
 
 
-def _runs(intervals: Iterable[Interval]) -> list[tuple[int, int, int]]:
-    """(first, base, count) of intervals joined wherever both numberings go on."""
-    joined: list[tuple[int, int, int]] = []
-    for interval in intervals:
-        if joined:
-            first, base, count = joined[-1]
-            if base + count == interval.base:
-                joined[-1] = (first, base, count + interval.count)
-                continue
-        joined.append((interval.first, interval.base, interval.count))
-    return joined
-
-
 def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
     """The accelerators of `nodes`, in this order."""
     intervals: list[Interval] = []
@@ -149,20 +147,17 @@ def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
     """The nodes themselves."""
-    return Pool(
-        label,
-        NODE,
-        tuple(Interval(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes)),
+    intervals = (Interval(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes))
+    return Pool(label, NODE, tuple(intervals))
+
+
+def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
+    """Hardware items of one type, which must be numbered through and lie together by node."""
+    groups = [(node, list(group)) for node, group in itertools.groupby(items, key=lambda item: item.node)]
+    intervals = (
+        Interval(first=group[0].number, count=len(group), node=node, base=0, node_group=label) for node, group in groups
     )
-
-
-def hardware_pool(items: Sequence[HardwareItem], type: str, label: str) -> Pool:
-    """Hardware items, which must be numbered through and lie together by node."""
-    intervals = []
-    for node, group in itertools.groupby(items, key=lambda item: item.node):
-        numbers = [item.number for item in group]
-        intervals.append(Interval(first=numbers[0], count=len(numbers), node=node, base=0, node_group=label))
-    return Pool(label, type, tuple(intervals), tuple(items))
+    return Pool(label, items[0].type, tuple(intervals), tuple(items))
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:

@@ -80,3 +80,8 @@ class Ranges:
 def show_range(piece: range) -> str:
     """`3` or `0-7`, both ends included."""
     return str(piece.start) if len(piece) == 1 else f"{piece.start}-{piece.stop - 1}"
+
+
+def named(noun: str, piece: range) -> str:
+    """`accelerator 3` or `accelerators 0-7`."""
+    return f"{noun}{'s' * (len(piece) > 1)} {show_range(piece)}"

@@ -229,22 +229,20 @@ def test_a_group_with_a_problem_is_not_reported_again_where_it_is_used() -> None
     assert [p.code for p in problems(in_group("a800", "0-3"), declared(node_ranks="0-9"))] == ["node-out-of-range"]
 
 
-class Cluster:
-    topology = MIXED
-    node_groups = read_node_groups(GROUPS, MIXED, {})[0]
+CLUSTER = read_node_groups(GROUPS, MIXED, {})[0]
 
 
 def test_strategies_know_the_groups_of_their_cluster() -> None:
-    packed = PackedPlacementStrategy(0, 3, 2, node_group="4090").get_placement(Cluster())
+    packed = PackedPlacementStrategy(0, 3, 2, node_group="4090").get_placement(CLUSTER)
     assert [s.accelerators for s in packed] == [(16, 17), (18, 19)]
-    flexible = FlexiblePlacementStrategy([[7], [8, 9]], "a800").get_placement(Cluster())
+    flexible = FlexiblePlacementStrategy([[7], [8, 9]], "a800").get_placement(CLUSTER)
     assert [(s.node, s.node_group) for s in flexible] == [(0, "a800"), (1, "a800")]
-    robots = FlexiblePlacementStrategy([[1, 2]], "franka").get_placement(Cluster())
+    robots = FlexiblePlacementStrategy([[1, 2]], "franka").get_placement(CLUSTER)
     assert [item.config["robot_ip"] for item in robots[0].hardware] == ["10.10.10.2", "10.10.10.3"]
-    nodes = NodePlacementStrategy([1, 0], "franka").get_placement(Cluster())
+    nodes = NodePlacementStrategy([1, 0], "franka").get_placement(CLUSTER)
     assert [(s.node, s.node_group) for s in nodes] == [(4, "franka"), (3, "franka")]
     for strategy in (NodePlacementStrategy([2], "franka"), PackedPlacementStrategy(0, 4, node_group="4090")):
         with pytest.raises(PlacementError, match="node group"):
-            strategy.get_placement(Cluster())
+            strategy.get_placement(CLUSTER)
     with pytest.raises(PlacementError, match="did you mean 'franka'"):
-        NodePlacementStrategy([0], "frank").get_placement(Cluster())
+        NodePlacementStrategy([0], "frank").get_placement(CLUSTER)

@@ -126,13 +126,14 @@ def read_component_placement(
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
     """The components of a config that are placed rightly, their node groups, and the problems of the rest."""
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
+    block: object
+    groups: object
     if isinstance(cluster, ClusterConfig):
         block, groups = cluster.component_placement, cluster.node_groups
     else:
-        cluster = cluster.get("cluster", cluster)
-        block, groups = cluster, ()
-        if isinstance(cluster, Mapping):
-            block, groups = cluster.get("component_placement"), cluster.get("node_groups") or ()
+        inner = cluster.get("cluster", cluster)
+        mapping = inner if isinstance(inner, Mapping) else {"component_placement": inner}
+        block, groups = mapping.get("component_placement"), mapping.get("node_groups") or ()
     node_groups, problems = read_node_groups(
         groups if isinstance(groups, list | tuple) else [groups], topology, sources
     )

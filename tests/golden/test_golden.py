@@ -28,7 +28,7 @@ from rlplace.placement.checks import BatchSizes
 from rlplace.placement.machines.nodes import RANK_LABEL, declare_topology, in_rank_order
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import view_plan
+from tests.unit.placement.reports import shown
 
 HERE = Path(__file__).parent
 EIGHT = Topology.uniform(1, 8, memory_bytes=16 << 30)
@@ -236,11 +236,11 @@ SHOWN = {  # in full: a caret, two problems, two lines of why, three problems, a
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_plan_text(name: str) -> None:
-    check(HERE / "plans" / f"{name}.txt", render_text(view_plan(plan(name))) + "\n")
+    check(HERE / "plans" / f"{name}.txt", render_text(shown(plan(name))) + "\n")
 
 
 def test_plan_json() -> None:
-    record: Any = json.loads(json.dumps(render_json(view_plan(plan("hybrid")))))
+    record: Any = json.loads(json.dumps(render_json(shown(plan("hybrid")))))
     assert record["mode"] == "hybrid"
     assert record["topology"]["nodes"][0] == {
         "rank": 0,

@@ -19,7 +19,8 @@ from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.schedule import PPO_NEEDS, Residency
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import fold_nodes, view_plan
+from rlplace.placement.show.view import fold_nodes
+from tests.unit.placement.reports import shown
 
 COMPONENTS = ("actor", "env", "rollout")
 number_sets = st.frozensets(st.integers(0, 40), max_size=20).map(lambda ns: Ranges.of(range(n, n + 1) for n in ns))
@@ -224,9 +225,9 @@ def test_folds_cover_all_nodes_and_every_plan_renders(plan: Plan) -> None:
     folds = fold_nodes(plan.placement)
     assert [n for f in folds for n in f.nodes] == list(range(plan.topology.num_nodes))
     for fold in folds:
-        assert [a for band in fold.bands() for a in band.accelerators] == list(range(fold.accelerators))
-    assert render_text(view_plan(plan)).isascii()
-    assert render_svg(view_plan(plan)).startswith("<svg")
+        assert [a for numbers, _ in fold.bands() for a in numbers] == list(range(fold.accelerators))
+    assert render_text(shown(plan)).isascii()
+    assert render_svg(shown(plan)).startswith("<svg")
 
 
 texts = st.text(alphabet="0123456789-:, all/rest\u2013[]x.~\n\t", max_size=14)

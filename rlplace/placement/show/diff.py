@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rlplace.placement.flow import Transport
@@ -12,13 +12,15 @@ from rlplace.placement.show.view import PlanView, clipped
 from rlplace.units import show_bytes
 
 _NONE = "-"
+_ZERO = show_bytes(0)  # a line with this on both sides is left out
 _LONGEST = 31
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Line:
     """One thing that both placements have, or one of them lacks."""
 
+    chapter: str
     what: str
     left: str
     right: str
@@ -28,103 +30,81 @@ class Line:
         return self.left != self.right
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
-    title: str
-    lines: tuple[Line, ...]
-
-
-def compare(left: PlanView, right: PlanView) -> tuple[Chapter, ...]:
-    """Chapters without lines are left out."""
-    chapters: dict[str, Callable[[PlanView], Iterable[tuple[str, str]]]] = {
-        "machines": _machines,
-        "placement": _placement,
-        "residency": _residency,
-        "moves in each iteration": _moves,
-        "pairs of ranks by transport": _transports,
-        "memory": _memory,
-    }
-    found = []
-    for title, facts in chapters.items():
-        sides = dict(facts(left)), dict(facts(right))
-        names = [n for n in dict.fromkeys((*sides[0], *sides[1])) if any(side.get(n, _ZERO) != _ZERO for side in sides)]
-        lines = [Line(what=n, left=sides[0].get(n, _NONE), right=sides[1].get(n, _NONE)) for n in names]
-        found.append(Chapter(title=title, lines=tuple(lines)))
-    return tuple(c for c in found if c.lines)
-
-
-_ZERO = show_bytes(0)  # a line with this on both sides is left out
+def compare(left: PlanView, right: PlanView) -> tuple[Line, ...]:
+    """The lines of a chapter are neighbours."""
+    here, there = dict(_facts(left)), dict(_facts(right))
+    keys = sorted(dict.fromkeys((*here, *there)), key=lambda key: _CHAPTERS.index(key[0]))
+    shown = [key for key in keys if {here.get(key, _ZERO), there.get(key, _ZERO)} != {_ZERO}]
+    return tuple(Line(*key, here.get(key, _NONE), there.get(key, _NONE)) for key in shown)
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
     """Both in columns, `*` before differences; 100 columns wide."""
-    chapters = compare(left, right)
-    count = sum(line.differs for c in chapters for line in c.lines)
+    lines = compare(left, right)
     rows = [("", "", left.name, right.name)]
-    ends: list[tuple[int, str]] = []
-    for chapter in chapters:
-        ends.append((len(rows), chapter.title))
-        rows += [("*" if x.differs else "", x.what, x.left, x.right) for x in chapter.lines]
-    lines = table([tuple(clipped(cell, _LONGEST) for cell in row) for row in rows])
-    for at, title in reversed(ends):
-        lines[at:at] = ["", title]
-    noun = "line" if count == 1 else "lines"
-    title = f"{count} {noun} differ, marked *" if count else "the same placement twice"
-    return "\n".join([f"diff: {title}", *(f"  {line}" if line else "" for line in lines)])
+    rows += [("*" if line.differs else "", line.what, line.left, line.right) for line in lines]
+    heading, *texts = table([tuple(clipped(cell, _LONGEST) for cell in row) for row in rows])
+    count = sum(line.differs for line in lines)
+    title = f"{count} {'line' if count == 1 else 'lines'} differ, marked *" if count else "the same placement twice"
+    parts, chapter = [f"diff: {title}", f"  {heading}"], ""
+    for line, text in zip(lines, texts, strict=True):
+        if line.chapter != chapter:
+            chapter = line.chapter
+            parts += ["", f"  {chapter}"]
+        parts.append(f"  {text}")
+    return "\n".join(parts)
 
 
 def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
     """The same as plain values, ready for JSON."""
+    chapters: dict[str, list[dict[str, Any]]] = {}
+    for line in compare(left, right):
+        record = {"what": line.what, "left": line.left, "right": line.right, "differs": line.differs}
+        chapters.setdefault(line.chapter, []).append(record)
     return {
         "left": left.name,
         "right": right.name,
         "fits": [left.fits, right.fits],
-        "chapters": [
-            {"title": c.title, "lines": [dataclasses.asdict(x) | {"differs": x.differs} for x in c.lines]}
-            for c in compare(left, right)
-        ],
+        "chapters": [{"title": title, "lines": lines} for title, lines in chapters.items()],
     }
 
 
-def _machines(view: PlanView) -> Iterator[tuple[str, str]]:
-    placement, comparison = view.plan.placement, view.comparison
-    yield "accelerators in use", f"{len(placement.used)} of {view.plan.topology.num_accelerators}"
-    yield "nodes", str(view.plan.topology.num_nodes)
-    yield "mode", placement.mode
+_CHAPTERS = (
+    "machines",
+    "placement",
+    "residency",
+    "moves in each iteration",
+    "pairs of ranks by transport",
+    "memory",
+)
+
+
+def _facts(view: PlanView) -> Iterator[tuple[tuple[str, str], str]]:
+    """(chapter, what) and how it is in a plan."""
+    machines, placement, residency, moves, transports, memory = _CHAPTERS
+    comparison, traffic, tightest = view.comparison, view.traffic, view.ledger.tightest
+    yield (machines, "accelerators in use"), f"{len(view.plan.placement.used)} of {view.plan.topology.num_accelerators}"
+    yield (machines, "nodes"), str(view.plan.topology.num_nodes)
+    yield (machines, "mode"), view.plan.placement.mode
     if comparison is not None:
-        yield "fewer than each on its own", str(comparison.savings.saved)
-        yield from ((f"at work in {s}", show_work(comparison.here, s)) for s in comparison.here.at_work)
-
-
-def _placement(view: PlanView) -> Iterator[tuple[str, str]]:
+        yield (machines, "fewer than each on its own"), str(comparison.savings.saved)
+        for stage in comparison.here.at_work:
+            yield (machines, f"at work in {stage}"), show_work(comparison.here, stage)
     for c in view.components:
-        yield c.name, f"{c.placement} ({c.spec.world_size} rank{'s' * (c.spec.world_size > 1)})"
-
-
-def _residency(view: PlanView) -> Iterator[tuple[str, str]]:
-    for c in view.components:  # `weights, off, full`: in the order of the stages
-        yield c.name, ", ".join(stage.held[c.name].level.word for stage in view.stages)
-
-
-def _moves(view: PlanView) -> Iterator[tuple[str, str]]:
-    traffic = view.traffic
-    yield "moves", str(view.moves)
-    yield "copied to hosts", show_bytes(traffic.to_host_bytes)
-    yield "copied from hosts", show_bytes(traffic.from_host_bytes)
+        yield (placement, c.name), f"{c.placement} ({c.spec.world_size} rank{'s' * (c.spec.world_size > 1)})"
+        # `weights, off, full`: in the order of the stages
+        yield (residency, c.name), ", ".join(stage.held[c.name].level.word for stage in view.stages)
+    yield (moves, "moves"), str(view.moves)
+    yield (moves, "copied to hosts"), show_bytes(traffic.to_host_bytes)
+    yield (moves, "copied from hosts"), show_bytes(traffic.from_host_bytes)
     for transport in Transport:
-        yield f"weights, {transport.value}", show_bytes(traffic.weights_bytes.get(transport, 0))
-
-
-def _transports(view: PlanView) -> Iterator[tuple[str, str]]:
+        yield (moves, f"weights, {transport.value}"), show_bytes(traffic.weights_bytes.get(transport, 0))
     for t in view.transfers:
-        yield f"{t.name} to {t.target}", t.by_transport.replace(":", "")
-
-
-def _memory(view: PlanView) -> Iterator[tuple[str, str]]:
-    tightest = view.ledger.tightest
-    yield "fits", "yes" if view.fits else "NO"
+        yield (transports, f"{t.name} to {t.target}"), t.by_transport.replace(":", "")
+    yield (memory, "fits"), "yes" if view.fits else "NO"
     if tightest is not None:
-        yield "fullest accelerator holds", f"{show_bytes(tightest.worst.total_bytes)} in {tightest.worst.moment}"
+        worst = tightest.worst
+        yield (memory, "fullest accelerator holds"), f"{show_bytes(worst.total_bytes)} in {worst.moment}"
         if tightest.margin_bytes is not None:
-            yield "margin there", show_bytes(tightest.margin_bytes)
-    yield "shared memory per node", show_bytes(max((a.shared_bytes for a in view.ledger.hosts), default=0))
+            yield (memory, "margin there"), show_bytes(tightest.margin_bytes)
+    yield (memory, "shared memory per node"), show_bytes(max((a.shared_bytes for a in view.ledger.hosts), default=0))

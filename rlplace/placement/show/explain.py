@@ -24,7 +24,12 @@ def explain_component(view: PlanView, component: str) -> str:
     ranks = spec.world_size
     written = f", written {clipped(spec.text, 60)!r}" if spec.text and spec.text != spec.render() else ""
     counts = [(count.count, count.why) for count in view.counts if component in count.subject.split(" : ")]
-    talks = list(_talks(view, component))
+    talks = [
+        (f"{verb} {t.name}", f"{side} {partner}", t.amount, t.by_transport)
+        for t in view.transfers
+        for one, verb, side, partner in ((t.source, "sends", "to", t.target), (t.target, "gets", "from", t.source))
+        if one == component
+    ]
     parts = [
         f"{component}: {ranks} rank{'s' * (ranks > 1)}, {spec.render()}{written}",
         chapter("where", _where(view, component)),
@@ -106,14 +111,6 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
         yield stage, held.word, because
 
 
-def _talks(view: PlanView, component: str) -> Iterator[tuple[str, str, str, str]]:
-    for t in view.transfers:
-        if t.source == component:
-            yield f"sends {t.name}", f"to {t.target}", t.amount, t.by_transport
-        if t.target == component:
-            yield f"gets {t.name}", f"from {t.source}", t.amount, t.by_transport
-
-
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
     sizes = {level: (ledger.bytes(component, level), ledger.host_bytes(component, level)) for level in Residency}
     if not any(size for pair in sizes.values() for size in pair):
@@ -135,13 +132,13 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
         numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
         held = f"accelerator{'s' * (len(numbers) > 1)} {numbers}" if numbers else "no accelerator"
         process = f"process {slot.process}" if slot.process else "a process of its own"
-        places.append((_name((slot.component, slot.rank)), f"node {slot.node}, {held}", process))
+        places.append((slot.owner, f"node {slot.node}, {held}", process))
     transport = transport_between(placement.locations(one[0]), one[1], placement.locations(other[0]), other[1])
     details = details_of(transport, plan)
     tensors = EMULATED if emulated(plan.topology) else f"tensors on accelerators go by {details.tensors}"
     passing = [*_passing(plan, one, other), *_passing(plan, other, one)]
     parts = [
-        f"{_name(one)} and {_name(other)}: {transport.value}",
+        f"{places[0][0]} and {places[1][0]}: {transport.value}",
         chapter("where", table(places)),
         chapter("why", [f"they are {details.because}: items go by {details.items}", tensors]),
         chapter("what passes", table(passing) if passing else ["nothing: no route joins these two"]),
@@ -149,12 +146,8 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
     return "\n\n".join(parts)
 
 
-def _name(rank: Rank) -> str:
-    return f"{rank[0]} rank {rank[1]}"
-
-
 def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
-    between = f"{_name(source)} -> {_name(target)}"
+    between = f"{source[0]} rank {source[1]} -> {target[0]} rank {target[1]}"
     for transfer in transfers(plan):
         if (transfer.source, transfer.target) != (source[0], target[0]):
             continue

@@ -9,11 +9,12 @@ from rlplace.errors import Problem
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.show.svg import colour, render_svg
-from rlplace.placement.show.view import MemoryView, PlanView, StageView, clipped
+from rlplace.placement.show.view import PlanView, clipped
 from rlplace.units import show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
+_CLIP = (40, " \u2026")  # most characters of numbers, and the mark of those cut
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Colours follow the light or dark setting of the browser.
 CSS = """
@@ -52,62 +53,48 @@ padding:10px 16px;margin:10px 0}.problem.warning{border-left-color:var(--warn)}
 
 def render_html(view: PlanView) -> str:
     """A whole HTML document of a plan with its memory."""
-    memory = view.known
-    sections = [
-        _heading(view),
-        _tiles(view, memory),
-        f'<div class="plan">{render_svg(view)}</div>',
-        *_problems("Does not fit", memory.shortages, ""),
-        *_problems("Warnings", view.plan.warnings, " warning"),
-        *_memory(view, memory),
-        _places(view),
-        _stages(view),
-        *_tables(view),
-    ]
+    known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
+    look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
+    if not view.fits:
+        look, verdict = "tight", "does not fit"
+    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in _tiles(view))
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             f"<title>{escape(view.name)}: plan</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
-            *sections,
+            f'<h1>{escape(view.name)}<span class="verdict {look}">{verdict}</span></h1>',
+            f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>",
+            f'<div class="tiles">{"".join(cells)}</div>',
+            f'<div class="plan">{render_svg(view)}</div>',
+            *_problems("Does not fit", view.shortages, ""),
+            *_problems("Warnings", view.plan.warnings, " warning"),
+            *_memory(view),
+            *_tables(view),
             "</main>\n</body>\n</html>\n",
         ]
     )
 
 
-def _heading(view: PlanView) -> str:
-    known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
-    look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
-    if not view.fits:
-        look, verdict = "tight", "does not fit"
-    return (
-        f'<h1>{escape(view.name)}<span class="verdict {look}">{verdict}</span></h1>\n'
-        f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>"
-    )
-
-
-def _tiles(view: PlanView, memory: MemoryView) -> str:
-    tiles: list[tuple[str, str]] = []
-    if memory.comparison is not None:
-        savings = memory.comparison.savings
+def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
+    """A few numbers, each with a line of text."""
+    traffic, tightest = view.traffic, view.ledger.tightest
+    if view.comparison is not None:
+        savings = view.comparison.savings
         without = f"each component on its own would use {savings.dedicated}"
-        tiles.append((f"{savings.used} accelerators", without if savings.saved else "no component shares any"))
-    tightest = memory.ledger.tightest
+        yield f"{savings.used} accelerators", without if savings.saved else "no component shares any"
     if tightest is not None and view.memory_known:
-        worst, numbers = tightest.worst, _short(str(tightest.numbers))
+        worst, numbers = tightest.worst, clipped(str(tightest.numbers), *_CLIP)
         of = f" of {show_bytes(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
         where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
-        tiles.append((f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"))
-    copied = memory.traffic.to_host_bytes + memory.traffic.from_host_bytes
+        yield f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"
+    copied = traffic.to_host_bytes + traffic.from_host_bytes
     moved = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
-    still = "every component stays where it is"
-    tiles.append((f"{view.moves} move{'s' * (view.moves != 1)}", moved if view.moves else still))
-    if weights := sum(memory.traffic.weights_bytes.values()):
-        transports = " and ".join(transport.value.replace("_", " ") for transport in memory.traffic.weights_bytes)
-        tiles.append((show_bytes(weights), f"of weights in each sync, {transports}"))
-    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
-    return f'<div class="tiles">{"".join(cells)}</div>'
+    yield f"{view.moves} move{'s' * (view.moves != 1)}", moved if view.moves else "every component stays where it is"
+    if weights := sum(traffic.weights_bytes.values()):
+        transports = " and ".join(transport.value.replace("_", " ") for transport in traffic.weights_bytes)
+        yield show_bytes(weights), f"of weights in each sync, {transports}"
 
 
 def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
@@ -121,25 +108,24 @@ def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[st
         yield f'<div class="problem{look}">{head}<pre>{escape(text)}</pre></div>'
 
 
-def _memory(view: PlanView, memory: MemoryView) -> Iterator[str]:
-    accounts = memory.ledger.accelerators
+def _memory(view: PlanView) -> Iterator[str]:
+    accounts = view.ledger.accelerators
     if not view.memory_known:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:
-        has = f"{show_bytes(account.capacity_bytes)} each" if account.capacity_bytes else "memory not known"
-        many = "s" * (len(account.numbers) > 1)
-        yield f"<h3>accelerator{many} {escape(_short(str(account.numbers)))} ({account.kind}, {has})</h3>"
-        yield _table(("", "", ">held", ">free"), [_load(view, account, load) for load in account.loads])
+        capacity, numbers = account.capacity_bytes, clipped(str(account.numbers), *_CLIP)
+        has = f"{show_bytes(capacity)} each" if capacity else "memory not known"
+        yield f"<h3>accelerator{'s' * (len(account.numbers) > 1)} {escape(numbers)} ({account.kind}, {has})</h3>"
+        rows = []
+        for load in account.loads:
+            free = show_bytes(capacity - load.total_bytes) if capacity else "?"
+            mark = "!" if capacity and load.total_bytes > capacity else ""
+            rows.append((str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free))
+        yield _table(("", "", ">held", ">free"), rows)
     if len(accounts) > _MOST_ACCOUNTS:
         yield f"<p>and {len(accounts) - _MOST_ACCOUNTS} more kinds of accelerator</p>"
-    yield from (f"<p>{escape(note)}</p>" for note in memory.ledger.notes)
-
-
-def _load(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
-    free = show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
-    mark = "!" if account.capacity_bytes and load.total_bytes > account.capacity_bytes else ""
-    return str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free
+    yield from (f"<p>{escape(note)}</p>" for note in view.ledger.notes)
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
@@ -164,62 +150,46 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
     return f'<svg class="bar" viewBox="0 0 {_BAR} 14" preserveAspectRatio="none">{"".join(parts)}</svg>'
 
 
-def _places(view: PlanView) -> str:
-    rows = []
+def _tables(view: PlanView) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = []
     for at, c in enumerate(view.components):
         shares = [f"{other} ({word})" for other, (word, _) in c.shares.items() if word != DISAGGREGATED]
         dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
         rows.append((dot, c.placement, f"{c.spec.world_size:,}", ", ".join(shares) or "none"))
-    return "<h2>Where each component is</h2>\n" + _table(("component", "placement", ">ranks", "shares with"), rows)
-
-
-def _stages(view: PlanView) -> str:
-    rows = [(s.name, *(held.word for held in s.held.values()), _moved(s)) for s in view.stages]
+    yield "<h2>Where each component is</h2>\n" + _table(("component", "placement", ">ranks", "shares with"), rows)
+    rows = []
+    for stage in view.stages:
+        moved = [
+            f"{arrow} " + ", ".join(f"{m.component} {m.before.word} \u2192 {m.after.word}" for m in moves)
+            for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires))
+            if moves
+        ]
+        rows.append((stage.name, *(h.word for h in stage.held.values()), "; ".join(moved) or "nothing moves"))
     note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
-    names = (c.name for c in view.components)
-    return f"<h2>Residency by stage</h2>\n{note}\n" + _table(("stage", *names, "moves on entry"), rows)
-
-
-def _moved(stage: StageView) -> str:
-    sides = []
-    for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
-        if moves:
-            sides.append(arrow + " " + ", ".join(f"{m.component} {m.before.word} \u2192 {m.after.word}" for m in moves))
-    return "; ".join(sides) or "nothing moves"
-
-
-def _tables(view: PlanView) -> Iterator[str]:
-    rows = [(t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport) for t in view.transfers]
-    if rows:
+    header: tuple[str, ...] = ("stage", *(c.name for c in view.components), "moves on entry")
+    yield f"<h2>Residency by stage</h2>\n{note}\n" + _table(header, rows)
+    if rows := [(t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport) for t in view.transfers]:
         header = ("what", "from \u2192 to", "how much", "pairs of ranks by transport")
         yield "<h2>Routes</h2>\n" + _table(header, rows)
-    if details := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
-        yield _table(("transport", "because", "items go by", "device tensors by"), details)
-    if channels := [(c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels]:
-        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "on", "because"), channels)
+    if rows := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
+        yield _table(("transport", "because", "items go by", "device tensors by"), rows)
+    if rows := [(c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels]:
+        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "on", "because"), rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """`>` before a heading sets its column to the right, `!` before a cell marks it; SVG cells stay as they are."""
-    right = [name.startswith(">") for name in header]
-    head = "".join(
-        f"<th{_NUMBER * r}>{escape(name.removeprefix('>'))}</th>" for name, r in zip(header, right, strict=True)
-    )
+
+    def cell(tag: str, text: str, heading: str) -> str:
+        if text.startswith("<svg"):
+            return f"<td>{text}</td>"
+        looks = ["number"] * heading.startswith(">") + ["short"] * text.startswith("!")
+        look = f' class="{" ".join(looks)}"' if looks else ""
+        return f"<{tag}{look}>{escape(text.removeprefix('>').removeprefix('!'))}</{tag}>"
+
+    head = "".join(cell("th", name, name) for name in header)
     body = "".join(
-        "<tr>" + "".join(_cell(cell, r) for cell, r in zip(row, right, strict=True)) + "</tr>\n" for row in rows
+        "<tr>" + "".join(cell("td", text, name) for text, name in zip(row, header, strict=True)) + "</tr>\n"
+        for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-_NUMBER = ' class="number"'
-
-
-def _cell(text: str, right: bool) -> str:
-    if text.startswith("<svg"):
-        return f"<td>{text}</td>"
-    look = " ".join(["number"] * right + ["short"] * text.startswith("!"))
-    return f'<td class="{look}">{escape(text.removeprefix("!"))}</td>' if look else f"<td>{escape(text)}</td>"
-
-
-def _short(text: str) -> str:
-    return clipped(text, 40, " \u2026")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
@@ -100,7 +101,7 @@ class Row:
         return self.starts_fold and self.height >= 2 * _LEAST_ROW
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Box:
     """A rectangle on the page."""
 
@@ -109,13 +110,8 @@ class Box:
     width: float
     height: float
 
-    @property
-    def place(self) -> str:
+    def __str__(self) -> str:
         return f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}" rx="8"'
-
-    @property
-    def middle(self) -> tuple[float, float]:
-        return self.x + self.width / 2, self.y + self.height / 2
 
 
 def render_svg(view: PlanView) -> str:
@@ -156,8 +152,9 @@ def render_svg(view: PlanView) -> str:
     for at, stage in enumerate(stages):
         x = left + at * (width + _GAP)
         parts += _stage_head(stage.name, at, x, extra, notes[stage.name])
-        for run in _runs(view, stage, rows):
-            parts += _draw_run(view, stage, run, x, width, page)
+        # Neighbouring rows of a node that hold the same in this stage are one block.
+        for _, run in itertools.groupby(rows, key=lambda row: _held(view, stage, row)):
+            parts += _draw_run(view, stage, list(run), x, width, page)
         if at and rows:
             middle = (rows[0].y + bottom) / 2
             parts.append(f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>')
@@ -174,10 +171,10 @@ def _rows(folds: Sequence[NodeFold]) -> list[Row]:
     y = 0.0
     for fold in folds:
         bands = fold.bands()
-        for band in bands:
-            least = _LEAST_FOLD if len(bands) == 1 and len(folds) <= 8 else _LEAST_ROW
-            height = max(least, unit * len(band.accelerators))
-            rows.append(Row(fold=fold, accelerators=band.accelerators, components=band.components, y=y, height=height))
+        least = _LEAST_FOLD if len(bands) == 1 and len(folds) <= 8 else _LEAST_ROW
+        for accelerators, components in bands:
+            height = max(least, unit * len(accelerators))
+            rows.append(Row(fold=fold, accelerators=accelerators, components=components, y=y, height=height))
             y += height
         y += _BETWEEN_NODES
     return rows
@@ -235,16 +232,14 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
     """(arrow, text) lines as wide as a stage: releases, then acquires."""
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
-        line = ""
-        for move in moves:
-            word = f"{move.component} {move.before.word} \u2192 {move.after.word}"
-            if line and width_of(f"{line}, {word},") + 14 > width:
-                lines.append((arrow, line + ","))
-                arrow, line = " ", word
-            else:
-                line = f"{line}, {word}" if line else word
-        if line:
-            lines.append((arrow, line))
+        words = [f"{move.component} {move.before.word} \u2192 {move.after.word}" for move in moves]
+        for at, word in enumerate(words):
+            if at and width_of(f"{lines[-1][1]}, {word},") + 14 <= width:
+                lines[-1] = (lines[-1][0], f"{lines[-1][1]}, {word}")
+                continue
+            if at:
+                lines[-1] = (lines[-1][0], lines[-1][1] + ",")
+            lines.append((" " if at else arrow, word))
     return lines or [("", "nothing moves")]
 
 
@@ -260,17 +255,15 @@ def _stage_head(stage: str, at: int, x: float, extra: int, notes: Sequence[tuple
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
     """The meaning of the looks that occur, and the height it takes."""
-    looks = {_look(held)[0] for stage in view.stages for held in stage.held.values() if held.level > Residency.OFF}
+    looks = {_look(held) for stage in view.stages for held in stage.held.values()}
     parts: list[str] = []
     x = float(left)
-    texts = {
-        "full": "full: at work with all its state",
-        "weights": "weights only",
-        "waits": "waits: resident, not needed",
-    }
-    for look, text in texts.items():
+    for look, kind, text in (
+        ("full", "f0", "full: at work with all its state"),
+        ("weights", "s0 weights", "weights only"),
+        ("waits", "s0 waits", "waits: resident, not needed"),
+    ):
         if look in looks:
-            kind = "f0" if look == "full" else f"s0 {look}"
             parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{y - 11:.1f}" width="22" height="14" rx="4"/>')
             parts.append(f'<text class="soft" x="{x + 30:.1f}" y="{y:.1f}">{escape(text)}</text>')
             x += 56 + width_of(text)
@@ -281,24 +274,24 @@ def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], 
     return [*parts, end], 26 + extra
 
 
-def _look(held: Held) -> tuple[str, str]:
-    """(look, word) of a block."""
-    return ("waits", "waits") if held.waits else (held.level.word, held.level.word)
+def _look(held: Held) -> str:
+    return "waits" if held.waits else held.level.word
 
 
-def _resident(stage: StageView, row: Row) -> list[str]:
-    return [c for c in row.components if stage.held[c].level > Residency.OFF]
+def _held(view: PlanView, stage: StageView, row: Row) -> tuple[range, list[str], list[int] | None]:
+    """The nodes of a row, the components that are resident on it in a stage, and the bytes of each, where known."""
+    resident = [c for c in row.components if stage.held[c].level > Residency.OFF]
+    load = _load_of(view, stage, row)
+    return row.fold.nodes, resident, None if load is None else [load[0].of(c) for c in resident]
 
 
 def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | None:
     """What the fullest accelerator of the row holds in a stage, and its capacity; None where nothing is known."""
-    if view.memory is None:
-        return None
     first = row.fold.first
     window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
     found = [
         (load, account.capacity_bytes)
-        for account in view.memory.ledger.accelerators
+        for account in view.ledger.accelerators
         if account.numbers & window
         for load in account.loads
         if load.moment.stage == stage.name and not load.moment.entering
@@ -306,58 +299,41 @@ def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | N
     return max(found, key=lambda pair: pair[0].total_bytes, default=None)
 
 
-def _runs(view: PlanView, stage: StageView, rows: Sequence[Row]) -> list[list[Row]]:
-    """Neighbouring rows of a node that hold the same in this stage, to be drawn as one block."""
-    runs: list[list[Row]] = []
-    last: object = None
-    for row in rows:
-        resident, load = _resident(stage, row), _load_of(view, stage, row)
-        look = (row.fold.nodes, resident, None if load is None else [load[0].of(c) for c in resident])
-        if runs and look == last:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-        last = look
-    return runs
-
-
 def _draw_run(view: PlanView, stage: StageView, run: Sequence[Row], x: float, width: float, page: int) -> Iterator[str]:
     """One block for each resident component, side by side."""
-    box = Box(x=x, y=run[0].y + 2, width=width, height=run[-1].y + run[-1].height - run[0].y - 4)
-    resident = _resident(stage, run[0])
+    box = Box(x, run[0].y + 2, width, run[-1].y + run[-1].height - run[0].y - 4)
+    _, resident, sizes = _held(view, stage, run[0])
     if not resident:
-        middle_x, middle_y = box.middle
-        yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box.place}/>'
-        yield f'<text class="soft" x="{middle_x:.1f}" y="{middle_y + 4:.1f}" text-anchor="middle">free</text></g>'
+        yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
+        middle = f'x="{box.x + box.width / 2:.1f}" y="{box.y + box.height / 2 + 4:.1f}"'
+        yield f'<text class="soft" {middle} text-anchor="middle">free</text></g>'
     each = (width - _BLOCK_GAP * (len(resident) - 1)) / max(1, len(resident))
-    found = _load_of(view, stage, run[0])
     for at, component in enumerate(resident):
-        part = dataclasses.replace(box, x=x + at * (each + _BLOCK_GAP), width=each)
-        size = found[0].of(component) if found is not None else 0
-        yield from _block(view, stage, component, run, part, size)
-    if found is not None and found[1] and found[0].total_bytes > found[1]:
+        part = Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height)
+        yield from _block(view, stage, component, run, part, sizes[at] if sizes else 0)
+    found = _load_of(view, stage, run[0])
+    if found is not None and 0 < found[1] < found[0].total_bytes:
         text = f"{show_bytes(found[0].total_bytes)} of {show_bytes(found[1])}: does not fit"
         at_end = box.x + width_of(text, bold=True) > page - _MARGIN
         where = f'x="{box.x + box.width:.1f}" text-anchor="end"' if at_end else f'x="{box.x:.1f}"'
-        yield f'<g><title>{text}</title><rect class="over" {box.place}/>'
+        yield f'<g><title>{text}</title><rect class="over" {box}/>'
         yield f'<text class="alarm" {where} y="{box.y - 5:.1f}">{text}</text></g>'
 
 
 def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:
-    look, state = _look(stage.held[component])
-    number = colour(view.plan.placement.components.index(component))
+    look, number = _look(stage.held[component]), colour(view.plan.placement.components.index(component))
     rows = f"{run[0].label}, " if len(run) == 1 else f"{run[0].label} to {run[-1].label}, "
     bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
-    title = f"{component} on {rows}{run[0].fold.label}, {state} in {stage.name}{bytes_held}"
+    title = f"{component} on {rows}{run[0].fold.label}, {look} in {stage.name}{bytes_held}"
     solid = look == Residency.FULL.word
     yield f"<g><title>{escape(title)}</title>"
-    yield f'<rect class="{f"f{number}" if solid else f"s{number} {look}"}" {box.place}/>'
+    yield f'<rect class="{f"f{number}" if solid else f"s{number} {look}"}" {box}/>'
     count = sum(len(row.accelerators) for row in run)
     if solid and box.height / count >= 12 and box.width >= 60:
         for cut in range(1, count):
             y = run[0].y + cut * (box.height + 4) / count
             yield f'<path class="cut" d="M{box.x:.1f} {y:.1f}h14m{box.width - 28:.1f} 0h14"/>'
-    yield from _label(component, state, show_bytes(size) if size else "", "on" if solid else f"t{number}", box)
+    yield from _label(component, look, show_bytes(size) if size else "", "on" if solid else f"t{number}", box)
     yield "</g>"
 
 
@@ -366,7 +342,7 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
     words = component.split(".")  # reward.math on two lines
     fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
     named = f'<tspan class="name">{escape(component)}</tspan>'
-    x, y = box.middle
+    x, y = box.x + box.width / 2, box.y + box.height / 2
     if box.height < _TWO_LINES:
         room, whole = box.width - 8, f"{component} {state}"
         size_px, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"

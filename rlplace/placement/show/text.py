@@ -11,7 +11,7 @@ from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.ranges import show_range
 from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.schedule import Move
-from rlplace.placement.show.view import MemoryView, NodeFold, PlanView, clipped
+from rlplace.placement.show.view import NodeFold, PlanView, clipped
 from rlplace.placement.transfers import emulated
 from rlplace.units import show_bytes
 
@@ -24,13 +24,19 @@ EMULATED = "tensors on emulated accelerators are in host memory and go as items 
 
 def render_text(view: PlanView) -> str:
     """Every section that has something to show."""
-    sections = [*_title(view), *_places(view), *_pairs(view), *_stages(view), *_transfers(view), *_transports(view)]
-    sections += _channels(view)
+    topology = view.plan.topology
+    order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
+    sections = [f"plan: {view.plan.placement.mode}, {view.machines}{order}", _places(view), *_pairs(view)]
+    sections += [_stages(view), *_transfers(view), *_transports(view)]
+    if view.channels:
+        rows = [("name", "capacity", "on"), *((c.name, f"{c.capacity_items} items", at) for c, at in view.channels)]
+        sections.append(chapter("channels", _beside(table(rows), ["because", *(c.why for c, _ in view.channels)])))
     if view.counts:
         lines = _beside(table([(c.subject, c.count) for c in view.counts]), [c.why for c in view.counts])
         sections.append(chapter("counts: what each number follows from", lines))
-    if view.memory is not None:
-        sections += [*_savings(view.memory), *_traffic(view.memory), _memory(view, view.memory)]
+    sections += [*_savings(view), *_traffic(view)]
+    notes = [line for note in view.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
+    sections.append(render_ledger(view.ledger) if view.memory_known else chapter("memory: not known", notes))
     if view.plan.warnings:
         sections.append("\n".join(["warnings", *(textwrap.indent(w.render(), "  ") for w in view.plan.warnings)]))
     return "\n\n".join(sections)
@@ -48,13 +54,7 @@ def chapter(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
 
 
-def _title(view: PlanView) -> Iterator[str]:
-    topology = view.plan.topology
-    order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
-    yield f"plan: {view.plan.placement.mode}, {view.machines}{order}"
-
-
-def _places(view: PlanView) -> Iterator[str]:
+def _places(view: PlanView) -> str:
     rows = [("component", "ranks", "each rank has")]
     rows += [(c.name, str(c.spec.world_size), c.each) for c in view.components]
     lines = _beside(table(rows), ["placement", *(c.placement for c in view.components)])
@@ -63,7 +63,7 @@ def _places(view: PlanView) -> Iterator[str]:
             lines += ["", *_map(fold)]
     if len(view.folds) > _MOST_FOLDS:
         lines += ["", f"... and {len(view.folds) - _MOST_FOLDS} more kinds of node"]
-    yield chapter("where each component is", lines)
+    return chapter("where each component is", lines)
 
 
 def _map(fold: NodeFold) -> list[str]:
@@ -97,7 +97,7 @@ def _pairs(view: PlanView) -> Iterator[str]:
         yield chapter("pairs", table(rows))
 
 
-def _stages(view: PlanView) -> Iterator[str]:
+def _stages(view: PlanView) -> str:
     names = [c.name for c in view.components]
     held = [[stage.held[c].word for c in names] for stage in view.stages]
     grid = table([("stage", *names), *((s.name, *row) for s, row in zip(view.stages, held, strict=True))])
@@ -117,7 +117,7 @@ def _stages(view: PlanView) -> Iterator[str]:
     start = ", ".join(map(_move, first.acquires)) or "nothing"
     notes.append(f"at the start everything is off; the first {first.stage} acquires {start}")
     lines += [line for note in notes for line in textwrap.wrap(note, WIDTH - 2)]
-    yield chapter("stages: what each component holds on its accelerators", lines)
+    return chapter("stages: what each component holds on its accelerators", lines)
 
 
 def _move(move: Move) -> str:
@@ -148,12 +148,6 @@ def _transports(view: PlanView) -> Iterator[str]:
     yield chapter("transports: how far apart two ranks are, and what carries data between them", lines)
 
 
-def _channels(view: PlanView) -> Iterator[str]:
-    if view.channels:
-        rows = [("name", "capacity", "on"), *((c.name, f"{c.capacity_items} items", at) for c, at in view.channels)]
-        yield chapter("channels", _beside(table(rows), ["because", *(c.why for c, _ in view.channels)]))
-
-
 def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str]:
     """Each row with its text in a column of its own, wrapped there."""
     left = max(map(len, rows)) + gap
@@ -164,11 +158,11 @@ def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str
     return lines
 
 
-def _savings(memory: MemoryView) -> Iterator[str]:
+def _savings(view: PlanView) -> Iterator[str]:
     """Both placements by stage: the same work, on how many accelerators."""
-    if memory.comparison is None:
+    if view.comparison is None:
         return
-    savings, here, apart = memory.comparison.savings, memory.comparison.here, memory.comparison.apart
+    savings, here, apart = view.comparison.savings, view.comparison.here, view.comparison.apart
     sizes = " + ".join(f"{component} {size}" for component, size in savings.by_component.items() if size)
     if not savings.saved:
         yield f"savings: none, every component has accelerators of its own ({sizes} = {savings.used})"
@@ -179,22 +173,22 @@ def _savings(memory: MemoryView) -> Iterator[str]:
     ]
     stages = dict.fromkeys((*here.at_work, *apart.at_work))
     rows += [(f"at work in {stage}", show_work(here, stage), show_work(apart, stage)) for stage in stages]
-    sides = memory.comparison.here_bytes, memory.comparison.apart_bytes
+    sides = view.comparison.here_bytes, view.comparison.apart_bytes
     if any(sides):
         rows.append(("fullest holds", *map(show_bytes, sides)))
     title = f"savings: {savings.used} accelerators do the work of {savings.dedicated}, {savings.saved} fewer"
     yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)])
 
 
-def show_work(business: ActiveAccelerators, stage: str) -> str:
+def show_work(active: ActiveAccelerators, stage: str) -> str:
     """Accelerators at work, of those used; "-" where this placement has no such stage."""
-    count = business.at_work.get(stage)
-    return "-" if count is None else f"{count} ({count / business.used:.0%})"
+    count = active.at_work.get(stage)
+    return "-" if count is None else f"{count} ({count / active.used:.0%})"
 
 
-def _traffic(memory: MemoryView) -> Iterator[str]:
+def _traffic(view: PlanView) -> Iterator[str]:
     """What moving and syncing costs in each iteration, where anything is known to move."""
-    traffic = memory.traffic
+    traffic = view.traffic
     if traffic.total_bytes:
         rows = [
             ("to the hosts", show_bytes(traffic.to_host_bytes), "releases copy it away"),
@@ -202,10 +196,3 @@ def _traffic(memory: MemoryView) -> Iterator[str]:
         ]
         rows += [("weights", show_bytes(n), f"one sync, {by.value}") for by, n in traffic.weights_bytes.items()]
         yield chapter("bytes in each iteration, samples not counted", table(rows))
-
-
-def _memory(view: PlanView, memory: MemoryView) -> str:
-    if view.memory_known:
-        return render_ledger(memory.ledger)
-    notes = [line for note in memory.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
-    return chapter("memory: not known", notes)

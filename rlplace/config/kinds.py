@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Protocol
 
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind
 from rlplace.config.schema import AlgorithmName
 from rlplace.errors import did_you_mean, suggestion
 
@@ -41,8 +41,8 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
             continue
         if tag == "env.kind" and isinstance(value, str) and ":" in value:
             written[tag] = "mlp"
-        elif value in values:
-            written[tag] = values[str(value)]
+        elif isinstance(value, str) and value in values:
+            written[tag] = values[value]
         else:
             near = did_you_mean(str(value), values)
             choices = ", ".join([*values, _OWN] if tag == "env.kind" else values)
@@ -74,21 +74,25 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
         mapping = _without(mapping, "algorithm.name")
     if kind == "mlp":
         return kind, mapping
-    return kind, {role: _untagged(block, role) for role, block in mapping.items()}
+    return kind, {role: _untagged(block, role, reject) for role, block in mapping.items()}
 
 
-def _untagged(block: object, role: str) -> object:
-    """Return a block whose language model is a mapping of keys alone, without its tag; a tag alone is no model."""
+def _untagged(block: object, key: str, reject: Reject) -> object:
+    """Return a component's block with its language model as a mapping of keys alone; a tag alone is no model."""
     if not isinstance(block, Mapping):
         return block
     model = block.get("model")
-    if isinstance(model, Mapping) and model.get("kind", "causal_lm") == "causal_lm":
-        return {**block, "model": {key: value for key, value in model.items() if key != "kind"} or None}
-    if role != "reward":
+    if isinstance(model, Mapping):
+        kind = model.get("kind")
+        if kind not in (None, "causal_lm"):
+            code = "wrong-kind" if kind == "mlp" else "unknown-choice"
+            why = "every model of a job with a language model is one"
+            reject(code, f"{key}.model.kind", "is no kind of this model", kind, why=why, fix="kind: causal_lm")
+        return {**block, "model": {name: value for name, value in model.items() if name != "kind"} or None}
+    if key != "reward":
         return block
-    return {
-        name: below if name == "kwargs" else _untagged(below, name) for name, below in block.items()
-    }  # reward.<name>
+    named = {name: _untagged(below, f"reward.{name}", reject) for name, below in block.items() if name != "kwargs"}
+    return {**block, **named}
 
 
 def _get(mapping: Mapping[str, object], path: str) -> object:

@@ -1,28 +1,23 @@
-"""Turn a plain mapping into the config, collecting every problem instead of stopping at the first.
-
-pydantic finds the keys that are wrong (validate.py); this module says of each what is expected and how to write it.
-"""
+"""Turn a plain mapping into the config, collecting every problem instead of stopping at the first."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rlplace.config.keys import block_in, fields_of
+from rlplace.config.fields import ModelKind, block_in, default_of, fields_of
 from rlplace.config.kinds import find_kind
-from rlplace.config.knob import ModelKind
 from rlplace.config.renamed import replace_renamed
 from rlplace.config.schema import Config
 from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 _T = TypeVar("_T")
-_SIGNS = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
 _NOTHING: Any = object()  # a value that is not there
 
 
@@ -42,13 +37,18 @@ def try_config(
 ) -> tuple[Config | None, list[Problem]]:
     """The config, None where it cannot be read, and every problem of the mapping."""
     places, found = sources or {}, Found(sources=sources or {})
-    mapping = replace_renamed(mapping, found.reject)
+    mapping, renamed = replace_renamed(mapping, found.reject)
     kind, mapping = find_kind(mapping, found.reject)
     config, problems = read_block(Config, mapping, kind, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
             if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
                 found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
+    new = {problem.key: problem for problem in problems}
+    for i, problem in enumerate(found.problems):  # a value that its new key does not take: the fix has one that it does
+        if problem.code == "renamed-key" and (refused := new.get(renamed.get(problem.key, ""))) is not None:
+            found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=refused.fix)
+            problems.remove(refused)
     return config, [*found.problems, *problems]
 
 
@@ -61,13 +61,12 @@ def read_block(
     from rlplace.config.validate import model_of, plain
 
     found = Found(sources=sources or {})
-    written = _of_kind(block, mapping, kind, "", found)
+    written = _of_kind(block, block, mapping, kind, "", found)
     try:
-        return plain(model_of(typing.cast(Any, block), kind).model_validate(written)), found.problems
+        return plain(model_of(cast(Any, block), kind).model_validate(written)), found.problems
     except pydantic.ValidationError as error:
-        wrong = [_path(written, e["loc"], e["type"] == "missing") for e in error.errors(include_url=False)]
-        for key in dict.fromkeys(wrong):
-            _explain(block, written, kind, key, found)
+        for wrong in error.errors(include_url=False):
+            _report(block, kind, wrong, written, found)
         return None, found.problems
 
 
@@ -97,89 +96,61 @@ class Found:
             self.problems.append(problem)
 
 
-def _of_kind(block: type, mapping: object, kind: ModelKind, above: str, found: Found) -> object:
-    """The mapping without keys of jobs with another kind of actor model: problems unless they change nothing."""
-    if not isinstance(mapping, Mapping):
+def _of_kind(
+    ours: type | None, theirs: type | None, mapping: object, kind: ModelKind, above: str, found: Found
+) -> object:
+    """The mapping without keys that only jobs with the other kind of actor model have.
+
+    They are problems unless they change nothing. `ours` and `theirs` are the block in jobs of this and the other kind.
+    """
+    if not isinstance(mapping, Mapping) or ours is None:
         return mapping
-    ours, kept = fields_of(block, kind), {str(key): value for key, value in mapping.items()}
-    for field in dataclasses.fields(block):
-        key = above + field.name
-        if field.name in mapping and field.name not in ours:
-            value = kept.pop(field.name)
-            factory = field.default_factory
-            default: Any = field.default if factory is dataclasses.MISSING else factory()
-            if dataclasses.is_dataclass(default) and not isinstance(default, type):
-                default = dataclasses.asdict(default)
-            if value != default:
-                only = field.metadata["only"]
-                why = f"only with actor.model.kind: {only}; this job has {kind}"
-                found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=f"remove {key}")
-        elif field.name in mapping and (below := block_in(ours[field.name][1])) is not None:
-            kept[field.name] = _of_kind(below, kept[field.name], kind, f"{key}.", found)
+    other: ModelKind = "mlp" if kind == "causal_lm" else "causal_lm"
+    here, there = fields_of(ours, kind), {} if theirs is None else fields_of(theirs, other)
+    kept: dict[str, object] = {}
+    for name, value in mapping.items():
+        key = f"{above}{name}"
+        if name in here or name not in there:
+            inside = [block_in(fields[name][1]) if name in fields else None for fields in (here, there)]
+            kept[str(name)] = _of_kind(inside[0], inside[1], value, kind, f"{key}.", found)
+        elif value != default_of(there[name][0], other):
+            why = f"only with actor.model.kind: {other}; this job has {kind}"
+            found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=f"remove {key}")
     return kept
 
 
-def _path(mapping: object, location: Iterable[Any], missing: bool) -> tuple[Any, ...]:
-    """The keys and indices of an error's location, without the names of the alternatives that were tried."""
-    path: list[Any] = []
-    for step in location:
-        inside = mapping[step] if isinstance(mapping, Mapping) and step in mapping else _NOTHING
-        if isinstance(mapping, Sequence) and not isinstance(mapping, str) and isinstance(step, int):
-            inside = mapping[step]
-        if inside is _NOTHING and not (missing and not str(step).startswith("<")):
-            continue
-        path.append(step)
-        mapping = {} if inside is _NOTHING else inside
-    return tuple(path)
-
-
-def _explain(block: type, mapping: Any, kind: ModelKind, path: Sequence[Any], found: Found) -> None:
-    """Add the problem of the value at `path`."""
-    hint: Any = block
-    field: dataclasses.Field[Any] | None = None
-    value, key = mapping, ""
-    for step in path:
-        inside = block_in(hint)
-        fields = fields_of(inside, kind) if inside is not None else {}
-        named = [name for name in value if name not in fields] if _is_named(hint, value) else []
-        if isinstance(step, int):
-            key, hint, value = f"{key}[{step}]", _item(hint), value[step]
-            continue
-        above, key = value, f"{key}.{step}" if key else str(step)
-        value = value.get(step, _NOTHING) if isinstance(value, Mapping) else _NOTHING
-        if named and step in fields:
-            why = f"there is a block for each of {', '.join(map(str, named))}"
-            fix = f"{named[0]}: {{{step}: {show(value)}}}        (in each block that it is meant for)"
+def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found) -> None:
+    """Add the problem of one of pydantic's errors."""
+    path = [step for step in wrong["loc"] if not str(step).startswith("<")]  # without the alternatives of a type
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".") or "config"
+    leaf, value = key.rpartition(".")[2], wrong["input"]
+    above = functools.reduce(lambda of, step: _block_below(of, kind, step), path[:-1], block)
+    if wrong["type"] == "missing":
+        field, _ = fields_of(above, kind)[str(path[-1])]
+        found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
+    elif wrong["type"] == "extra_forbidden":
+        _unknown(leaf, value, key, fields_of(above, kind), found)
+    elif wrong["type"] == "model_type":
+        below = _block_below(above, kind, path[-1]) if path else above
+        if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
+            beside = functools.reduce(lambda of, step: of[step], path[:-1], written)
+            names = [name for name in beside if name not in fields_of(below, kind)]
+            why = f"there is a block for each of {', '.join(map(str, names))}"
+            fix = f"{names[0]}: {{{leaf}: {show(value)}}}        (in each block that it is meant for)"
             found.reject("wrong-type", key, "stands beside blocks under names", value, why=why, fix=fix)
-            return
-        if step in fields:
-            field, hint = fields[step]
-        elif named:
-            hint = inside
         else:
-            _unknown(str(step), above[step], key, fields, found)
-            return
-    rules = dict(field.metadata) if field is not None else {}
-    if field is not None:
-        rules["usual"] = rules.get("mlp", field.default) if kind == "mlp" else field.default
-    if value is _NOTHING:
-        found.reject("missing-key", key, "is required", why=rules.get("doc"))
+            fix = f"{leaf}: {{{next(iter(fields_of(below, kind)))}: ...}}"
+            found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
-        _wrong_value(hint, value, key or "config", rules, found)
+        said = wrong["ctx"]
+        fits = None if said["fix"] is None else f"{leaf}: {said['fix']}"
+        found.reject(wrong["type"], key, said["what"], value, why=said["why"], fix=fits)
 
 
-def _is_named(hint: object, value: object) -> bool:
-    """Whether these are blocks under names of one's own where one block could stand."""
-    from rlplace.config.validate import has_names
-
-    inside = block_in(hint)
-    return inside is not None and hint is not inside and has_names(inside, value)
-
-
-def _item(hint: object) -> object:
-    """The type of a list's items."""
-    options = (hint, *typing.get_args(hint))
-    return next(typing.get_args(option)[0] for option in options if typing.get_origin(option) is tuple)
+def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
+    """The block of a key; an index and a name of the user's own lead to more of the same."""
+    fields = fields_of(block, kind)
+    return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
 
 
 def _unknown(name: str, value: object, key: str, fields: Iterable[str], found: Found) -> None:
@@ -193,106 +164,3 @@ def _unknown(name: str, value: object, key: str, fields: Iterable[str], found: F
         why="known keys here: " + ", ".join(fields),
         fix=f"{near}: {show(value)}" if near else f"remove {name}",
     )
-
-
-def _wrong_value(hint: Any, value: object, key: str, rules: Mapping[str, Any], found: Found) -> None:
-    """Add the problem of a value that its type or its bounds do not allow."""
-    leaf = key.rpartition(".")[2]
-    options = [o for o in typing.get_args(hint) if o is not type(None)] if _is_union(hint) else [hint]
-    words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
-    kinds = [o for o in options if typing.get_origin(o) is not typing.Literal]
-    if words and (not kinds or (isinstance(value, str) and str not in kinds)):
-        _unknown_word(words, value, key, found, numbers=bool(kinds))
-        return
-    of = kinds[0]
-    if rules.get("unit") == "bytes":
-        _bad_size(value, key, found)
-    elif block_in(of) is not None:
-        first = dataclasses.fields(typing.cast(Any, block_in(of)))[0].name
-        found.reject("wrong-type", key, "expected a block of keys", value, fix=f"{leaf}: {{{first}: ...}}")
-    elif typing.get_origin(of) is tuple:
-        items = value if isinstance(value, str) else show(value)
-        found.reject("wrong-type", key, "expected a list", value, fix=f"{leaf}: [{items}]")
-    elif typing.get_origin(of) is not None:
-        fix = f"{leaf}: {{path: {value}}}" if leaf == "model" and isinstance(value, str) else None
-        found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
-    elif of is str:
-        found.reject("wrong-type", key, "expected text", value, fix=f'{leaf}: "{show(value)}"')
-    elif of is bool:
-        found.reject("wrong-type", key, "expected true or false", value, fix=f"{leaf}: true")
-    else:
-        _wrong_number(of, value, key, rules, found)
-
-
-def _is_union(hint: object) -> bool:
-    return typing.get_origin(hint) is typing.Union or isinstance(hint, types.UnionType)
-
-
-def _unknown_word(words: Sequence[object], value: object, key: str, found: Found, *, numbers: bool) -> None:
-    """One of a few words, or of a few numbers, is expected."""
-    near = did_you_mean(str(value), [str(word) for word in words])
-    counts = [word for word in words if isinstance(word, int)]
-    fits: object = near
-    if near is None:
-        number = isinstance(value, int) and not isinstance(value, bool) and counts
-        fits = min(counts, key=lambda count: abs(count - typing.cast(int, value))) if number else words[0]
-    kind = "word" if numbers else "choice"
-    found.reject(
-        "unknown-choice",
-        key,
-        f"unknown {kind}" + suggestion(near),
-        value,
-        why=("takes a number or one of: " if numbers else "choices: ") + ", ".join(show(word) for word in words),
-        fix=f"{key.rpartition('.')[2]}: {show(fits)}",
-    )
-
-
-def _bad_size(value: object, key: str, found: Found) -> None:
-    """The number that was written stays in the fix, with the unit that is nearest to what was written."""
-    why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
-    written = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)", str(value), re.IGNORECASE)
-    fix = "16GiB"
-    if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
-        fix = f"{written[1]}{(written[2] or 'G').upper()}iB"
-    found.reject("bad-size", key, "expected a size", value, why=why, fix=f"{key.rpartition('.')[2]}: {fix}")
-
-
-def _wrong_number(of: object, value: object, key: str, rules: Mapping[str, Any], found: Found) -> None:
-    leaf, usual = key.rpartition(".")[2], rules.get("usual")
-    known = f"{leaf}: {show(usual)}" if isinstance(usual, (int, float)) and not isinstance(usual, bool) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and not _is_whole(value)):
-        if isinstance(value, str) and (number := _as_number(value, of)) is not None:
-            known = f"{leaf}: {number}"
-        what = "expected a whole number" if of is int else "expected a number"
-        found.reject("wrong-type", key, what, value, fix=known)
-        return
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
-        finite = of is int
-    if not finite:
-        found.reject("out-of-bounds", key, "must be finite", value)
-        return
-    rule = " and ".join(f"{sign} {rules[bound]}" for bound, sign in _SIGNS.items() if bound in rules)
-    legal = usual if isinstance(usual, (int, float)) else "<a number that is>"
-    if "minimum" in rules and value < rules["minimum"]:
-        legal = rules["minimum"]
-    elif "maximum" in rules and value > rules["maximum"]:
-        legal = rules["maximum"]
-    found.reject("out-of-bounds", key, f"must be {rule}", value, fix=f"{leaf}: {show(legal)}")
-
-
-def _is_whole(value: float) -> bool:
-    return isinstance(value, int) or value.is_integer()
-
-
-def _as_number(text: str, of: object) -> str | None:
-    """The number that a text means, as YAML reads it: 3e-4 without a point is text in YAML 1.1."""
-    if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
-        return text.strip()
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    mantissa, exponent, power = text.lower().partition("e")
-    return None if of is int or not math.isfinite(number) else f"{mantissa}.0e{power}" if exponent else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlplace.config.kinds import Reject
@@ -19,60 +19,50 @@ _SAME_VALUE = {
     "algorithm.clip_ratio": ("clip_ratio_low", "the clip has two sides; clip_ratio_high: null is as wide as low"),
     "algorithm.whiten_advantages": ("normalize_advantages", "one key normalizes advantages, whatever is trained"),
 }
+_ENV_STEPS = "runner.total_env_steps"
 _OPTIMIZER = {"optimizer": "kind", "optimizer_on_host": "on_host"}  # old key beside the block -> key in it
 RENAMED = (
     *_SAME_VALUE,
-    "runner.total_env_steps",
+    _ENV_STEPS,
     *(f"{role}.{key}" for role in ("actor", "critic") for key in ("adam", *_OPTIMIZER)),
     "model",
     "algorithm.name: rlhf",
 )
 
 
-def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> Mapping[str, object]:
-    """The mapping with new keys for old ones, each of which is recorded as a problem."""
+def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> tuple[Mapping[str, object], Mapping[str, str]]:
+    """The mapping with new keys for old ones, each of which is recorded as a problem; and the new key of each old."""
     new: Blocks = {key: dict(block) if isinstance(block, Mapping) else block for key, block in mapping.items()}
-    for old, (name, why) in _SAME_VALUE.items():
-        _move(new, old, name, lambda value: value, why, reject)
-    _replace_env_steps(new, reject)
+    env, algorithm = (new[name] if isinstance(new.get(name), dict) else {} for name in ("env", "algorithm"))
+    envs, steps = env.get("total_num_envs", 64), algorithm.get("rollout_steps", 64)
+    counted = f"an iteration has total_num_envs {show(envs)} x rollout_steps {show(steps)} steps; all jobs count them"
+    moved: dict[str, str] = {}
+    for old, (name, why) in (_SAME_VALUE | {_ENV_STEPS: ("total_iterations", counted)}).items():
+        role, _, leaf = old.partition(".")
+        keys = new.get(role)
+        if isinstance(keys, dict) and leaf in keys:
+            written, moved[old] = keys.pop(leaf), f"{role}.{name}"
+            value = _iterations(written, envs, steps) if old == _ENV_STEPS else written
+            fix = f"{name}: {show(value)}" + (f"        (and remove {leaf})" if name in keys else "")
+            keys.setdefault(name, value)
+            reject("renamed-key", old, f"is now {role}.{name}", written, why=why, fix=fix)
     for role in ("actor", "critic"):
         _gather_optimizer(new, role, reject)
-    _move_model(new, reject)
-    algorithm = new.get("algorithm")
-    if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
+    if "model" in new:
+        _move_model(new, reject)
+    if algorithm.get("name") == "rlhf":
         why = "ppo has a critic, whatever is trained; of a language model with actor.model.kind: causal_lm"
         reject("renamed-key", "algorithm.name", "rlhf is now ppo", "rlhf", why=why, fix="name: ppo")
         algorithm["name"] = "ppo"
-        actor = new.setdefault("actor", {})
-        if isinstance(actor, dict) and actor.get("model") is None:
-            actor["model"] = {"kind": "causal_lm"}
-    return new
+        _set_model(new, {"kind": "causal_lm"})
+    return new, moved
 
 
-def _move(new: Blocks, old: str, name: str, convert: Callable[[Any], object], why: str, reject: Reject) -> None:
-    """Replace a key by another of the same block."""
-    block, _, leaf = old.partition(".")
-    keys = new.get(block)
-    if not isinstance(keys, dict) or leaf not in keys:
-        return
-    value = keys.pop(leaf)
-    fix = f"{name}: {show(convert(value))}" + (f"        (and remove {leaf})" if name in keys else "")
-    keys.setdefault(name, convert(value))
-    reject("renamed-key", old, f"is now {block}.{name}", value, why=why, fix=fix)
-
-
-def _replace_env_steps(new: Blocks, reject: Reject) -> None:
+def _iterations(written: object, envs: object, steps: object) -> object:
     """Runs were as long as a number of environment steps; they are as long as a number of iterations."""
-    env, algorithm = new.get("env"), new.get("algorithm")
-    envs = env.get("total_num_envs", 64) if isinstance(env, dict) else 64
-    steps = algorithm.get("rollout_steps", 64) if isinstance(algorithm, dict) else 64
-
-    def iterations(value: Any) -> object:
-        counts = all(isinstance(n, (int, float)) and n > 0 for n in (value, envs, steps))
-        return math.ceil(value / (envs * steps)) if counts else 100
-
-    why = f"an iteration has total_num_envs {show(envs)} x rollout_steps {show(steps)} steps; all jobs count iterations"
-    _move(new, "runner.total_env_steps", "total_iterations", iterations, why, reject)
+    if not isinstance(written, (int, float)) or not isinstance(envs, int) or not isinstance(steps, int):
+        return 100
+    return math.ceil(written / (envs * steps)) if min(written, envs, steps) > 0 else 100
 
 
 def _gather_optimizer(new: Blocks, role: str, reject: Reject) -> None:
@@ -99,12 +89,14 @@ def _gather_optimizer(new: Blocks, role: str, reject: Reject) -> None:
 
 def _move_model(new: Blocks, reject: Reject) -> None:
     """The model of a language-model job stood at the top; it is the actor's."""
-    if "model" not in new:
-        return
     model = new.pop("model")
-    actor = new.setdefault("actor", {})
     keys = {"kind": "causal_lm"} | (dict(model) if isinstance(model, Mapping) else {})
     why = "the model belongs to the actor that trains it; as a default: model@actor.model"
     reject("renamed-key", "model", "is now actor.model", model, why=why, fix=f"actor.model: {show(keys)}")
+    _set_model(new, keys)
+
+
+def _set_model(new: Blocks, model: Mapping[str, object]) -> None:
+    actor = new.setdefault("actor", {})
     if isinstance(actor, dict) and actor.get("model") is None:
-        actor["model"] = keys
+        actor["model"] = model

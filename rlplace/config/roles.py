@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from rlplace.config.knob import knob
+from rlplace.config.fields import block, knob, lm_knob
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
@@ -22,7 +22,7 @@ class SimulatorEnvConfig:
     id: str = knob("simulator id, as the adapter knows it")
     total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
     max_episode_steps: int | None = knob("truncate episodes here; null: the simulator's own limit", None, minimum=1)
-    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict, metadata={"doc": "passed to the simulator"})
+    kwargs: Mapping[str, object] = knob("passed to the simulator", dict)
     enable_offload: bool = knob("leave the accelerators in stages that do not need the simulator", False)
     accelerator_memory: int = knob("bytes a rank's simulator holds on its accelerators", 0, unit="bytes")
 
@@ -42,7 +42,7 @@ class RewardFunctionConfig:
 
     name: str = knob("a shipped one, or package.module:function")
     weight: float = knob("weight of this reward in the sum that is learned", 1.0)
-    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict, metadata={"doc": "passed to the function"})
+    kwargs: Mapping[str, object] = knob("passed to the function", dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,8 @@ class TextEnvConfig(AgentConfig):
 
     kind: Literal["text"] = knob("prompts and answers", "text")
     task: str | None = knob("a shipped one, or package.module:Class; null: a plan of other environments", None)
-    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict, metadata={"doc": "passed to the task"})
-    eval_kwargs: Mapping[str, object] = dataclasses.field(
-        default_factory=dict, metadata={"doc": "of the held-out prompts, over those of kwargs"}
-    )
+    kwargs: Mapping[str, object] = knob("passed to the task", dict)
+    eval_kwargs: Mapping[str, object] = knob("of the held-out prompts, over those of kwargs", dict)
     rewards: tuple[RewardFunctionConfig, ...] = knob("their weighted sum is learned; none: the task's own", ())
     system: str | None = knob("system message before every prompt; null: none", None)
     chat: bool = knob("format prompts by the model's chat template; false: plain text", True)
@@ -119,20 +117,18 @@ class MlpConfig:
 class OptimizerConfig:
     """AdamW, or another optimizer in a plan."""
 
-    kind: Literal["adamw", "adamw_master", "adamw_8bit", "sgd"] = knob(
-        "adamw | adamw_master: float32 copies of the weights | adamw_8bit, sgd: planned only",
-        "adamw",
-        only="causal_lm",
+    kind: Literal["adamw", "adamw_master", "adamw_8bit", "sgd"] = lm_knob(
+        "adamw | adamw_master: float32 copies of the weights | adamw_8bit, sgd: planned only", "adamw"
     )
     lr: float = knob("learning rate after the warm-up", 1e-6, above=0, mlp=3e-4)
     schedule: Literal["constant", "linear", "cosine"] = knob("the others fall to 0 at the end of the run", "constant")
-    warmup_steps: int = knob("optimizer steps over which the rate rises from 0", 0, minimum=0, only="causal_lm")
+    warmup_steps: int = lm_knob("optimizer steps over which the rate rises from 0", 0, minimum=0)
     beta1: float = knob("Adam's first-moment decay", 0.9, minimum=0, below=1)
     beta2: float = knob("Adam's second-moment decay", 0.999, minimum=0, below=1)
     eps: float = knob("Adam's denominator floor", 1e-8, above=0, mlp=1e-5)
     weight_decay: float = knob("decoupled weight decay", 0.0, minimum=0)
     max_grad_norm: float = knob("clip the global gradient norm here", 1.0, above=0, mlp=0.5)
-    on_host: bool = knob("keep the optimizer's state in host memory and step there", False, only="causal_lm")
+    on_host: bool = lm_knob("keep the optimizer's state in host memory and step there", False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +139,11 @@ class SyncConfig:
         "what is sent: all | trainable, not what is frozen | lora, the factors alone | delta, what changed", "all"
     )
     verify_every: int = knob("compare what arrived at every so many syncs; 0: never", 0, minimum=0)
-    verify: Literal["checksum", "logprobs"] = knob(
-        "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine",
-        "checksum",
-        only="causal_lm",
+    verify: Literal["checksum", "logprobs"] = lm_knob(
+        "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine", "checksum"
     )
-    through_host: bool = knob(
-        "send through host memory on GPUs too: slower, no second copy on them; modes but all always do",
-        False,
-        only="causal_lm",
+    through_host: bool = lm_knob(
+        "send through host memory on GPUs too: slower, no second copy on them; modes but all always do", False
     )
 
 
@@ -160,26 +152,16 @@ class TrainedConfig:
     """A trained model: the actor, a critic."""
 
     model: MlpConfig | ModelKeys | None = knob(_MODEL, None, by_kind={"mlp": MlpConfig, "causal_lm": ModelKeys | None})
-    micro_batch: int = knob(
-        "sequences of one forward and backward pass of a rank, in a plan", 1, minimum=1, only="causal_lm"
-    )
-    token_budget: int = knob(
-        "tokens of one forward and backward pass of a rank, in a run", 8192, minimum=1, only="causal_lm"
-    )
-    weights: Dtype = knob("dtype of the stored weights", "fp32", only="causal_lm")
+    micro_batch: int = lm_knob("sequences of one forward and backward pass of a rank, in a plan", 1, minimum=1)
+    token_budget: int = lm_knob("tokens of one forward and backward pass of a rank, in a run", 8192, minimum=1)
+    weights: Dtype = lm_knob("dtype of the stored weights", "fp32")
     compute: Dtype = knob("dtype of the computation", "bf16", mlp="fp32", by_kind={"mlp": Literal["fp32", "bf16"]})
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    zero_stage: Literal[0, 1, 2, 3] = knob(
-        "what ranks share: 1 optimizer, 2 + gradients, 3 + weights (FSDP)", 3, only="causal_lm"
-    )
-    checkpointing: bool = knob("keep the input of each layer only, recompute the rest", True, only="causal_lm")
-    lora_rank: int | None = knob(
-        "train low-rank factors of this rank; null: all weights", None, minimum=1, only="causal_lm"
-    )
-    lora_alpha: float = knob("the factors count lora_alpha / lora_rank", 16.0, above=0, only="causal_lm")
-    lora_targets: tuple[str, ...] = knob(
-        "names of the modules that get factors; none: all linear layers", (), only="causal_lm"
-    )
+    optimizer: OptimizerConfig = block(OptimizerConfig)
+    zero_stage: Literal[0, 1, 2, 3] = lm_knob("what ranks share: 1 optimizer, 2 + gradients, 3 + weights (FSDP)", 3)
+    checkpointing: bool = lm_knob("keep the input of each layer only, recompute the rest", True)
+    lora_rank: int | None = lm_knob("train low-rank factors of this rank; null: all weights", None, minimum=1)
+    lora_alpha: float = lm_knob("the factors count lora_alpha / lora_rank", 16.0, above=0)
+    lora_targets: tuple[str, ...] = lm_knob("names of the modules that get factors; none: all linear layers", ())
     enable_offload: bool = knob("leave the accelerators in stages that do not need it", False)
 
     @property
@@ -198,10 +180,10 @@ class TrainedConfig:
 class ActorConfig(TrainedConfig):
     """The policy."""
 
-    ema_decay: float | None = knob(
-        "keep an average of the weights that forgets so slowly; null: none", None, above=0, below=1, only="causal_lm"
+    ema_decay: float | None = lm_knob(
+        "keep an average of the weights that forgets so slowly; null: none", None, above=0, below=1
     )
-    sync: SyncConfig = dataclasses.field(default_factory=SyncConfig)
+    sync: SyncConfig = block(SyncConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +223,7 @@ class RewardConfig(FrozenConfig):
     weight: float = knob("weight of its score beside the others", 1.0)
     head: str = knob("name of the head's weight in the model's folder, before .weight", "score")
     function: str | None = knob("a shipped reward, or package.module:function, on CPUs; null: none", None)
-    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict, metadata={"doc": "passed to the function"})
+    kwargs: Mapping[str, object] = knob("passed to the function", dict)
     url: str | None = knob("of an HTTP endpoint that scores batches; null: none", None)
     batch: int = knob("episodes of one request to the endpoint", 64, minimum=1)
     concurrency: int = knob("requests to the endpoint at a time", 4, minimum=1)

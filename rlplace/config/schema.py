@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from rlplace.config.knob import ModelKind, knob
+from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
 from rlplace.config.roles import (
     ActorConfig,
     AgentConfig,
@@ -88,11 +88,11 @@ class ClusterConfig:
     node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
     num_nodes: int = knob("machines in the cluster", 1, minimum=1)
     accelerators_per_node: int | Literal["auto"] = knob("auto counts the GPUs of this machine", "auto", minimum=1)
-    accelerator: AcceleratorConfig = dataclasses.field(default_factory=AcceleratorConfig)
+    accelerator: AcceleratorConfig = block(AcceleratorConfig)
     allow_resident: tuple[str, ...] = knob("components that may stay on accelerators others use", ())
     launcher: Literal["ray", "inline"] = knob("ray: processes; inline: threads of this process, for debugging", "ray")
-    ray: RayConfig = dataclasses.field(default_factory=RayConfig)
-    comm: CommConfig = dataclasses.field(default_factory=CommConfig)
+    ray: RayConfig = block(RayConfig)
+    comm: CommConfig = block(CommConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,61 +100,43 @@ class AlgorithmConfig:
     """How samples are made and learned from. Keys of one kind of actor model are refused with the other."""
 
     name: AlgorithmName = knob("ppo: with a critic | the others, of language models: without", "ppo")
-    rollout_steps: int = knob("T: steps each env takes per iteration", 64, minimum=1, only="mlp")
-    sequence_length: int | None = knob(
-        "longest prompt and answer, in tokens; null: both limits", None, minimum=1, only="causal_lm"
-    )
-    max_prompt_length: int = knob("longest prompt, in tokens", 1024, minimum=1, only="causal_lm")
-    max_new_tokens: int = knob("longest answer, in tokens", 1024, minimum=1, only="causal_lm")
-    prompts: int | None = knob(
-        "prompts of an iteration; null, in a plan: batches are not checked", None, minimum=1, only="causal_lm"
-    )
-    samples_per_prompt: int = knob("answers to each prompt", 1, minimum=1, only="causal_lm")
-    train_batch: int | None = knob("samples of one optimizer step; null: all", None, minimum=1, only="causal_lm")
+    rollout_steps: int = mlp_knob("T: steps each env takes per iteration", 64, minimum=1)
+    sequence_length: int | None = lm_knob("longest prompt and answer, in tokens; null: both limits", None, minimum=1)
+    max_prompt_length: int = lm_knob("longest prompt, in tokens", 1024, minimum=1)
+    max_new_tokens: int = lm_knob("longest answer, in tokens", 1024, minimum=1)
+    prompts: int | None = lm_knob("prompts of an iteration; null, in a plan: batches are not checked", None, minimum=1)
+    samples_per_prompt: int = lm_knob("answers to each prompt", 1, minimum=1)
+    train_batch: int | None = lm_knob("samples of one optimizer step; null: all", None, minimum=1)
     epochs: int = knob("passes over each iteration's samples", 1, minimum=1, mlp=10)
-    num_minibatches: int = knob("optimizer steps per pass", 4, minimum=1, only="mlp")
+    num_minibatches: int = mlp_knob("optimizer steps per pass", 4, minimum=1)
     clip_ratio_low: float = knob("how far below 1 the policy ratio may go", 0.2, above=0, below=1)
     clip_ratio_high: float | None = knob("how far above 1; null: as low, with dapo 0.28", None, above=0)
-    ratio: Literal["token", "sequence"] = knob(
-        "whose ratio is clipped: each token's or (GSPO) the sequence's", "token", only="causal_lm"
+    ratio: Literal["token", "sequence"] = lm_knob(
+        "whose ratio is clipped: each token's or (GSPO) the sequence's", "token"
     )
-    loss: Mean | None = knob("whose mean the loss is; null: as the algorithm has it", None, only="causal_lm")
+    loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
-    tis_cap: float | None = knob(
-        "cap of the weights that correct the engine's rounding; null: none", 2.0, above=0, only="causal_lm"
-    )
-    dynamic_sampling: bool | None = knob(
-        "learn only from prompts with mixed rewards; null: with dapo", None, only="causal_lm"
-    )
+    tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
+    dynamic_sampling: bool | None = lm_knob("learn only from prompts with mixed rewards; null: with dapo", None)
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)
     value_coef: float = knob(
         "weight of the value loss beside the policy's, where they share a model", 0.1, minimum=0, mlp=0.5
     )
-    kl_coef: float = knob(
-        "weight of the KL from the reference; with kl_target the first one", 0.0, minimum=0, only="causal_lm"
+    kl_coef: float = lm_knob("weight of the KL from the reference; with kl_target the first one", 0.0, minimum=0)
+    kl_in: Literal["reward", "loss"] = lm_knob("each token's KL lowers its reward, or is added to the loss", "reward")
+    kl_estimator: Literal["k1", "k2", "k3"] = lm_knob(
+        "of the KL: k1 log ratio, k2 its half square, k3 unbiased, >= 0", "k1"
     )
-    kl_in: Literal["reward", "loss"] = knob(
-        "each token's KL lowers its reward, or is added to the loss", "reward", only="causal_lm"
-    )
-    kl_estimator: Literal["k1", "k2", "k3"] = knob(
-        "of the KL: k1 log ratio, k2 its half square, k3 unbiased, >= 0", "k1", only="causal_lm"
-    )
-    kl_target: float | None = knob(
-        "kl_coef adapts until the KL is this; null: it is constant", None, above=0, only="causal_lm"
-    )
-    kl_horizon: int = knob("samples over which kl_coef adapts", 10_000, minimum=1, only="causal_lm")
-    target_kl: float | None = knob("end the iteration's updates above this KL; null: never", None, above=0, only="mlp")
-    reward_clip: float | None = knob(
-        "a sample's score is kept within +- this; null: as it is", None, above=0, only="causal_lm"
-    )
+    kl_target: float | None = lm_knob("kl_coef adapts until the KL is this; null: it is constant", None, above=0)
+    kl_horizon: int = lm_knob("samples over which kl_coef adapts", 10_000, minimum=1)
+    target_kl: float | None = mlp_knob("end the iteration's updates above this KL; null: never", None, above=0)
+    reward_clip: float | None = lm_knob("a sample's score is kept within +- this; null: as it is", None, above=0)
     normalize_rewards: bool = knob("by their running deviation; scores of text by the running mean too", False)
     normalize_advantages: bool | None = knob("zero mean, unit variance over the iteration; null: with ppo", None)
-    normalize_observations: bool = knob("by running mean and variance, kept with the weights", True, only="mlp")
-    max_staleness: int = knob(
-        "versions by which samples may be older than what learns from them", 0, minimum=0, only="causal_lm"
-    )
+    normalize_observations: bool = mlp_knob("by running mean and variance, kept with the weights", True)
+    max_staleness: int = lm_knob("versions by which samples may be older than what learns from them", 0, minimum=0)
 
     @property
     def longest(self) -> int:
@@ -187,12 +169,10 @@ class RunnerConfig:
 
     total_iterations: int = knob("end of training", 100, minimum=1)
     stop_at_return: float | None = knob("stop earlier once the mean return or reward reaches this", None)
-    eval_every: int = knob(
-        "iterations between passes over held-out prompts, before the first too; 0: none", 0, minimum=0, only="causal_lm"
+    eval_every: int = lm_knob(
+        "iterations between passes over held-out prompts, before the first too; 0: none", 0, minimum=0
     )
-    eval_prompts: int = knob(
-        "held-out prompts of one pass, each answered once, greedily", 64, minimum=1, only="causal_lm"
-    )
+    eval_prompts: int = lm_knob("held-out prompts of one pass, each answered once, greedily", 64, minimum=1)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)
     output_dir: str = knob("each run makes its own folder in here", "runs")
     sinks: tuple[Literal["console", "jsonl", "tensorboard"], ...] = knob(
@@ -215,31 +195,23 @@ class Config:
     """Everything a job is made from. A block counts where `component_placement` places its component."""
 
     cluster: ClusterConfig
-    env: EnvConfig = dataclasses.field(
-        metadata={
-            "doc": "kind: gymnasium | text | package.module:Class",
-            "by_kind": {"mlp": SimulatorEnvConfig, "causal_lm": TextEnvConfig},
-        }
+    env: EnvConfig = knob(
+        "kind: gymnasium | text | package.module:Class",
+        by_kind={"mlp": SimulatorEnvConfig, "causal_lm": TextEnvConfig},
     )
-    rollout: RolloutConfig = dataclasses.field(
-        metadata={
-            "doc": "engine: torch | transformers | vllm",
-            "by_kind": {"mlp": TorchRolloutConfig, "causal_lm": TextRolloutConfig},
-        }
+    rollout: RolloutConfig = knob(
+        "engine: torch | transformers | vllm",
+        by_kind={"mlp": TorchRolloutConfig, "causal_lm": TextRolloutConfig},
     )
-    actor: ActorConfig = dataclasses.field(default_factory=ActorConfig)
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig, metadata={"only": "causal_lm"})
-    reference: ReferenceConfig = dataclasses.field(default_factory=ReferenceConfig, metadata={"only": "causal_lm"})
-    reward: RewardConfig | Mapping[str, RewardConfig] = dataclasses.field(
-        default_factory=RewardConfig,
-        metadata={
-            "doc": "one block for all, or for components reward.<name> one block under each name",
-            "only": "causal_lm",
-        },
+    actor: ActorConfig = block(ActorConfig)
+    critic: CriticConfig = block(CriticConfig, only="causal_lm")
+    reference: ReferenceConfig = block(ReferenceConfig, only="causal_lm")
+    reward: RewardConfig | Mapping[str, RewardConfig] = lm_knob(
+        "one block for all, or for components reward.<name> one block under each name", RewardConfig
     )
-    agent: AgentConfig = dataclasses.field(default_factory=AgentConfig, metadata={"only": "causal_lm"})
-    algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
-    runner: RunnerConfig = dataclasses.field(default_factory=RunnerConfig)
+    agent: AgentConfig = block(AgentConfig, only="causal_lm")
+    algorithm: AlgorithmConfig = block(AlgorithmConfig)
+    runner: RunnerConfig = block(RunnerConfig)
     dry_run: bool = knob("print the plan and stop", False)
 
     @property
@@ -320,14 +292,14 @@ class Config:
     def block_of(self, component: str) -> BlockConfig:
         """The block of a component's role, or under its own name where rewards have one block each."""
         role, _, name = component.partition(".")
-        block: BlockConfig | Mapping[str, RewardConfig] = getattr(self, role)
-        return block.get(name, RewardConfig()) if isinstance(block, Mapping) else block
+        found: BlockConfig | Mapping[str, RewardConfig] = getattr(self, role)
+        return found.get(name, RewardConfig()) if isinstance(found, Mapping) else found
 
     def reward_of(self, component: str) -> RewardConfig:
         """The block of `reward` or `reward.<name>`."""
-        block = self.block_of(component)
-        assert isinstance(block, RewardConfig), component
-        return block
+        found = self.block_of(component)
+        assert isinstance(found, RewardConfig), component
+        return found
 
     def key_of(self, component: str) -> str:
         """The key of its block."""

@@ -1,9 +1,10 @@
-"""The blocks of the config as pydantic models, which validate a mapping and give the JSON Schema of each block."""
+"""The blocks of the config as pydantic models: they validate a mapping, explain wrong values and give a JSON Schema."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import re
 import types
@@ -15,8 +16,9 @@ import annotated_types
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from rlplace.config.keys import fields_of
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind, default_of, fields_of
+from rlplace.config.show import show
+from rlplace.errors import did_you_mean, suggestion
 
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
@@ -27,10 +29,10 @@ _UNITS = {"": 1, "b": 1} | {
 }
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
 _BOUNDS = {
-    "minimum": annotated_types.Ge,
-    "above": annotated_types.Gt,
-    "maximum": annotated_types.Le,
-    "below": annotated_types.Lt,
+    "minimum": (annotated_types.Ge, ">="),
+    "above": (annotated_types.Gt, ">"),
+    "maximum": (annotated_types.Le, "<="),
+    "below": (annotated_types.Lt, "<"),
 }
 
 
@@ -46,13 +48,14 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
     """The model of a config dataclass in a job with this kind of actor model."""
     fields: dict[str, Any] = {}
     for name, (field, hint) in fields_of(block, kind).items():
-        default = field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        default = default_of(field, kind)
         about: dict[str, Any] = {"description": field.metadata.get("doc")}
         if dataclasses.is_dataclass(hint) or field.default_factory is not dataclasses.MISSING:
             about |= {"default": {}, "validate_default": True}
         elif default is not dataclasses.MISSING:
             about["default"] = default
-        fields[name] = (_annotation(hint, field.metadata, kind), pydantic.Field(**about))
+        rules = {**field.metadata, "name": name, "usual": default}
+        fields[name] = (_annotation(hint, rules, kind), pydantic.Field(**about))
     doc = (block.__doc__ or "").strip().partition("\n")[0]
     model = pydantic.create_model(
         f"{block.__name__}_{kind}", __base__=Block, __doc__=None if doc.startswith(block.__name__) else doc, **fields
@@ -61,46 +64,46 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
     return model
 
 
+def plain(value: object) -> Any:
+    """The dataclass of a validated block."""
+    if isinstance(value, Block):
+        return type(value).of(**{name: plain(getattr(value, name)) for name in type(value).model_fields})
+    if isinstance(value, dict) and value and all(isinstance(below, Block) for below in value.values()):
+        return {name: plain(below) for name, below in value.items()}
+    return tuple(plain(item) for item in value) if isinstance(value, tuple) else value
+
+
 def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    args = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return model_of(hint, kind)
-    if origin in (typing.Union, types.UnionType):
-        options = [_annotation(option, rules, kind) for option in args]
-        if any(_is_named(option) for option in args):
-            return _one_or_named(args, kind)
-        return functools.reduce(operator.or_, options)
-    if origin is typing.Literal:
-        return hint
-    if origin is tuple:
+    if any(typing.get_origin(o) is Mapping and dataclasses.is_dataclass(typing.get_args(o)[1]) for o in args):
+        return _one_or_named(args, kind)
+    if typing.get_origin(hint) is tuple:
         items: Any = tuple
-        return Annotated[items[_annotation(args[0], rules, kind), ...], pydantic.Strict(False)]
-    if origin is not None:
-        verbatim = pydantic.WithJsonSchema({"type": "object"})
-        return Annotated[Any, pydantic.BeforeValidator(_mapping), verbatim]
-    bounds = [_BOUNDS[rule](bound) for rule, bound in rules.items() if rule in _BOUNDS]
-    if hint is int and rules.get("unit") == "bytes":
-        shown = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_TEXT}]}
-        return Annotated[int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)]
-    if hint is int:
-        return Annotated[(int, *bounds, pydantic.BeforeValidator(_whole))]
-    if hint is float:
-        return Annotated[(float, pydantic.AllowInfNan(False), *bounds)]
-    return hint
+        listed = items[_annotation(args[0], rules, kind), ...]
+        return Annotated[listed, pydantic.Strict(False), pydantic.BeforeValidator(functools.partial(_listed, args[0]))]
 
+    def explained(value: object, check: pydantic.ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(value)
+        except pydantic.ValidationError:
+            raise _wrong(hint, value, rules) from None
 
-def _is_named(hint: Any) -> bool:
-    args = typing.get_args(hint)
-    return typing.get_origin(hint) is Mapping and dataclasses.is_dataclass(args[1])
+    return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
 
 
 def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
     """One block, or one block under each of several names; None where the field may be."""
     (block,) = (arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg))
     model: Any = model_of(block, kind)
+    fields = {f.name for f in dataclasses.fields(block)}
 
     def which(value: object) -> str:
-        return "<none>" if value is None else "<names>" if has_names(block, value) else "<one>"
+        if not isinstance(value, Mapping):
+            return "<none>" if value is None else "<one>"
+        named = any(name not in fields and isinstance(below, Mapping) for name, below in value.items())
+        return "<names>" if named else "<one>"
 
     return Annotated[
         Annotated[model, pydantic.Tag("<one>")]
@@ -110,17 +113,34 @@ def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
     ]
 
 
-def has_names(block: type, value: object) -> bool:
-    """Whether these are blocks under names of their own, rather than one such block."""
-    if not isinstance(value, Mapping):
-        return False
-    fields = {f.name for f in dataclasses.fields(block)}
-    return any(name not in fields and isinstance(below, Mapping) for name, below in value.items())
+def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
+    """The pydantic type of a value that is neither a block nor a list."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
+    if origin is Mapping:
+        verbatim = pydantic.WithJsonSchema({"type": "object"})
+        return Annotated[Any, pydantic.BeforeValidator(_mapping), verbatim]
+    if hint is int and rules.get("unit") == "bytes":
+        shown = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_TEXT}]}
+        return Annotated[int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)]
+    bounds = [_BOUNDS[rule][0](bound) for rule, bound in rules.items() if rule in _BOUNDS]
+    if hint is int:
+        return Annotated[(int, *bounds, pydantic.BeforeValidator(_whole))]
+    return Annotated[(float, pydantic.AllowInfNan(False), *bounds)] if hint is float else hint
+
+
+def _listed(item: Any, value: object) -> object:
+    if not isinstance(value, (list, tuple)):
+        block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
+        fix = f"[{{{dataclasses.fields(item)[0].name}: ...}}]" if block else f"[{show(value)}]"
+        raise _error("wrong-type", "expected a list", fix)
+    return value
 
 
 def _mapping(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise PydanticCustomError("mapping", "expected a block of keys")
+        raise ValueError
     return value
 
 
@@ -133,14 +153,91 @@ def _bytes(value: object) -> object:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or (not match[2] and 0 < float(match[1]) < LEAST_SIZE):
-        raise PydanticCustomError("size", "expected a size")
+        raise ValueError
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
-def plain(value: object) -> Any:
-    """The dataclass of a validated block."""
-    if isinstance(value, Block):
-        return type(value).of(**{name: plain(getattr(value, name)) for name in type(value).model_fields})
-    if isinstance(value, dict) and value and all(isinstance(below, Block) for below in value.values()):
-        return {name: plain(below) for name, below in value.items()}
-    return tuple(plain(item) for item in value) if isinstance(value, tuple) else value
+# ── explanations of wrong values ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _error(code: str, what: str, fix: str | None = None, why: str | None = None) -> PydanticCustomError:
+    """`fix`: a value that the key takes."""
+    return PydanticCustomError(code, "wrong", {"what": what, "fix": fix, "why": why})
+
+
+def _wrong(hint: Any, value: object, rules: Mapping[str, Any]) -> PydanticCustomError:
+    """Explain why a type and its bounds do not allow a value."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
+    words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
+    of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
+    if words and (of is None or isinstance(value, str)):
+        return _wrong_word(words, value, number=of is not None)
+    if rules.get("unit") == "bytes":
+        return _wrong_size(value)
+    if typing.get_origin(of) is Mapping:
+        folder = rules["name"] == "model" and isinstance(value, str)
+        return _error("wrong-type", "expected a block of keys", f"{{path: {value}}}" if folder else None)
+    if of is str:
+        return _error("wrong-type", "expected text", f'"{show(value)}"')
+    if of is bool:
+        return _error("wrong-type", "expected true or false", "true")
+    return _wrong_number(of, value, rules)
+
+
+def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> PydanticCustomError:
+    """One of a few words, or of a few numbers, is expected; `number`: any number would do as well."""
+    near = did_you_mean(str(value), [str(word) for word in words])
+    counts = [word for word in words if isinstance(word, int)]
+    fits: object = near or words[0]
+    if near is None and counts and isinstance(value, int) and not isinstance(value, bool):
+        fits = min(counts, key=lambda count: abs(count - value))
+    why = ("takes a number or one of: " if number else "choices: ") + ", ".join(show(word) for word in words)
+    return _error("unknown-choice", f"unknown {'word' if number else 'choice'}" + suggestion(near), show(fits), why)
+
+
+def _wrong_size(value: object) -> PydanticCustomError:
+    """The number that was written stays in the fix, with the unit that is nearest to what was written."""
+    why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
+    written = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)", str(value), re.IGNORECASE)
+    fix = "16GiB"
+    if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
+        fix = f"{written[1]}{(written[2] or 'G').upper()}iB"
+    return _error("bad-size", "expected a size", fix, why)
+
+
+def _wrong_number(of: object, value: object, rules: Mapping[str, Any]) -> PydanticCustomError:
+    usual = rules["usual"] if isinstance(rules["usual"], (int, float)) else None
+    known = None if usual is None or isinstance(usual, bool) else show(usual)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and not _is_whole(value)):
+        meant = _as_number(value, of) if isinstance(value, str) else None
+        return _error("wrong-type", "expected a whole number" if of is int else "expected a number", meant or known)
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of a float
+        finite = of is int
+    if not finite:
+        return _error("out-of-bounds", "must be finite")
+    legal = "<a number that is>" if usual is None else usual
+    if "minimum" in rules and value < rules["minimum"]:
+        legal = rules["minimum"]
+    elif "maximum" in rules and value > rules["maximum"]:
+        legal = rules["maximum"]
+    rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign) in _BOUNDS.items() if bound in rules)
+    return _error("out-of-bounds", f"must be {rule}", show(legal))
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int) or value.is_integer()
+
+
+def _as_number(text: str, of: object) -> str | None:
+    """The number that a text means, as YAML reads it: 3e-4 without a point is text in YAML 1.1."""
+    if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
+        return text.strip()
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    mantissa, exponent, power = text.lower().partition("e")
+    return None if of is int or not math.isfinite(number) else f"{mantissa}.0e{power}" if exponent else text

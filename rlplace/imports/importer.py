@@ -14,8 +14,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from rlplace.config import ClusterConfig, Config, read_config
-from rlplace.config.keys import block_in, fields_of
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind, block_in, fields_of
 from rlplace.config.read import try_config
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.models import shape_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind
 from rlplace.errors import did_you_mean
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
 from rlplace.imports.learning import set_algorithm

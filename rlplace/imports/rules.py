@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind
 from rlplace.imports.settings import Setting
 
 _FOLDER = Path(__file__).with_name("rules")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, Setting, import_settings, import_words
 from rlplace.imports.rules import read_rules

@@ -60,12 +60,24 @@ def test_the_tags_decide_what_the_actor_trains(written: dict[str, Any], kind: st
         ({"rollout": {"engine": "torch"}}, "rollout.engine", "wrong-kind", "engine: vllm"),
         ({"env": {"kind": "gymnasium"}}, "env.kind", "wrong-kind", "kind: text"),
         ({"env": {"kind": "txt"}}, "env.kind", "unknown-choice", "kind: text"),
+        ({"env": {"kind": ["text"]}}, "env.kind", "unknown-choice", "kind: text"),
         (
             {"algorithm": {"rollout_steps": 8}},
             "algorithm.rollout_steps",
             "wrong-kind",
             "remove algorithm.rollout_steps",
         ),
+        ({"rollout": {"merge_requests": 1}}, "rollout.merge_requests", "wrong-kind", "remove rollout.merge_requests"),
+        ({"env": {"id": "CartPole-v1"}}, "env.id", "wrong-kind", "remove env.id"),
+        (
+            {"rollout": {"merge_requests": True}},
+            "rollout.merge_requests",
+            "wrong-kind",
+            "remove rollout.merge_requests",
+        ),
+        ({"critic": {"model": {"kind": "mlp"}}}, "critic.model.kind", "wrong-kind", "kind: causal_lm"),
+        ({"reference": {"model": {"kind": "lm"}}}, "reference.model.kind", "unknown-choice", "kind: causal_lm"),
+        ({"reward": {"a": {"model": {"kind": "mlp"}}}}, "reward.a.model.kind", "wrong-kind", "kind: causal_lm"),
         ({"algorithm": {"name": "gae"}}, "algorithm.name", "unknown-choice", "name: ppo"),
     ],
 )
@@ -75,6 +87,14 @@ def test_a_key_of_another_kind_is_one_problem(written: dict[str, Any], key: str,
     with pytest.raises(ConfigError) as caught:
         read_config({**base, **written})
     assert [(p.key, p.code, p.fix) for p in caught.value.problems] == [(key, code, fix)]
+
+
+@pytest.mark.parametrize(("block", "key"), [("env", "task"), ("rollout", "temperature"), ("algorithm", "kl_coef")])
+def test_a_key_of_a_language_model_is_none_of_a_simulator_job(block: str, key: str) -> None:
+    base: dict[str, Any] = {"cluster": RUNS["cluster"], "env": {"id": "CartPole-v1"}}
+    with pytest.raises(ConfigError) as caught:
+        read_config({**base, block: {**base.get(block, {}), key: 0.5}})
+    assert [(p.key, p.code) for p in caught.value.problems] == [(f"{block}.{key}", "wrong-kind")]
 
 
 @pytest.mark.parametrize(

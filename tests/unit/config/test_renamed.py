@@ -93,6 +93,16 @@ def test_the_fix_of_a_renamed_key_can_be_pasted(old: str) -> None:
         assert value == expected, path
 
 
+@pytest.mark.parametrize(("old", "value"), [("clip_ratio", 1.5), ("clip_ratio", "wide"), ("whiten_advantages", "yes")])
+def test_the_fix_is_a_value_that_the_new_key_takes(old: str, value: object) -> None:
+    mapping = {**SIMULATED, "algorithm": {old: value}}
+    with pytest.raises(ConfigError) as caught:
+        read_config(mapping)
+    (problem,) = caught.value.problems
+    pasted(mapping, problem)
+    read_config(mapping)
+
+
 def test_both_the_old_and_the_new_key_leave_the_new_one() -> None:
     mapping = {**SIMULATED, "actor": {"precision": "bf16", "compute": "fp32"}}
     with pytest.raises(ConfigError) as caught:

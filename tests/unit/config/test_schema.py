@@ -10,9 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rlplace.config.fields import ModelKind, fields_of, key_paths
 from rlplace.config.json_schema import config_schema
-from rlplace.config.keys import fields_of, key_paths
-from rlplace.config.knob import ModelKind
 from rlplace.config.schema import Config
 
 SCHEMA = config_schema()
@@ -31,7 +30,7 @@ def problems(config: object) -> list[str]:
 
 
 def test_keys_are_listed_with_those_that_take_names_of_ones_own() -> None:
-    paths = key_paths()
+    paths = key_paths(Config)
     assert {"actor.optimizer.lr", "actor.sync.mode", "env.total_num_envs", "reward.weight"} <= {*paths}
     assert "reward.math.weight" not in paths
     free = {path for path, takes_names in paths.items() if takes_names}

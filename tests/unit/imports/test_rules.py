@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.config import Config
-from rlplace.config.knob import ModelKind
+from rlplace.config.fields import ModelKind
 from rlplace.imports.importer import Draft, ordered
 from rlplace.imports.rules import MappingResult, Rules, read_rules
 from rlplace.imports.settings import PLACEMENT, Setting

@@ -1,0 +1,77 @@
+"""The fields of config blocks: meaning, default and rules of each, which the reader and the JSON Schema use."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
+Field = tuple["dataclasses.Field[Any]", object]  # with its type
+
+
+def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
+    """A config field with its one-line meaning and its rules. A `default` that is a type is called for each block.
+
+    `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`. `only` names the one kind of
+    actor model that has this key; `mlp` is the default in a job whose actor is an MLP, where it differs; `by_kind` has
+    the type by kind of actor model, where it differs.
+    """
+    metadata = {"doc": doc, **rules}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def block(kind: type, **rules: Any) -> Any:
+    """A block with its own defaults."""
+    return dataclasses.field(default_factory=kind, metadata=rules)
+
+
+def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
+    """A field of jobs that train a language model."""
+    return knob(doc, default, only="causal_lm", **rules)
+
+
+def mlp_knob(doc: str, default: Any, **rules: Any) -> Any:
+    """A field of jobs that train an MLP."""
+    return knob(doc, default, only="mlp", **rules)
+
+
+def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
+    """The fields of a block in a job with this kind of actor model, by name, with their types."""
+    hints = typing.get_type_hints(of)
+    return {
+        f.name: (f, f.metadata.get("by_kind", {}).get(kind, hints[f.name]))
+        for f in dataclasses.fields(of)
+        if f.metadata.get("only", kind) == kind
+    }
+
+
+def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
+    """The default of a field in a job of this kind, as plain values; dataclasses.MISSING where it is required."""
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
+    return field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+
+
+def block_in(hint: object) -> type | None:
+    """The dataclass that a type is, or has among its alternatives."""
+    return next(
+        (k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k)), None
+    )
+
+
+def key_paths(root: type) -> dict[str, bool]:
+    """Every key below `root` that some config may have -> whether names of the user's own stand below it."""
+    return {path: free for kind in typing.get_args(ModelKind) for path, free in _paths(root, kind, "")}
+
+
+def _paths(of: type, kind: ModelKind, above: str) -> Iterator[tuple[str, bool]]:
+    for name, (_, hint) in fields_of(of, kind).items():
+        below = block_in(hint)
+        yield above + name, any(typing.get_origin(h) is Mapping for h in (hint, *typing.get_args(hint)))
+        if below is not None:
+            yield from _paths(below, kind, f"{above}{name}.")

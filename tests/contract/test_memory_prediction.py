@@ -11,7 +11,7 @@ from rlplace.config import Config
 from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.memory.demands import PolicyLearner, PolicySampler, PolicyShape, policy_shape
+from rlplace.placement.memory.demands import PolicyRolloutDemand, PolicyShape, PolicyTrainingDemand, policy_shape
 from rlplace.placement.memory.footprint import Footprint, Placed
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
@@ -61,7 +61,7 @@ def test_an_engine_holds_what_was_predicted() -> None:
     device = EmulatedDevice(MemoryAccount([1 << 30]), slot)
     policy = build_policy(spaces, config.actor, config.algorithm, seed=0)
     engine = TorchEngine(policy, device=device, owner="rollout rank 0", workspace_bytes=1000)
-    footprint = PolicySampler(policy=shape(config, spaces), workspace_bytes=1000).footprint(placed(1))
+    footprint = PolicyRolloutDemand(policy=shape(config, spaces), workspace_bytes=1000).footprint(placed(1))
     for residency in (Residency.WEIGHTS, Residency.FULL, Residency.OFF):
         assert engine.move(residency) == device.held_bytes() == footprint.reported_bytes(residency)
 
@@ -88,6 +88,6 @@ def test_the_fullest_of_three_ranks_holds_what_was_predicted(precision: str) -> 
         ranks = [pool.submit(_moves, scenario, r, port, None if r else listener) for r in range(3)]
         found = [rank.result() for rank in ranks]
     config = scenario.config
-    footprint = PolicyLearner(policy=shape(config, scenario.spaces)).footprint(placed(3))
+    footprint = PolicyTrainingDemand(policy=shape(config, scenario.spaces)).footprint(placed(3))
     fullest = {r: (max(f[r][0] for f in found), max(f[r][1] for f in found)) for r in Residency}
     assert predicted(footprint) == fullest

@@ -13,9 +13,8 @@ import pytest
 import rlplace.placement.memory
 from rlplace.errors import Problem, ProblemsError
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import KvShare
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.ledger_text import render_formulas, render_ledger
+from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.memory.measured import read_measurements
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.remedies import find_shortages
@@ -41,7 +40,6 @@ LEDGERS: dict[str, Callable[[], str]] = {
     "hybrid": hybrid,
     "llama-3-8b-colocated": lambda: render_ledger(colocated_8b().ledger()),
     "llama-3-70b-on-48": lambda: render_ledger(spread_70b(optimizer_on_host=True).ledger()),
-    "formulas": render_formulas,
 }
 
 
@@ -55,12 +53,6 @@ def test_text(name: str) -> None:
 
 def shortage(case: MemoryCase) -> Problem:
     return find_shortages(case)[0]
-
-
-def _with_share(share: float):  # type: ignore[no-untyped-def]
-    case = colocated_8b()
-    engine = dataclasses.replace(case.demands["rollout"], cache=KvShare(gpu_memory_utilization=share))  # type: ignore[type-var]
-    return case.with_demand("rollout", engine)
 
 
 def raised(cause: Callable[[], object]) -> Problem:
@@ -80,7 +72,7 @@ SHOWN = {"does-not-fit", "host-does-not-fit"}  # in full: the changes that would
 ERRORS: dict[str, Callable[[], Problem]] = {
     "does-not-fit": lambda: shortage(spread_70b()),
     "host-does-not-fit": lambda: shortage(with_host_memory(colocated_8b(), 200 * GIB)),
-    "kv-cache-too-small": lambda: shortage(_with_share(0.2)),
+    "kv-cache-too-small": lambda: shortage(colocated_8b().changed(["rollout"], gpu_memory_utilization=0.2)),
     "nothing-to-solve": lambda: raised(lambda: solve(colocated_8b(), Knob.KV_SHARE, "actor")),
     "unknown-memory": lambda: raised(unknown_memory),
     "unknown-model-family": lambda: raised(lambda: read_model({"model_type": "lama"}, key="actor.model")),

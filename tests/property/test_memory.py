@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, Simulator, TrainedModel
+from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, SimulatorDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand, Part, Placed
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.ledger_text import render_ledger
@@ -45,8 +45,8 @@ def models(draw: st.DrawFn):  # type: ignore[no-untyped-def]
 
 
 @st.composite
-def trained(draw: st.DrawFn) -> TrainedModel:
-    return TrainedModel(
+def trained(draw: st.DrawFn) -> TrainingDemand:
+    return TrainingDemand(
         model=draw(models()),
         micro_batch=draw(st.integers(1, 64)),
         sequence_length=draw(st.integers(1, 512)),
@@ -62,8 +62,8 @@ def trained(draw: st.DrawFn) -> TrainedModel:
 
 
 @st.composite
-def frozen(draw: st.DrawFn) -> FrozenModel:
-    return FrozenModel(
+def frozen(draw: st.DrawFn) -> ScoringDemand:
+    return ScoringDemand(
         model=draw(models()),
         micro_batch=draw(st.integers(1, 64)),
         sequence_length=draw(st.integers(1, 512)),
@@ -74,11 +74,11 @@ def frozen(draw: st.DrawFn) -> FrozenModel:
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> EngineModel:
-    share = st.integers(1, 100).map(lambda n: KvShare(gpu_memory_utilization=n / 100))
-    return EngineModel(
+def engines(draw: st.DrawFn) -> EngineDemand:
+    return EngineDemand(
         model=draw(models()),
-        cache=draw(st.one_of(share, st.integers(0, 8 * MIB).map(lambda n: KvBytes(size_bytes=n)))),
+        gpu_memory_utilization=draw(st.integers(1, 100)) / 100,
+        kv_cache_memory=draw(st.none() | st.integers(0, 8 * MIB)),
         sequence_length=draw(st.integers(1, 512)),
         step_tokens=draw(st.integers(1, 1024)),
         sleep_level=draw(st.sampled_from([1, 2])),
@@ -107,7 +107,7 @@ def cases(draw: st.DrawFn) -> MemoryCase:
     demands: dict[str, Demand] = {}
     demands |= {c: draw(trained()) for c in TRAINED}
     demands |= {c: draw(frozen()) for c in FROZEN}
-    demands["rollout"] = draw(st.one_of(engines(), st.builds(Simulator, accelerator_bytes=st.integers(0, MIB))))
+    demands["rollout"] = draw(st.one_of(engines(), st.builds(SimulatorDemand, accelerator_bytes=st.integers(0, MIB))))
     return MemoryCase(
         placement=draw(placements()),
         needs=RLHF,
@@ -132,11 +132,10 @@ def test_a_larger_batch_never_needs_less(case: MemoryCase, field: str, more: int
 @given(cases(), st.integers(1, 99))
 def test_a_larger_share_never_needs_less(case: MemoryCase, percent: int) -> None:
     engine = case.demands["rollout"]
-    if not isinstance(engine, EngineModel):
+    if not isinstance(engine, EngineDemand):
         return
     smaller, larger = (
-        case.with_demand("rollout", dataclasses.replace(engine, cache=KvShare(gpu_memory_utilization=p / 100)))
-        for p in (percent, percent + 1)
+        case.changed(["rollout"], gpu_memory_utilization=p / 100, kv_cache_memory=None) for p in (percent, percent + 1)
     )
     for a, b in zip(smaller.ledger().accelerators, larger.ledger().accelerators, strict=True):
         assert a.worst.total_bytes <= b.worst.total_bytes
@@ -173,7 +172,7 @@ def test_folded_accelerators_hold_what_each_of_them_holds(case: MemoryCase) -> N
                             kind=node.kind,
                         )
                         footprint = case.demands[component].footprint(placed)
-                        footprint = footprint.measured(case.measured.get(component, {}))
+                        footprint = footprint.corrected(case.measured.get(component, {}), {})
                         expected += sum(footprint.held[schedule.residency[stage][component]].values())
             (enter,) = [
                 load
@@ -216,13 +215,13 @@ def test_every_ledger_renders(case: MemoryCase) -> None:
 def has_knob(demand: Demand, knob: Knob) -> bool:
     match knob:
         case Knob.MICRO_BATCH:
-            return isinstance(demand, TrainedModel | FrozenModel) and demand.token_budget is None
+            return isinstance(demand, TrainingDemand | ScoringDemand) and demand.token_budget is None
         case Knob.TOKEN_BUDGET:
-            return isinstance(demand, TrainedModel | FrozenModel) and demand.token_budget is not None
+            return isinstance(demand, TrainingDemand | ScoringDemand) and demand.token_budget is not None
         case Knob.KV_SHARE:
-            return isinstance(demand, EngineModel) and isinstance(demand.cache, KvShare)
+            return isinstance(demand, EngineDemand) and demand.kv_cache_memory is None
         case Knob.SEQUENCE_LENGTH:
-            return isinstance(demand, TrainedModel | FrozenModel | EngineModel)
+            return isinstance(demand, TrainingDemand | ScoringDemand | EngineDemand)
 
 
 @settings(max_examples=50)
@@ -255,10 +254,10 @@ def test_measurements_that_are_written_are_read_again(found: dict[str, dict[Resi
 @given(cases())
 def test_an_engine_stays_within_its_share_where_that_has_room(case: MemoryCase) -> None:
     engine = case.demands["rollout"]
-    if not isinstance(engine, EngineModel) or not isinstance(engine.cache, KvShare):
+    if not isinstance(engine, EngineDemand) or engine.kv_cache_memory is not None:
         return
     memory = 1 << 34
     footprint = engine.footprint(Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda"))
     used = sum(footprint.held[Residency.FULL].values()) + sum(footprint.working["rollout"].values())
     if footprint.held[Residency.FULL][Part.KV_CACHE]:
-        assert used == int(memory * engine.cache.gpu_memory_utilization)
+        assert used == int(memory * engine.gpu_memory_utilization)

@@ -22,16 +22,14 @@ from rlplace.errors import ConfigError, Problem
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     DeviceSync,
-    EngineModel,
-    FrozenModel,
-    KvBytes,
-    KvShare,
-    PolicyLearner,
-    PolicySampler,
+    EngineDemand,
+    PolicyRolloutDemand,
     PolicyShape,
     PolicySpaces,
-    Simulator,
-    TrainedModel,
+    PolicyTrainingDemand,
+    ScoringDemand,
+    SimulatorDemand,
+    TrainingDemand,
     policy_shape,
 )
 from rlplace.placement.memory.footprint import Demand
@@ -44,8 +42,6 @@ from rlplace.placement.memory.solve import fill_share
 if TYPE_CHECKING:
     from rlplace.placement.plan import Plan
 
-_SCORING = ("critic", "reward")  # roles whose models end in one number
-_NO_POLICY = PolicyShape(weights=(), buffer_numbers=0)
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
 _NO_MODEL = "the model is not known: its memory is not counted"
 
@@ -59,7 +55,7 @@ def memory_case(
     Raises ConfigError for a model that cannot be read, PlacementError for `gpu_memory_utilization: auto` where no
     memory is known.
     """
-    components, policy = plan.placement.components, _NO_POLICY
+    components, policy = plan.placement.components, PolicyShape(weights=(), buffer_numbers=0)
     if spaces is not None and config.kind == "mlp":
         normalize = config.algorithm.normalize_observations
         policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)
@@ -67,7 +63,7 @@ def memory_case(
     problems: dict[str, Problem] = {}  # by key: several components may have the same model
     for component in components:
         try:
-            demand = demand_of(config, component, plan, policy)
+            demand = _demand(config, component, plan, policy)
         except ConfigError as error:
             problems |= {p.key: p for p in error.problems}
             continue
@@ -94,37 +90,37 @@ def memory_case(
     return fill_share(case) if automatic else case
 
 
-def demand_of(config: Config, component: str, plan: Plan, policy: PolicyShape = _NO_POLICY) -> Demand | None:
+def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> Demand | None:
     """What a component asks of memory; None if its model is not known. `policy`: of a job with simulators."""
     length, packed = config.algorithm.longest, config.runs
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
-            return Simulator(accelerator_bytes=env.accelerator_memory)
+            return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
         case AgentConfig() as simulator:  # a text task as well
-            return Simulator(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
+            return SimulatorDemand(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
         case RewardConfig(kind="function" | "url"):
-            return Simulator(accelerator_bytes=0)
+            return SimulatorDemand()
         case TorchRolloutConfig() as rollout:
-            sync = DeviceSync.taking(plan.deliveries)
-            return PolicySampler(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync)
+            sync = DeviceSync.receiving(plan.deliveries)
+            return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync)
         case TextRolloutConfig() as engine if (model := _model(config, None, component)) is not None:
-            share = 1.0 if engine.gpu_memory_utilization == "auto" else engine.gpu_memory_utilization
-            size = engine.kv_cache_memory
-            return EngineModel(
+            share = engine.gpu_memory_utilization
+            return EngineDemand(
                 model=model,
-                cache=KvShare(gpu_memory_utilization=share) if size is None else KvBytes(size_bytes=size),
+                gpu_memory_utilization=1.0 if share == "auto" else share,
+                kv_cache_memory=engine.kv_cache_memory,
                 sequence_length=length,
                 dtype=engine.dtype,
                 cache_dtype=engine.cache,
                 step_tokens=engine.step_tokens,
                 step_sequences=engine.step_sequences,
                 sleep_level=engine.sleep_level,
-                sync=DeviceSync.taking(plan.deliveries),
+                sync=DeviceSync.receiving(plan.deliveries),
             )
         case TrainedConfig() if config.kind == "mlp":
-            return PolicyLearner(policy=policy, sync=DeviceSync.giving(plan.deliveries))
+            return PolicyTrainingDemand(policy=policy, sync=DeviceSync.sending(plan.deliveries))
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
-            found = TrainedModel(
+            found = TrainingDemand(
                 model=model,
                 micro_batch=trained.micro_batch,
                 sequence_length=length,
@@ -137,10 +133,10 @@ def demand_of(config: Config, component: str, plan: Plan, policy: PolicyShape = 
                 lora_rank=trained.lora_rank,
                 optimizer_on_host=trained.optimizer.on_host,
             )
-            return _giving(found, trained, plan) if isinstance(trained, ActorConfig) else found
+            return _sending(found, trained, plan) if isinstance(trained, ActorConfig) else found
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
-            return FrozenModel(
+            return ScoringDemand(
                 model=model,
                 micro_batch=frozen.micro_batch,
                 sequence_length=length,
@@ -154,14 +150,14 @@ def demand_of(config: Config, component: str, plan: Plan, policy: PolicyShape = 
             return None
 
 
-def _giving(trained: TrainedModel, actor: ActorConfig, plan: Plan) -> TrainedModel:
-    """The actor: with what a weight sync holds, and the average of its weights."""
+def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
+    """The actor's demand, with what a weight sync holds and the average of its weights."""
     sync, deliveries, ranks = actor.sync, plan.deliveries, range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
     far = max(sum(rank not in delivery.near for delivery in deliveries) for rank in ranks)
     return dataclasses.replace(
         trained,
-        sync=DeviceSync.giving(deliveries),
+        sync=DeviceSync.sending(deliveries),
         merged=actor.lora_rank is not None and sync.mode != "lora",
         probed=sync.verify == "logprobs" and sync.verify_every > 0,
         averaged=actor.ema_decay is not None,
@@ -175,7 +171,7 @@ def _model(config: Config, own: Mapping[str, object] | None, component: str) -> 
     if keys is None:
         return None
     role = role_of(component)
-    head = Head.SCORE if role in _SCORING else Head.LANGUAGE
+    head = Head.SCORE if role in ("critic", "reward") else Head.LANGUAGE
     if role == "actor" and config.critic.on_actor:
         head = Head.LANGUAGE_AND_VALUE
     return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
@@ -185,28 +181,25 @@ def _shared(plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpace
     if not plan.channels or config.cluster.launcher == "inline":  # threads of one process need none
         return SharedMemory()
     if config.kind == "mlp":
-        weights = policy.weights_bytes
-        items = {} if spaces is None else simulator_items(plan, spaces, config.algorithm.rollout_steps, weights)
-        return count_shared(plan, items, weights)
-    model = _model(config, None, "actor")
-    weights = 0 if model is None else version_bytes(model, config.actor)
+        items = {}
+        if spaces is not None:
+            items = simulator_items(plan, spaces, config.algorithm.rollout_steps, policy.weights_bytes)
+        return count_shared(plan, items, policy.weights_bytes)
+    model, actor, weights = _model(config, None, "actor"), config.actor, 0
+    if model is not None:  # all weights as they travel, and what later versions bring instead
+        numbers = model.parameters
+        if actor.lora_rank is not None and actor.sync.mode == "lora":
+            numbers += sum(elements * copies for elements, copies in model.lora_parts(actor.lora_rank))
+        elif actor.lora_rank is not None and actor.sync.mode == "trainable":
+            numbers += sum(w.elements * copies for w, copies in model.weights() if w.projection)
+        weights = numbers * DTYPE_BYTES[actor.compute]
     return count_shared(plan, text_items(plan, config.algorithm, weights), weights)
-
-
-def version_bytes(model: ModelShape, actor: ActorConfig) -> int:
-    """Of one weight buffer of a node: all weights as they travel, and what later versions bring instead."""
-    later = 0
-    if actor.lora_rank is not None and actor.sync.mode == "lora":
-        later = sum(elements * copies for elements, copies in model.lora_parts(actor.lora_rank))
-    elif actor.lora_rank is not None and actor.sync.mode == "trainable":
-        later = sum(w.elements * copies for w, copies in model.weights() if w.projection)
-    return (model.parameters + later) * DTYPE_BYTES[actor.compute]
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
     """Replace `gpu_memory_utilization: auto` by the value computed for this memory case."""
     match case.demands.get("rollout"):
-        case EngineModel(cache=KvShare(gpu_memory_utilization=share)):
+        case EngineDemand(kv_cache_memory=None, gpu_memory_utilization=share):
             rollout = dataclasses.replace(config.text_rollout, gpu_memory_utilization=share)
             return dataclasses.replace(config, rollout=rollout)
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rlplace.placement.memory.formulas import communicator, pinned
@@ -49,7 +49,8 @@ class HostPart(enum.Enum):
 
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
-_PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
+Tensors = Sequence[tuple[int, int]]  # size of a tensor on the fullest rank, and how many such there are
+_PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})  # not in what a worker reports
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class Placed:
         return 1 if self.tensor_parallel == 1 else 2
 
     def process(self, groups: int) -> dict[Part, int]:
-        """What a process costs by being there, nothing where emulated. `groups` are its communicators."""
+        """What a process with `groups` communicators costs by being there; nothing where emulated."""
         if self.kind == "emulated":
             return {}
         several = self.ranks * self.accelerators_per_rank > 1
@@ -115,38 +116,37 @@ class Footprint:
         """What the worker itself reports: the copies, not the pool they are taken from."""
         return sum(size for part, size in self.host.get(residency, {}).items() if part is not HostPart.POOL)
 
-    def measured(self, found: Mapping[Residency, int]) -> Footprint:
-        """The same with what an earlier run measured in the place of formulas, residency by residency."""
+    def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
+        """The same with measured bytes in place of formulas, residency by residency, and unforeseen ones beside them.
+
+        With unforeseen bytes the formulas stay, so that a change of what they count still has an effect.
+        """
         held = dict(self.held)
-        for residency, size in found.items():
-            process = {part: n for part, n in self.held[residency].items() if part in _PROCESS}
-            held[residency] = {Part.MEASURED: size} | process
+        for residency, parts in self.held.items():
+            if residency in measured:
+                process = {part: size for part, size in parts.items() if part in _PROCESS}
+                held[residency] = {Part.MEASURED: measured[residency]} | process
+            if unforeseen.get(residency):
+                held[residency] = {**held[residency], Part.UNFORESEEN: unforeseen[residency]}
         return dataclasses.replace(self, held=held)
 
-    def with_unforeseen(self, found: Mapping[Residency, int]) -> Footprint:
-        """The same with bytes beside the formulas, which stay, so that changing what they count still tells."""
-        held = {r: {**parts, Part.UNFORESEEN: found[r]} if found.get(r) else parts for r, parts in self.held.items()}
-        return dataclasses.replace(self, held=held)
+
+def total(tensors: Tensors) -> int:
+    return sum(size * times for size, times in tensors)
 
 
-Copies = Iterable[tuple[int, int]]  # bytes of a copied tensor, and how many such there are
-
-
-def host_copies(placed: Placed, part: HostPart, *, off: Copies, weights: Copies = ()) -> dict[Residency, HostBytes]:
+def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensors = ()) -> dict[Residency, HostBytes]:
     """What a rank keeps on its host in each residency: copies of what is not on the accelerators.
 
     Copies of GPU tensors are pinned, and the pool they come from never shrinks. Setup ends with every component off, so
     the pool has its full size from the first stage on, also where nothing moves later.
     """
-    copied = {Residency.OFF: list(off), Residency.WEIGHTS: list(weights), Residency.FULL: []}
-    pool = 0
-    if placed.kind != "emulated":
-        pool = sum(pinned(size) * times for size, times in copied[Residency.OFF])
-    sizes = {residency: sum(size * times for size, times in found) for residency, found in copied.items()}
+    pool = 0 if placed.kind == "emulated" else sum(pinned(size) * times for size, times in off)
+    sizes = {Residency.OFF: total(off), Residency.WEIGHTS: total(weights), Residency.FULL: 0}
     return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
 
 
 class Demand(Protocol):
-    """What a component asks of memory, before anybody knows where it sits."""
+    """What a component asks of memory, before it is placed."""
 
     def footprint(self, placed: Placed) -> Footprint: ...

@@ -12,7 +12,7 @@ weights, holds more on the way. Components are taken to be set up one after anot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
@@ -26,6 +26,9 @@ from rlplace.placement.memory.occupancy import (
 )
 from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, split_stages
+
+Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
+_NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,10 @@ class MemoryLedger:
     measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
     notes: tuple[str, ...] = ()
 
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        return (*self.accelerators, *self.hosts)
+
     def bytes(self, component: str, residency: Residency) -> int:
         """What the fullest rank holds on each of its accelerators, as the worker itself reports it after a move."""
         return max((f.reported_bytes(residency) for f in self.footprints[component]), default=0)
@@ -122,12 +129,6 @@ class MemoryLedger:
         """What the run takes of the shared memory of a node, at most: of its /dev/shm, or `cluster.comm.shm_folder`."""
         return next((account.shared_bytes for account in self.hosts if node in account.numbers), 0)
 
-    def worst(self, accelerator: int) -> Load:
-        return self.account(accelerator).worst
-
-    def margin(self, accelerator: int) -> int | None:
-        return self.account(accelerator).margin_bytes
-
     @property
     def tightest(self) -> Account | None:
         """The accelerators with the smallest margin, or the fullest where no capacity is known; None without any."""
@@ -140,43 +141,27 @@ class MemoryLedger:
     @property
     def lacking(self) -> tuple[tuple[str, str], ...]:
         """(component, why) of those that cannot work with what they are given."""
-        return tuple(
-            dict.fromkeys(
-                (c, f.lacking) for c, found in self.footprints.items() for f in found if f.lacking is not None
-            )
-        )
+        found = ((c, f.lacking) for c, footprints in self.footprints.items() for f in footprints)
+        return tuple(dict.fromkeys((component, why) for component, why in found if why is not None))
+
+    @property
+    def within_capacity(self) -> bool:
+        return all(account.fits for account in self.accounts)
 
     @property
     def fits(self) -> bool:
         """Nothing is known that does not fit."""
-        return all(account.fits for account in (*self.accelerators, *self.hosts)) and not self.lacking
-
-
-Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
+        return self.within_capacity and not self.lacking
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Derived:
     """What follows from a placement, needs and offloads."""
 
-    placement: HybridComponentPlacement
-    needs: Needs
-    offload: Mapping[str, bool]
+    given: tuple[HybridComponentPlacement, Needs, Mapping[str, bool]]
     schedule: Schedule
     accelerators: tuple[AcceleratorClass, ...]
     hosts: tuple[HostClass, ...]
-
-    @classmethod
-    def of(cls, placement: HybridComponentPlacement, needs: Needs, offload: Mapping[str, bool]) -> _Derived:
-        leaving = {c: offload.get(c, False) for c in placement.components}
-        return cls(
-            placement=placement,
-            needs=needs,
-            offload=offload,
-            schedule=schedule_of(placement, split_stages(needs, placement, leaving), leaving),
-            accelerators=accelerator_classes(placement),
-            hosts=host_classes(placement),
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +186,17 @@ class MemoryCase:
     derived: _Derived | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        old = self.derived
-        if old is None or old.placement is not self.placement or old.offload != self.offload or old.needs != self.needs:
-            object.__setattr__(self, "derived", _Derived.of(self.placement, self.needs, self.offload))
+        given = (self.placement, self.needs, self.offload)
+        if self.derived is not None and self.derived.given == given:
+            return
+        leaving = {c: self.offload.get(c, False) for c in self.placement.components}
+        derived = _Derived(
+            given=given,
+            schedule=schedule_of(self.placement, split_stages(self.needs, self.placement, leaving), leaving),
+            accelerators=accelerator_classes(self.placement),
+            hosts=host_classes(self.placement),
+        )
+        object.__setattr__(self, "derived", derived)
 
     def schedule(self) -> Schedule:
         """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
@@ -211,127 +204,108 @@ class MemoryCase:
         return self.derived.schedule
 
     def ledger(self) -> MemoryLedger:
-        return _Count(self).ledger()
+        assert self.derived is not None, "made with the case"
+        footprints = _Footprints(self)
+        accelerators = tuple(_count_accelerators(self, used, footprints) for used in self.derived.accelerators)
+        hosts = tuple(_count_hosts(self, used, footprints) for used in self.derived.hosts)
+        components = self.placement.components
+        unknown = [c for c in components if c not in self.demands and c not in self.measured]
+        note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
+        return MemoryLedger(
+            footprints={c: tuple(f for (name, _), f in footprints.found.items() if name == c) for c in components},
+            accelerators=accelerators,
+            hosts=hosts,
+            measured=tuple(c for c in components if self.measured.get(c)),
+            notes=(*self.notes, *note),
+        )
 
     def block(self, component: str) -> str:
         return self.blocks.get(component, component)
 
-    def with_demand(self, component: str, demand: Demand) -> MemoryCase:
-        return dataclasses.replace(self, demands={**self.demands, component: demand})
+    def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
+        """The case with other values in the demands of `components`."""
+        # Every demand is a dataclass, which its Protocol cannot say.
+        changed = {c: dataclasses.replace(self.demands[c], **values) for c in components}  # type: ignore[type-var]
+        return dataclasses.replace(self, demands={**self.demands, **changed})
 
 
-class _Count:
-    """One computation of a ledger. Owns the footprints, each worked out once."""
+class _Footprints:
+    """Works out each footprint of a case once. Owns those found so far."""
 
     def __init__(self, case: MemoryCase) -> None:
         self._case = case
-        self._schedule = case.schedule()
-        self._footprints: dict[tuple[str, Placed], Footprint] = {}
+        self.found: dict[tuple[str, Placed], Footprint] = {}
 
-    def ledger(self) -> MemoryLedger:
-        case = self._case
-        assert case.derived is not None, "made with the case"
-        accelerators = tuple(map(self._accelerators, case.derived.accelerators))
-        hosts = tuple(map(self._hosts, case.derived.hosts))
-        unknown = [c for c in case.placement.components if c not in case.demands and c not in case.measured]
-        note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
-        return MemoryLedger(
-            footprints={
-                c: tuple(f for (name, _), f in self._footprints.items() if name == c) for c in case.placement.components
-            },
-            accelerators=accelerators,
-            hosts=hosts,
-            measured=tuple(c for c in case.placement.components if case.measured.get(c)),
-            notes=(*case.notes, *note),
-        )
-
-    def _footprint(self, occupancy: Occupancy, kind: str, memory_bytes: int) -> Footprint:
-        case = self._case
-        declared = case.placement.spec(occupancy.component).parallel.tensor_parallel_size
+    def of(self, occupancy: Occupancy, kind: str, memory_bytes: int) -> Footprint:
+        case, component = self._case, occupancy.component
+        declared = case.placement.spec(component).parallel.tensor_parallel_size
         placed = Placed(
-            ranks=case.ranks.get(occupancy.component, case.placement.world_size(occupancy.component)),
+            ranks=case.ranks.get(component, case.placement.world_size(component)),
             accelerators_per_rank=occupancy.accelerators_per_rank,
             tensor_parallel=declared if declared > 1 else max(1, occupancy.accelerators_per_rank),
             memory_bytes=memory_bytes,
             kind=kind,
             assumptions=case.assumptions,
         )
-        key = (occupancy.component, placed)
-        if key not in self._footprints:
-            demand = case.demands.get(occupancy.component)
-            formula = demand.footprint(placed) if demand is not None else _NOTHING
-            measured = formula.measured(case.measured.get(occupancy.component, {}))
-            self._footprints[key] = measured.with_unforeseen(case.unforeseen.get(occupancy.component, {}))
-        return self._footprints[key]
-
-    def _moments(self) -> Iterable[tuple[Moment, Mapping[str, Residency]]]:
-        """Every moment in the order of time, with the residency of each component."""
-        schedule = self._schedule
-        first = schedule.stages[0]
-        yield Moment(stage=first, entering=True, start=True), schedule.residency[first]
-        for stage in schedule.stages:
-            yield Moment(stage=stage, entering=True), schedule.residency[stage]
-            yield Moment(stage=stage), schedule.residency[stage]
-
-    def _accelerators(self, used: AcceleratorClass) -> Account:
-        found = [
-            (occupancy, self._footprint(occupancy, used.kind, used.memory_bytes)) for occupancy in used.occupancies
-        ]
-        loads: list[Load] = []
-        for moment, held in self._moments():
-            holds: list[Hold] = []
-            for occupancy, footprint in found:
-                parts = self._parts(moment, occupancy.component, footprint, held[occupancy.component])
-                holds += _holds(occupancy.component, parts, occupancy.ranks_per_accelerator)
-            if moment.start:  # one after another, so the largest of them speaks for all
-                loading = [
-                    _holds(occupancy.component, footprint.loading.items(), 1)
-                    for occupancy, footprint in found
-                    if held[occupancy.component] > Residency.OFF
-                ]
-                holds += max(loading, key=lambda parts: sum(h.size_bytes for h in parts), default=[])
-            loads.append(_load(moment, holds))
-        return Account(numbers=used.accelerators, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
-
-    def _parts(
-        self, moment: Moment, component: str, footprint: Footprint, held: Residency
-    ) -> list[tuple[Part | HostPart, int]]:
-        parts: list[tuple[Part | HostPart, int]] = list(footprint.held[held].items())
-        if not moment.entering:
-            for stage in self._schedule.needs.active_stages(moment.stage, component):
-                parts += footprint.working.get(base_stage(stage), {}).items()
-        return parts
-
-    def _hosts(self, hosts: HostClass) -> Account:
-        found = [
-            (occupancy, n, self._footprint(occupancy, hosts.kind, hosts.memory_bytes))
-            for occupancy, n in hosts.ranks.items()
-        ]
-        shared = [
-            Hold(component=purpose, part=HostPart.SHARED, size_bytes=size)
-            for purpose in self._case.shared.by_purpose
-            if (size := self._case.shared.largest(purpose, hosts.nodes))
-        ]
-        loads: list[Load] = []
-        for moment, held in self._moments():
-            if moment.entering:
-                continue  # copies are made and dropped one by one
-            holds: list[Hold] = []
-            for occupancy, ranks, footprint in found:
-                holds += _holds(occupancy.component, footprint.host.get(held[occupancy.component], {}).items(), ranks)
-            holds += shared
-            loads.append(_load(moment, holds))
-        return Account(numbers=hosts.nodes, kind="host", capacity_bytes=hosts.host_memory_bytes, loads=tuple(loads))
+        key = (component, placed)
+        if key not in self.found:
+            demand = case.demands.get(component)
+            formula = demand.footprint(placed) if demand is not None else _NO_DEMAND
+            measured, unforeseen = case.measured.get(component, {}), case.unforeseen.get(component, {})
+            self.found[key] = formula.corrected(measured, unforeseen) if measured or unforeseen else formula
+        return self.found[key]
 
 
-_NOTHING = Footprint(held={residency: {} for residency in Residency})
+def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:
+    """Every moment in the order of time, with the residency of each component."""
+    first = schedule.stages[0]
+    yield Moment(stage=first, entering=True, start=True), schedule.residency[first]
+    for stage in schedule.stages:
+        yield Moment(stage=stage, entering=True), schedule.residency[stage]
+        yield Moment(stage=stage), schedule.residency[stage]
 
 
-def _holds(component: str, parts: Iterable[tuple[Part | HostPart, int]], times: int) -> list[Hold]:
-    return [Hold(component=component, part=part, size_bytes=size * times) for part, size in parts if size]
+def _count_accelerators(case: MemoryCase, used: AcceleratorClass, footprints: _Footprints) -> Account:
+    schedule = case.schedule()
+    found = [(o, footprints.of(o, used.kind, used.memory_bytes)) for o in used.occupancies]
+    loads: list[Load] = []
+    for moment, residency in _moments(schedule):
+        holds: list[Hold] = []
+        loading: list[list[Hold]] = []
+        for occupancy, footprint in found:
+            component, ranks = occupancy.component, occupancy.ranks_per_accelerator
+            holds += _holds(component, footprint.held[residency[component]], ranks)
+            for stage in () if moment.entering else schedule.needs.active_stages(moment.stage, component):
+                holds += _holds(component, footprint.working.get(base_stage(stage), {}), ranks)
+            if moment.start and residency[component] > Residency.OFF:
+                loading.append(_holds(component, footprint.loading, 1))
+        # They load one after another, so the largest counts.
+        holds += max(loading, key=lambda parts: sum(h.size_bytes for h in parts), default=[])
+        loads.append(_load(moment, holds))
+    return Account(numbers=used.accelerators, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
 
 
-def _load(moment: Moment, holds: list[Hold]) -> Load:
+def _count_hosts(case: MemoryCase, used: HostClass, footprints: _Footprints) -> Account:
+    found = [(o, ranks, footprints.of(o, used.kind, used.memory_bytes)) for o, ranks in used.ranks.items()]
+    shared: list[Hold] = []
+    for purpose in case.shared.by_purpose:
+        shared += _holds(purpose, {HostPart.SHARED: case.shared.largest(purpose, used.nodes)}, 1)
+    loads: list[Load] = []
+    for moment, residency in _moments(case.schedule()):
+        if moment.entering:
+            continue  # copies are made and dropped one by one
+        holds = list(shared)
+        for occupancy, ranks, footprint in found:
+            holds += _holds(occupancy.component, footprint.host.get(residency[occupancy.component], {}), ranks)
+        loads.append(_load(moment, holds))
+    return Account(numbers=used.nodes, kind="host", capacity_bytes=used.host_memory_bytes, loads=tuple(loads))
+
+
+def _holds(component: str, parts: Mapping[Part, int] | Mapping[HostPart, int], times: int) -> list[Hold]:
+    return [Hold(component=component, part=part, size_bytes=size * times) for part, size in parts.items() if size]
+
+
+def _load(moment: Moment, holds: Iterable[Hold]) -> Load:
     merged: dict[tuple[str, Part | HostPart], int] = {}
     for hold in holds:  # ranks of one component may have several occupancies
         key = (hold.component, hold.part)

@@ -1,4 +1,4 @@
-"""The ledger as text for people and as plain values for programs; the table of formulas as text."""
+"""The ledger as text for people and as plain values for programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlplace.placement.memory.formulas import FORMULAS
 from rlplace.placement.memory.ledger import Account, Load, MemoryLedger
 from rlplace.units import byte_unit, show_bytes
 
@@ -153,13 +152,3 @@ def _load(load: Load) -> dict[str, Any]:
         "total_bytes": load.total_bytes,
         "holds": [{"component": h.component, "part": h.part.value, "size_bytes": h.size_bytes} for h in load.holds],
     }
-
-
-def render_formulas() -> str:
-    """Every formula with its source and its accuracy."""
-    lines: list[str] = []
-    for formula in FORMULAS:
-        lines += textwrap.wrap(f"{formula.name}: {formula.text}", WIDTH, subsequent_indent="      ")
-        for told in (f"source: {formula.source}", f"accuracy: {formula.accuracy}"):
-            lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="      ")
-    return "\n".join(lines)

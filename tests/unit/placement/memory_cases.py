@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplace.config import Config, read_config
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvShare, TrainedModel
+from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import Head, read_model
@@ -31,13 +31,11 @@ def rlhf_demands(size: str, *, micro_batch: int = 4, sequence_length: int = 2048
     language, score = read_model(llama_3(size)), read_model(llama_3(size), head=Head.SCORE)
     batch: dict[str, Any] = {"micro_batch": micro_batch, "sequence_length": sequence_length}
     return {
-        "actor": TrainedModel(model=language, **batch, **training),
-        "critic": TrainedModel(model=score, **batch, **training),
-        "reference": FrozenModel(model=language, **batch),
-        "reward": FrozenModel(model=score, **batch),
-        "rollout": EngineModel(
-            model=language, cache=KvShare(gpu_memory_utilization=0.6), sequence_length=sequence_length
-        ),
+        "actor": TrainingDemand(model=language, **batch, **training),
+        "critic": TrainingDemand(model=score, **batch, **training),
+        "reference": ScoringDemand(model=language, **batch),
+        "reward": ScoringDemand(model=score, **batch),
+        "rollout": EngineDemand(model=language, gpu_memory_utilization=0.6, sequence_length=sequence_length),
     }
 
 

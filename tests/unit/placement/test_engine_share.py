@@ -8,10 +8,10 @@ import pytest
 
 from rlplace.errors import PlacementError
 from rlplace.placement.memory.case import memory_case, with_share
-from rlplace.placement.memory.demands import EngineModel, KvBytes, KvShare
+from rlplace.placement.memory.demands import EngineDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.remedies import find_shortages
-from rlplace.placement.memory.solve import RESERVE, fill_share, share_left
+from rlplace.placement.memory.solve import RESERVE, Knob, fill_share, solve
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import render_text
 from tests.unit.placement.memory_cases import colocated_8b
@@ -23,17 +23,18 @@ AUTO = {"gpu_memory_utilization": "auto", "dtype": "fp32", "cache_dtype": "fp32"
 
 def share_of(case: MemoryCase) -> float:
     engine = case.demands["rollout"]
-    assert isinstance(engine, EngineModel)
-    assert isinstance(engine.cache, KvShare)
-    return engine.cache.gpu_memory_utilization
+    assert isinstance(engine, EngineDemand)
+    assert engine.kv_cache_memory is None
+    return engine.gpu_memory_utilization
 
 
 def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
     case = colocated_8b()
-    left = share_left(case)
-    assert 0.9 < left < 1
+    solution = solve(case, Knob.KV_SHARE)
+    assert solution is not None
+    assert 0.9 < solution.value < 1
     filled = fill_share(case)
-    assert share_of(filled) == pytest.approx(left - RESERVE)
+    assert share_of(filled) == pytest.approx(solution.value - RESERVE)
     assert filled.ledger().fits
     (account,) = filled.ledger().accelerators
     assert RESERVE <= (account.margin_bytes or 0) / account.capacity_bytes < RESERVE + 0.02
@@ -70,8 +71,8 @@ def test_a_cache_of_a_given_size_needs_no_share() -> None:
     asked = config({"actor": "0", "env": "2", "rollout": "1"}, rollout=AUTO | {"kv_cache_memory": "4MiB"})
     case = memory_case(layout(asked), asked)
     engine = case.demands["rollout"]
-    assert isinstance(engine, EngineModel)
-    assert engine.cache == KvBytes(size_bytes=4 << 20)
+    assert isinstance(engine, EngineDemand)
+    assert engine.kv_cache_memory == 4 << 20
     assert (case.notes, with_share(asked, case)) == ((), asked)
 
 
@@ -83,7 +84,7 @@ def test_what_was_measured_does_not_change_it() -> None:
 
 def test_where_nothing_is_left_it_is_said_what_lacks() -> None:
     crowded = fill_share(colocated_8b(offload=False, micro_batch=64))
-    assert share_left(crowded) == 0
+    assert share_of(crowded) == 0.01
     assert [p.code for p in find_shortages(crowded)] == ["does-not-fit", "kv-cache-too-small"]
 
 

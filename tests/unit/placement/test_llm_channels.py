@@ -10,7 +10,7 @@ from rlplace.config import Config, read_config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import EngineModel, KvBytes, TrainedModel
+from rlplace.placement.memory.demands import EngineDemand, TrainingDemand
 from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.show.json import render_json
@@ -124,10 +124,10 @@ def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> No
     ledger = case.ledger()
     assert ledger.fits
     learner, engine = case.demands["actor"], case.demands["rollout"]
-    assert isinstance(learner, TrainedModel)
+    assert isinstance(learner, TrainingDemand)
     assert (learner.token_budget, learner.sequence_length) == (4096, 40)
-    assert isinstance(engine, EngineModel)
-    assert (engine.cache, engine.sequence_length) == (KvBytes(size_bytes=4 << 20), 40)
+    assert isinstance(engine, EngineDemand)
+    assert (engine.kv_cache_memory, engine.sequence_length) == (4 << 20, 40)
     assert ledger.shared_bytes(0) > 2 * 4 * 139_648  # two buffers of all weights in fp32, and the channels
 
 

@@ -12,13 +12,10 @@ from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Run
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import (
-    EngineModel,
-    FrozenModel,
-    KvBytes,
-    KvShare,
-    PolicySampler,
-    Simulator,
-    TrainedModel,
+    PolicyRolloutDemand,
+    ScoringDemand,
+    SimulatorDemand,
+    TrainingDemand,
 )
 from rlplace.placement.memory.footprint import HostPart, Part, Placed
 from rlplace.placement.memory.ledger import Account, Load, MemoryCase, MemoryLedger
@@ -75,7 +72,7 @@ def test_everything_asleep_when_not_needed_fits_on_eight() -> None:
 def test_the_same_without_sleep_does_not_and_the_engine_holds_most() -> None:
     ledger = colocated_8b(offload=False).ledger()
     assert not ledger.fits
-    worst = ledger.worst(3)
+    worst = ledger.account(3).worst
     assert str(worst.moment) == "learn"
     assert [(h.component, h.part) for h in worst.holds[:3]] == [
         ("rollout", Part.KV_CACHE),
@@ -83,7 +80,7 @@ def test_the_same_without_sleep_does_not_and_the_engine_holds_most() -> None:
         ("actor", Part.LOGITS),
     ]
     assert worst.of("rollout") > 46 * GIB
-    margin = ledger.margin(3)
+    margin = ledger.account(3).margin_bytes
     assert margin is not None
     assert margin < 0
 
@@ -144,10 +141,7 @@ def test_hosts_hold_the_copies_of_what_sleeps() -> None:
 
 @pytest.mark.parametrize(("level", "copies"), [(1, 8), (2, 0)])
 def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: int) -> None:
-    case = colocated_8b()
-    engine = case.demands["rollout"]
-    assert isinstance(engine, EngineModel)
-    ledger = case.with_demand("rollout", dataclasses.replace(engine, sleep_level=level)).ledger()
+    ledger = colocated_8b().changed(["rollout"], sleep_level=level).ledger()
     learn = at(ledger.hosts[0], "learn 2")
     assert held(learn, "rollout", HostPart.SLEEP) == copies * 2 * 8_030_261_248
 
@@ -183,8 +177,8 @@ def test_todays_job() -> None:
         whole * 4 + buffers + (64 << 20),
     ]
     assert [ledger.bytes("env", r) for r in Residency] == [0, 0, 256 << 20]
-    assert str(ledger.worst(0).moment) == "rollout"
-    assert ledger.margin(0) == 16 * GIB - (256 << 20)
+    assert str(ledger.account(0).worst.moment) == "rollout"
+    assert ledger.account(0).margin_bytes == 16 * GIB - (256 << 20)
     assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) == whole * 4
     assert ledger.fits
 
@@ -208,7 +202,7 @@ def test_ranks_that_share_an_accelerator_add_up() -> None:
     plan, config = ppo({"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7"})
     ledger = memory_case(plan, config, PENDULUM).ledger()
     assert ledger.bytes("env", FULL) == 256 << 20
-    assert ledger.worst(0).of("env") == 512 << 20
+    assert ledger.account(0).worst.of("env") == 512 << 20
 
 
 def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
@@ -226,7 +220,7 @@ def test_a_sync_past_the_host_holds_buckets_where_they_are_filled_and_a_copy_whe
         plan, config = ppo({"actor": "0-5", "env": "0-3", "rollout": "4-7"}, kind=kind)
         case = memory_case(plan, config, PENDULUM)
         sampler = case.demands["rollout"]
-        assert isinstance(sampler, PolicySampler)
+        assert isinstance(sampler, PolicyRolloutDemand)
         copy, account = sampler.policy.weights_bytes, case.ledger().account(7)
         assert held(at(account, "sync"), "rollout", Part.SYNC) == past_host * (copy + 2 * copy)
         assert held(at(account, "sync"), "rollout", Part.COMMUNICATOR) == past_host * (256 << 20)
@@ -284,7 +278,7 @@ def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:
     )
     ledger = case.ledger()
     assert ledger.notes == ("nothing is known of rollout: counted as 0 bytes",)
-    assert ledger.margin(0) is None
+    assert ledger.account(0).margin_bytes is None
     assert ledger.fits
     assert "memory not known" in render_ledger(ledger)
     with pytest.raises(KeyError, match="no component uses accelerator 1"):
@@ -318,7 +312,7 @@ def test_nodes_without_ranks_are_left_out() -> None:
         ),
         needs=RLHF,
         offload={},
-        demands={"env": Simulator(accelerator_bytes=5, host_bytes=3)},
+        demands={"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)},
     )
     ledger = case.ledger()
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("1", 2 * 3), ("3", 3)]
@@ -332,7 +326,7 @@ def test_a_cluster_without_accelerators_has_hosts() -> None:
         ),
         needs=rlhf_needs(("agent",)),
         offload={},
-        demands={"agent": Simulator(host_bytes=5)},
+        demands={"agent": SimulatorDemand(host_bytes=5)},
     )
     ledger = case.ledger()
     assert ledger.accelerators == ()
@@ -374,20 +368,23 @@ def test_ranks_on_nodes_hold_host_memory_only() -> None:
         placement=HybridComponentPlacement({"component_placement": block}, Topology.uniform(2, 4, "cuda", 80 * GIB)),
         needs=rlhf_needs(("agent",)),
         offload={},
-        demands={"agent": Simulator(accelerator_bytes=9, host_bytes=5), "rollout": Simulator(accelerator_bytes=1)},
+        demands={
+            "agent": SimulatorDemand(accelerator_bytes=9, host_bytes=5),
+            "rollout": SimulatorDemand(accelerator_bytes=1),
+        },
     )
     ledger = case.ledger()
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.accelerators] == [("0-3", 1)]
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("0", 15), ("1", 15)]
 
 
-def demand(**changes: object) -> TrainedModel:
+def demand(**changes: object) -> TrainingDemand:
     trained = rlhf_demands("8b")["actor"]
-    assert isinstance(trained, TrainedModel)
+    assert isinstance(trained, TrainingDemand)
     return dataclasses.replace(trained, **changes)  # type: ignore[arg-type]
 
 
-def working(trained: TrainedModel | FrozenModel, ranks: int, stage: str) -> dict[Part, int]:
+def working(trained: TrainingDemand | ScoringDemand, ranks: int, stage: str) -> dict[Part, int]:
     placed = Placed(ranks=ranks, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
     return dict(trained.footprint(placed).working[stage])
 
@@ -435,7 +432,7 @@ def test_without_checkpoints_every_layer_is_kept() -> None:
 
 def test_a_critic_recomputes_a_layer_where_an_actor_has_logits() -> None:
     critic = rlhf_demands("8b")["critic"]
-    assert isinstance(critic, TrainedModel)
+    assert isinstance(critic, TrainingDemand)
     learn = working(critic, 8, "learn")
     assert learn[Part.LOGITS] == 0
     assert learn[Part.ACTIVATIONS] == 8192 * (32 * 4096 * 2 + 200_840)
@@ -450,7 +447,7 @@ def test_tensor_parallel_ranks_hold_parts_and_keep_two_groups() -> None:
 
 def test_a_frozen_model_is_whole_on_each_rank_unless_sharded() -> None:
     reference = rlhf_demands("8b")["reference"]
-    assert isinstance(reference, FrozenModel)
+    assert isinstance(reference, ScoringDemand)
     whole = dataclasses.replace(reference, sharded=False)
     placed = Placed(ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
     assert whole.footprint(placed).held[FULL][Part.PARAMETERS] == 2 * 8_030_261_248
@@ -460,13 +457,11 @@ def test_a_frozen_model_is_whole_on_each_rank_unless_sharded() -> None:
 
 def test_a_cache_of_given_size_and_one_without_room() -> None:
     case = colocated_8b()
-    engine = case.demands["rollout"]
-    assert isinstance(engine, EngineModel)
     token = 2 * 32 * 8 * 128 * 2
-    given = case.with_demand("rollout", dataclasses.replace(engine, cache=KvBytes(size_bytes=2048 * token))).ledger()
+    given = case.changed(["rollout"], kv_cache_memory=2048 * token).ledger()
     assert held(at(given.accelerators[0], "rollout"), "rollout", Part.KV_CACHE) == 2048 * token
     assert not given.lacking
-    tight = case.with_demand("rollout", dataclasses.replace(engine, cache=KvShare(gpu_memory_utilization=0.2))).ledger()
+    tight = case.changed(["rollout"], gpu_memory_utilization=0.2).ledger()
     assert not tight.fits
     assert tight.lacking == (("rollout", "the KV cache holds 0 tokens, the longest sequence has 2048"),)
     assert "the KV cache holds 0 tokens" in render_ledger(tight)
@@ -482,7 +477,7 @@ def test_a_share_of_unknown_memory_is_not_refused() -> None:
     ledger = case.ledger()
     assert not ledger.lacking
     # Emulated accelerators have neither contexts nor captured graphs.
-    assert {h.part for h in ledger.worst(0).holds} == {Part.PARAMETERS, Part.WORKSPACE}
+    assert {h.part for h in ledger.account(0).worst.holds} == {Part.PARAMETERS, Part.WORKSPACE}
     assert "how much there is, is not known" in render_ledger(ledger)
 
 
@@ -506,7 +501,7 @@ def test_many_kinds_of_accelerator_are_cut_short() -> None:
         placement=HybridComponentPlacement({"component_placement": {"env": "all"}}, Topology(nodes)),
         needs=RLHF,
         offload={},
-        demands={"env": Simulator(accelerator_bytes=5, host_bytes=3)},
+        demands={"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)},
     )
     text = render_ledger(case.ledger())
     assert "and 4 more kinds of accelerator" in text

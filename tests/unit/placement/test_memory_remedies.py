@@ -6,7 +6,7 @@ import dataclasses
 
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, KvShare, TrainedModel
+from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.remedies import find_remedies, find_shortages
 from rlplace.placement.schedule import rlhf_needs
@@ -23,10 +23,6 @@ from tests.unit.placement.memory_cases import (
 
 def fixes(case: MemoryCase) -> list[str]:
     return [remedy.fix for remedy in find_remedies(case)]
-
-
-def changed(case: MemoryCase, component: str, **fields: object) -> MemoryCase:
-    return case.with_demand(component, dataclasses.replace(case.demands[component], **fields))  # type: ignore[type-var, arg-type]
 
 
 def test_what_fits_needs_nothing() -> None:
@@ -49,39 +45,39 @@ def test_each_proposal_is_enough_by_itself() -> None:
 def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None:
     found = {
         remedy.fix.partition(":")[0]: remedy
-        for remedy in find_remedies(changed(colocated_8b(), "actor", micro_batch=64))
+        for remedy in find_remedies(colocated_8b().changed(["actor"], micro_batch=64))
     }
     smaller = found["actor.micro_batch"]
     demand = smaller.case.demands["actor"]
-    assert isinstance(demand, TrainedModel)
+    assert isinstance(demand, TrainingDemand)
     assert 4 < demand.micro_batch < 64
-    assert not changed(smaller.case, "actor", micro_batch=demand.micro_batch + 1).ledger().fits
+    assert not smaller.case.changed(["actor"], micro_batch=demand.micro_batch + 1).ledger().fits
 
 
 def test_a_budget_too_large_is_lowered_to_the_most_that_fits() -> None:
-    case = changed(colocated_8b(), "actor", token_budget=1 << 16)
+    case = colocated_8b().changed(["actor"], token_budget=1 << 16)
     (smaller,) = (r for r in find_remedies(case) if r.fix.startswith("actor.token_budget: "))
     demand = smaller.case.demands["actor"]
-    assert isinstance(demand, TrainedModel)
+    assert isinstance(demand, TrainingDemand)
     assert demand.token_budget is not None
     assert smaller.fix == f"actor.token_budget: {demand.token_budget}"
     assert 2048 < demand.token_budget < 1 << 16
-    assert not changed(smaller.case, "actor", token_budget=demand.token_budget + 1).ledger().fits
+    assert not smaller.case.changed(["actor"], token_budget=demand.token_budget + 1).ledger().fits
 
 
 def test_a_share_too_large_is_lowered() -> None:
     case = colocated_8b()
-    case = changed(case, "rollout", cache=KvShare(gpu_memory_utilization=1.0))
+    case = case.changed(["rollout"], gpu_memory_utilization=1.0)
     assert fixes(case)[0].startswith("rollout.gpu_memory_utilization: 0.9")
 
 
 def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
-    case = changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=100 * GIB))
+    case = colocated_8b().changed(["rollout"], kv_cache_memory=100 * GIB)
     remedy = find_remedies(case)[0]
     assert remedy.fix.startswith("rollout.kv_cache_memory: 6")
     (account,) = remedy.case.ledger().accelerators
     assert account.margin_bytes == 0
-    beyond = changed(colocated_8b(offload=False, micro_batch=64), "rollout", cache=KvBytes(size_bytes=GIB))
+    beyond = colocated_8b(offload=False, micro_batch=64).changed(["rollout"], kv_cache_memory=GIB)
     assert not any("kv_cache_memory" in fix for fix in fixes(beyond))
 
 
@@ -113,7 +109,7 @@ def test_changes_that_are_enough_only_together_say_so() -> None:
 
 def test_together_each_is_lowered_no_further_than_its_own_moments_need() -> None:
     """Two passes too large, in two stages: neither alone is enough, and neither has to become the least."""
-    case = changed(changed(colocated_8b(), "actor", micro_batch=64), "reference", micro_batch=512)
+    case = colocated_8b().changed(["actor"], micro_batch=64).changed(["reference"], micro_batch=512)
     remedies = find_remedies(case)
     assert [r.also for r in remedies] == [True, True]
     assert remedies[-1].enough
@@ -121,14 +117,14 @@ def test_together_each_is_lowered_no_further_than_its_own_moments_need() -> None
     assert set(sizes) == {"actor", "reference"}
     for component, size in sizes.items():
         assert size > 1
-        assert not changed(remedies[-1].case, component, micro_batch=size + 1).ledger().fits
+        assert not remedies[-1].case.changed([component], micro_batch=size + 1).ledger().fits
 
 
 def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
     case = colocated_8b()
     demands = {"reference": rlhf_demands("70b")["reference"]}
     reference = demands["reference"]
-    assert isinstance(reference, FrozenModel)
+    assert isinstance(reference, ScoringDemand)
     whole = dataclasses.replace(case, demands={"reference": dataclasses.replace(reference, sharded=False)})
     assert fixes(whole) == ["reference.sharded: true", "reference.on_host: true"]
 
@@ -146,15 +142,15 @@ def test_more_accelerators_are_counted_in_doublings() -> None:
 
 def _model(size: str):  # type: ignore[no-untyped-def]
     actor = rlhf_demands(size)["actor"]
-    assert isinstance(actor, TrainedModel)
+    assert isinstance(actor, TrainingDemand)
     return actor.model
 
 
 def test_a_host_too_small_drops_sleep_copies() -> None:
     case = colocated_8b()
     engine = case.demands["rollout"]
-    assert isinstance(engine, EngineModel)
-    levels = [changed(case, "rollout", sleep_level=level) for level in (1, 2)]
+    assert isinstance(engine, EngineDemand)
+    levels = [case.changed(["rollout"], sleep_level=level) for level in (1, 2)]
     most = [levels[i].ledger().hosts[0].worst.total_bytes for i in range(2)]
     short = with_host_memory(levels[0], (most[0] + most[1]) // 2)
     assert fixes(short)[0] == "rollout.sleep_level: 2"
@@ -181,17 +177,17 @@ def test_where_all_changes_are_not_enough_it_is_said_too() -> None:
 
 
 def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
-    (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvShare(gpu_memory_utilization=0.2)))
+    (problem,) = find_shortages(colocated_8b().changed(["rollout"], gpu_memory_utilization=0.2))
     assert problem.code == "kv-cache-too-small"
     assert problem.key == "rollout.gpu_memory_utilization"
     assert str(problem.fix).startswith("rollout.gpu_memory_utilization: 0.9")
-    (problem,) = find_shortages(changed(colocated_8b(), "rollout", cache=KvBytes(size_bytes=1 << 20)))
+    (problem,) = find_shortages(colocated_8b().changed(["rollout"], kv_cache_memory=1 << 20))
     assert problem.key == "rollout.kv_cache_memory"
     assert "shorter algorithm.sequence_length" in str(problem.fix)
 
 
 def test_a_cache_without_room_beside_a_batch_too_large_are_two_problems() -> None:
-    case = changed(colocated_8b(micro_batch=16), "rollout", cache=KvShare(gpu_memory_utilization=0.2))
+    case = colocated_8b(micro_batch=16).changed(["rollout"], gpu_memory_utilization=0.2)
     batch, cache = find_shortages(case)
     assert (batch.code, cache.code) == ("does-not-fit", "kv-cache-too-small")
     assert cache.fix == "a shorter algorithm.sequence_length"  # no share fits while the batch does not
@@ -208,7 +204,7 @@ def test_a_host_too_small_is_said_also_where_accelerators_are_not_known() -> Non
 
 def test_what_only_loading_needs_is_said_to_be_at_the_start() -> None:
     reference = rlhf_demands("8b", micro_batch=1, sequence_length=1)["reference"]
-    assert isinstance(reference, FrozenModel)
+    assert isinstance(reference, ScoringDemand)
     case = MemoryCase(
         placement=HybridComponentPlacement(
             {"component_placement": {"reference": "0"}}, Topology.uniform(1, 1, "cuda", 16 * GIB)

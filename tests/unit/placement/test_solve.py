@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement.memory.demands import EngineModel, FrozenModel, KvBytes, TrainedModel
+from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.solve import Knob, solve
 from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, spread_70b
@@ -15,7 +15,7 @@ from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, s
 
 def with_batch(case: MemoryCase, size: int) -> MemoryCase:
     demands = {
-        c: dataclasses.replace(d, micro_batch=size) if isinstance(d, (TrainedModel, FrozenModel)) else d
+        c: dataclasses.replace(d, micro_batch=size) if isinstance(d, (TrainingDemand, ScoringDemand)) else d
         for c, d in case.demands.items()
     }
     return dataclasses.replace(case, demands=demands)
@@ -36,8 +36,8 @@ def test_one_component_alone_can_be_asked_for() -> None:
     solution = solve(colocated_8b(), Knob.MICRO_BATCH, "actor")
     assert solution is not None
     critic, actor = (solution.case.demands[c] for c in ("critic", "actor"))
-    assert isinstance(critic, TrainedModel)
-    assert isinstance(actor, TrainedModel)
+    assert isinstance(critic, TrainingDemand)
+    assert isinstance(actor, TrainingDemand)
     assert (critic.micro_batch, actor.micro_batch) == (4, solution.value)
 
 
@@ -45,7 +45,7 @@ def test_the_longest_sequence_is_that_of_all_components() -> None:
     solution = solve(colocated_8b(micro_batch=1), Knob.SEQUENCE_LENGTH)
     assert solution is not None
     assert solution.value > 8192
-    lengths = {d.sequence_length for d in solution.case.demands.values() if not isinstance(d, EngineModel)}  # type: ignore[attr-defined]
+    lengths = {d.sequence_length for d in solution.case.demands.values() if not isinstance(d, EngineDemand)}  # type: ignore[attr-defined]
     assert lengths == {solution.value}
 
 
@@ -64,10 +64,8 @@ def test_a_share_that_leaves_no_room_for_the_cache_is_no_solution() -> None:
     assert solve(case, Knob.KV_SHARE) is not None
     long = colocated_8b(offload=False, micro_batch=1, sequence_length=128)
     engine = long.demands["rollout"]
-    assert isinstance(engine, EngineModel)
-    assert (
-        solve(long.with_demand("rollout", dataclasses.replace(engine, sequence_length=1 << 20)), Knob.KV_SHARE) is None
-    )
+    assert isinstance(engine, EngineDemand)
+    assert solve(long.changed(["rollout"], sequence_length=1 << 20), Knob.KV_SHARE) is None
 
 
 def test_nothing_fits_is_none() -> None:
@@ -78,11 +76,11 @@ def test_what_always_fits_ends_at_the_most_that_is_tried() -> None:
     case = colocated_8b()
     tiny = dataclasses.replace(case, placement=case.placement, demands={"rollout": rlhf_demands("8b")["rollout"]})
     engine = tiny.demands["rollout"]
-    assert isinstance(engine, EngineModel)
+    assert isinstance(engine, EngineDemand)
     solution = solve(tiny, Knob.KV_SHARE)
     assert solution is not None
     assert solution.value == 1.0
-    fixed = tiny.with_demand("rollout", dataclasses.replace(engine, cache=KvBytes(size_bytes=1 << 42)))
+    fixed = tiny.changed(["rollout"], kv_cache_memory=1 << 42)
     with pytest.raises(PlacementError) as caught:
         solve(fixed, Knob.KV_SHARE)
     assert caught.value.codes == ("nothing-to-solve",)
@@ -92,17 +90,11 @@ def test_a_micro_batch_of_any_size_fits_what_keeps_nothing() -> None:
     case = colocated_8b()
     roomy = dataclasses.replace(case, demands={"reference": rlhf_demands("8b")["reference"]})
     reference = roomy.demands["reference"]
-    assert isinstance(reference, FrozenModel)
-    short = roomy.with_demand(
-        "reference", dataclasses.replace(reference, sequence_length=1, model=_without_width(reference))
-    )
+    assert isinstance(reference, ScoringDemand)
+    short = roomy.changed(["reference"], sequence_length=1, model=dataclasses.replace(reference.model, vocabulary=0))
     solution = solve(short, Knob.MICRO_BATCH)
     assert solution is not None
     assert solution.value == 1 << 16
-
-
-def _without_width(demand: FrozenModel):  # type: ignore[no-untyped-def]
-    return dataclasses.replace(demand.model, vocabulary=0)
 
 
 def test_what_cannot_be_solved_for_says_who_has_it() -> None:
@@ -119,7 +111,7 @@ def test_what_cannot_be_solved_for_says_who_has_it() -> None:
 def packed(case: MemoryCase, token_budget: int) -> MemoryCase:
     """The actor alone, its passes packed."""
     actor = case.demands["actor"]
-    assert isinstance(actor, TrainedModel)
+    assert isinstance(actor, TrainingDemand)
     actor = dataclasses.replace(actor, token_budget=token_budget)
     return dataclasses.replace(case, demands={"actor": actor, "rollout": case.demands["rollout"]})
 

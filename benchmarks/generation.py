@@ -30,19 +30,6 @@ from rlplace.workers.launch.devices import CudaDevice, Device
 PROMPT_TOKENS, SEQUENCES, CACHE_BYTES = 32, 32, 256 << 20
 
 
-class Host:
-    """Host memory, which nobody counts here."""
-
-    torch_name = "cpu"
-
-    def acquire(self, size_bytes: int, what: str) -> None: ...
-
-    def release(self, what: str) -> None: ...
-
-    def held_bytes(self) -> int:
-        return 0
-
-
 def small_model(folder: Path) -> Path:
     """Qwen3, 34 million weights."""
     import transformers
@@ -106,7 +93,7 @@ def rate(generate: Callable[[], int]) -> float:
 
 
 def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) -> None:
-    device: Device = CudaDevice() if torch.cuda.is_available() else Host()
+    device: Device = CudaDevice() if torch.cuda.is_available() else Device()
     context = PROMPT_TOKENS + new
     settings = EngineSettings(
         model=folder,

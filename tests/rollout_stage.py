@@ -18,6 +18,7 @@ from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
@@ -25,10 +26,8 @@ from rlplace.workers.worker import Rendezvous, WorkerContext
 GYMS = "tests.gyms"  # where the simulators made for tests are registered
 
 
-class Ledger:
-    """A Device that writes down what is held; `limit` bytes fit."""
-
-    torch_name = "cpu"
+class Ledger(Device):
+    """Writes down what is held; `limit` bytes fit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.held: dict[str, int] = {}

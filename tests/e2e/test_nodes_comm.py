@@ -21,7 +21,7 @@ from tests.e2e import cables, namespaces
 from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
 
 if TYPE_CHECKING:
-    from rlplace.workers.ray_launch.node_channels import RemoteNode
+    from rlplace.workers.ray_launch.channels import RemoteNode
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -134,7 +134,7 @@ def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path
 def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: Any, shm: Path) -> None:
     import ray
 
-    from rlplace.workers.ray_launch.node_channels import RemoteNode
+    from rlplace.workers.ray_launch.channels import RemoteNode
 
     third = nodes.add_node(num_cpus=1)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")

@@ -14,8 +14,9 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
+from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.inline import InlineLauncher
-from rlplace.workers.launch.launcher import GroupOrder, Launcher, StartReport
+from rlplace.workers.launch.launcher import Launcher, StartReport
 from rlplace.workers.launch.machines import count_topology, declared_topology
 
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
@@ -97,7 +98,15 @@ class Cluster:
         """
         self.start()
         if spec.name in self._channels:
-            raise ClusterError(_channel_exists(spec.name))
+            raise ClusterError(
+                Problem(
+                    code="channel-exists",
+                    key=f"channel {spec.name}",
+                    what="a channel of this name was made in this cluster before",
+                    why="the name stands for the channel in errors and statistics",
+                    fix=f'ChannelSpec(name="{spec.name}_2", ...)',
+                )
+            )
         self._channels.add(spec.name)
         return self._launcher.channel(spec, locations)
 
@@ -110,18 +119,18 @@ class Cluster:
         """
         limit_s = self._ray.start_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
-        orders = [self._order(name, *launch, seed) for name, launch in launches.items()]
-        self.reserve([slot for order in orders for slot in order.slots])
-        handles = self._launcher.launch(orders, self.start_report)
+        specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
+        self.reserve([slot for spec in specs for slot in spec.slots])
+        handles = self._launcher.launch(specs, self.start_report)
         groups = {
-            order.name: WorkerGroup(
-                name=order.name,
-                worker=order.worker,
-                handles=handles[order.name],
-                channels=order.channels,
+            spec.name: WorkerGroup(
+                name=spec.name,
+                worker=spec.worker,
+                handles=handles[spec.name],
+                channels=launches[spec.name][2],
                 forget=self._launcher.forget,
             )
-            for order in orders
+            for spec in specs
         }
         ready = False
         try:
@@ -134,14 +143,14 @@ class Cluster:
         self._groups.update(groups)
         return groups
 
-    def _order(
+    def _spec(
         self,
         name: str,
         builder: GroupBuilder,
         placed: PlacementStrategy | Sequence[Slot],
         channels: Mapping[str, Channel],
         seed: int,
-    ) -> GroupOrder:
+    ) -> GroupSpec:
         if name in self._groups and not self._groups[name].closed:
             raise ClusterError(
                 Problem(
@@ -153,7 +162,7 @@ class Cluster:
                 )
             )
         slots = placed if isinstance(placed, Sequence) else placed.get_placement(self)
-        return GroupOrder(
+        return GroupSpec(
             name=name,
             worker=builder.worker,
             config=builder.config,
@@ -202,16 +211,6 @@ def whole(topology: Topology) -> tuple[Slot, ...]:
             local_accelerators=tuple(range(node.accelerators)),
         )
         for node in topology.nodes
-    )
-
-
-def _channel_exists(name: str) -> Problem:
-    return Problem(
-        code="channel-exists",
-        key=f"channel {name}",
-        what="a channel of this name was made in this cluster before",
-        why="the name stands for the channel in errors and statistics",
-        fix=f'ChannelSpec(name="{name}_2", ...)',
     )
 
 

@@ -5,49 +5,40 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
 from rlplace.placement.language.slots import Slot, component_of
+from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
 
 
-class Device(Protocol):
-    """The accelerators of one slot, as its worker sees them."""
+class Device:
+    """The accelerators of one slot, as its worker sees them. This one has none: host memory is not accounted."""
 
-    @property
-    def torch_name(self) -> str:
-        """What `torch.device` takes: "cuda:0" on a GPU, "cpu" where emulated."""
-        ...
+    torch_name = "cpu"  # what `torch.device` takes
 
     def acquire(self, size_bytes: int, what: str) -> None:
         """Account `size_bytes` on each accelerator of the slot under the label `what`, instead of an earlier amount.
 
         Raises AcceleratorOutOfMemory, naming all residents, when it does not fit; then nothing has changed.
         """
-        ...
 
     def release(self, what: str) -> None:
         """Give back what was acquired under `what`, if anything."""
-        ...
 
     def held_bytes(self) -> int:
-        """What this worker holds on each of its accelerators."""
-        ...
+        """Return what this worker holds on each of its accelerators."""
+        return 0
 
 
 class Account(Protocol):
     """What workers hold on the accelerators of a job; in this process or behind a call to another."""
 
     def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None: ...
-
     def release(self, owner: str, what: str) -> None: ...
-
-    def release_all(self, owner: str) -> None:
-        """Everything of a worker that ended."""
-        ...
-
+    def release_all(self, owner: str) -> None: ...
     def held_bytes(self, owner: str) -> int: ...
 
 
@@ -57,37 +48,38 @@ class MemoryAccount:
     def __init__(self, capacity_bytes: Sequence[int]) -> None:
         """`capacity_bytes[n]` is what global accelerator n has."""
         self.capacity_bytes = tuple(capacity_bytes)
-        self._held: dict[int, dict[tuple[str, str], int]] = {}  # accelerator -> (owner, label) -> bytes
+        self._held: list[dict[tuple[str, str], int]] = [{} for _ in capacity_bytes]  # (owner, label) -> bytes
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, topology: Topology) -> MemoryAccount:
+        return cls([node.memory_bytes for node in topology.nodes for _ in range(node.accelerators)])
 
     def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
         """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
-        if size_bytes < 0:
-            raise AssertionError(f"{owner}: {what} cannot take {size_bytes} bytes")
+        assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
         with self._lock:
             for number in accelerators:
-                others = {r: b for r, b in self._held.get(number, {}).items() if r != resident}
+                others = {r: b for r, b in self._held[number].items() if r != resident}
                 if sum(others.values()) + size_bytes > self.capacity_bytes[number]:
                     raise out_of_memory(owner, what, size_bytes, number, self.capacity_bytes[number], others)
             for number in accelerators:
-                self._held.setdefault(number, {})[resident] = size_bytes
+                self._held[number][resident] = size_bytes
 
     def release(self, owner: str, what: str) -> None:
-        self._drop(lambda resident: resident == (owner, what))
+        with self._lock:
+            for residents in self._held:
+                residents.pop((owner, what), None)
 
     def release_all(self, owner: str) -> None:
-        self._drop(lambda resident: resident[0] == owner)
-
-    def _drop(self, ends: Callable[[tuple[str, str]], bool]) -> None:
+        """Release everything of a worker that ended."""
         with self._lock:
-            for residents in self._held.values():
-                for resident in [r for r in residents if ends(r)]:
-                    del residents[resident]
+            self._held = [{r: b for r, b in residents.items() if r[0] != owner} for residents in self._held]
 
     def held_bytes(self, owner: str) -> int:
         with self._lock:
-            sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in self._held.values()]
+            sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in self._held]
         return max(sums, default=0)  # equal on all accelerators of a worker
 
 
@@ -99,11 +91,10 @@ def out_of_memory(
     lines = [f"{resident}: {label} {exact_bytes(size)}" for (resident, label), size in largest if size]
     free = capacity_bytes - sum(held.values())
     has = f"accelerator {number} has {exact_bytes(capacity_bytes)}, {exact_bytes(free)} free"
-    strangers = [component_of(r) for (r, _), size in largest if r != owner and component_of(r) and size]
-    needed = capacity_bytes - free + size_bytes
-    fix = f"cluster.accelerator.memory: {needed}"
-    if strangers:
-        fix = f"{strangers[0]}.enable_offload: true     (or {fix})"
+    others = [component_of(r) for (r, _), size in largest if r != owner and component_of(r) and size]
+    fix = f"cluster.accelerator.memory: {capacity_bytes - free + size_bytes}"
+    if others:
+        fix = f"{others[0]}.enable_offload: true     (or {fix})"
     return AcceleratorOutOfMemory(
         Problem(
             code="accelerator-out-of-memory",
@@ -120,55 +111,33 @@ def out_of_memory(
 
 def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemory | None:
     """Turn torch's error of a full GPU into ours; None for any other error."""
-    torch = sys.modules.get("torch")  # not imported: most workers that come by here never need it
+    torch = sys.modules.get("torch")  # not imported: most workers never need it
     if torch is None or not isinstance(error, torch.OutOfMemoryError):
         return None
-    owner, text = slot.owner, str(error)
-    asked, free = (_size_after(words, text) for words in ("Tried to allocate", "of which"))
+    text, sizes = str(error), []
+    for words in ("Tried to allocate", "of which"):  # "20.00 MiB"
+        found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
+        power = ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)) if found else 0
+        sizes.append(int(float(found.group(1)) * 1024**power) if found else 0)
     gpu = re.search(r"GPU (\d+)", text)
     at = int(gpu.group(1)) if gpu is not None else 0
     number = slot.accelerators[at if at < len(slot.accelerators) else 0] if slot.accelerators else at
     return AcceleratorOutOfMemory(
         Problem(
             code="accelerator-out-of-memory",
-            key=owner,
+            key=slot.owner,
             what=f"accelerator {number} is out of memory",
             got=text.partition(". See documentation")[0],
             why="what a computation needs beside what is resident was not foreseen, or is in pieces",
             fix="a smaller micro_batch or token_budget, or less that is resident beside it",
         ),
         accelerator=number,
-        lacking_bytes=max(0, asked - free),
+        lacking_bytes=max(0, sizes[0] - sizes[1]),
     )
 
 
-def _size_after(words: str, text: str) -> int:
-    """Read a size such as `20.00 MiB` after some words of torch's message; 0 where it is not there."""
-    found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
-    if found is None:
-        return 0
-    return int(float(found.group(1)) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)))
-
-
-class HostDevice:
-    """No accelerator: a slot on a node alone computes on its CPUs, in memory that is not accounted."""
-
-    torch_name = "cpu"
-
-    def acquire(self, size_bytes: int, what: str) -> None:
-        """Do nothing: nothing is accounted."""
-
-    def release(self, what: str) -> None:
-        pass
-
-    def held_bytes(self) -> int:
-        return 0
-
-
-class EmulatedDevice:
+class EmulatedDevice(Device):
     """Accelerators that are only an account: the worker computes on the CPU. Picklable when its account is."""
-
-    torch_name = "cpu"
 
     def __init__(self, account: Account, slot: Slot) -> None:
         self._account = account
@@ -184,18 +153,16 @@ class EmulatedDevice:
         return self._account.held_bytes(self._slot.owner)
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
     def __init__(self, index: int = 0, slot: Slot | None = None) -> None:
         """`index` counts among the GPUs visible to the process; `slot` names the worker in errors."""
+        self.torch_name = f"cuda:{index}"
         self._index = index
-        self._slot = slot
+        self._owner = "this process" if slot is None else slot.owner
+        self._number = slot.accelerators[0] if slot is not None and slot.accelerators else index
         self._asked: dict[str, int] = {}  # label -> bytes; what was there before it was asked for counts as well
-
-    @property
-    def torch_name(self) -> str:
-        return f"cuda:{self._index}"
 
     def acquire(self, size_bytes: int, what: str) -> None:
         """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
@@ -210,15 +177,6 @@ class CudaDevice:
             raise out_of_memory(self._owner, what, size_bytes, self._number, capacity, held)
         self._asked = asked
 
-    @property
-    def _owner(self) -> str:
-        return "this process" if self._slot is None else self._slot.owner
-
-    @property
-    def _number(self) -> int:
-        """Over the cluster, where it is known."""
-        return self._slot.accelerators[0] if self._slot is not None and self._slot.accelerators else self._index
-
     def release(self, what: str) -> None:
         """Hand cached blocks back to CUDA, so that other processes of this GPU can have them."""
         import torch
@@ -232,11 +190,11 @@ class CudaDevice:
         return torch.cuda.memory_reserved(self._index)
 
 
-def make_device(slot: Slot, kind: str, *, index: int, account: Account | None) -> Device:
-    """Make the device of a slot on a node of this kind. `index`: its first among the GPUs visible to its process."""
+def make_device(slot: Slot, topology: Topology, account: Account | None, *, index: int) -> Device:
+    """Make the device of a slot. `index`: its first accelerator among the GPUs visible to its process."""
     if not slot.accelerators:
-        return HostDevice()
-    if kind == "cuda":
+        return Device()
+    if topology.nodes[slot.node].kind == "cuda":
         return CudaDevice(index, slot)
     assert account is not None, "emulated accelerators have an account"
     return EmulatedDevice(account, slot)

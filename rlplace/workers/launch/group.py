@@ -101,7 +101,7 @@ def _fail_together(groups: Sequence[WorkerGroup], calls: Sequence[Call]) -> Base
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Choose the failure that is likeliest the root, of those that are not due to stopping.
+    """Choose the failure that is likeliest the root cause, of those that are not due to stopping.
 
     A death explains the errors of its peers; a broken channel is explained by others'; else the first counts.
     """
@@ -199,20 +199,40 @@ class WorkerGroup:
         chosen = [r for item in ranks for r in ([item] if isinstance(item, int) else item)]
         wrong = [r for r in chosen if not 0 <= r < self.world_size]
         if wrong or not chosen:
-            raise PlacementError([_no_such_rank(self.name, self.world_size, chosen, wrong)])
+            last = self.world_size - 1
+            problem = Problem(
+                code="no-such-rank",
+                key=self.name,
+                what=f"rank {wrong[0]} does not exist" if wrong else "no rank is named",
+                got=f"execute_on({', '.join(map(str, chosen))})",
+                why=f"the group has {self.world_size} rank{'s' * (last > 0)}, 0-{last}",
+                fix=f"execute_on({last})",
+            )
+            raise PlacementError([problem])
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
         """Bind a method of the worker class. Raises AttributeError for one that it does not have."""
         if method.startswith("_") or not inspect.isfunction(getattr(self.worker, method, None)):
-            raise _no_such_method(self.worker, method)
+            known = [n for n, _ in inspect.getmembers(self.worker, inspect.isfunction) if not n.startswith("_")]
+            near = did_you_mean(method, known)
+            hint = f"did you mean {near!r}?" if near else "it has " + ", ".join(known)
+            raise AttributeError(f"{self.worker.__name__} has no method {method!r}; {hint}")
         return functools.partial(self._call, method, ranks)
 
     def _call(self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Pending:
         if self.failure is not None:
             raise self.failure
         if self.closed:
-            raise _group_closed(self.name, method)
+            raise ClusterError(
+                Problem(
+                    code="group-closed",
+                    key=self.name,
+                    what=f"{method} was called on a group that is closed",
+                    why="its workers have ended",
+                    fix="launch the group again",
+                )
+            )
         calls = {rank: self.handles[rank].call(method, args, kwargs) for rank in ranks}
         with self._lock:
             self._open.update(calls.values())
@@ -348,33 +368,3 @@ class GroupBuilder:
         cluster.reserve()  # which groups will follow is not known
         launch = {name: (self, placement_strategy, channels or {})}
         return cluster.launch_all(launch, seed=seed, timeout_s=timeout_s)[name]
-
-
-def _no_such_method(worker: type[Worker], method: str) -> AttributeError:
-    known = [n for n, _ in inspect.getmembers(worker, inspect.isfunction) if not n.startswith("_")]
-    near = did_you_mean(method, known)
-    hint = f"did you mean {near!r}?" if near else "it has " + ", ".join(known)
-    return AttributeError(f"{worker.__name__} has no method {method!r}; {hint}")
-
-
-def _no_such_rank(name: str, world_size: int, chosen: Sequence[int], wrong: Sequence[int]) -> Problem:
-    return Problem(
-        code="no-such-rank",
-        key=name,
-        what=f"rank {wrong[0]} does not exist" if wrong else "no rank is named",
-        got=f"execute_on({', '.join(map(str, chosen))})",
-        why=f"the group has {world_size} rank{'s' if world_size > 1 else ''}, 0-{world_size - 1}",
-        fix=f"execute_on({world_size - 1})",
-    )
-
-
-def _group_closed(name: str, method: str) -> ClusterError:
-    return ClusterError(
-        Problem(
-            code="group-closed",
-            key=name,
-            what=f"{method} was called on a group that is closed",
-            why="its workers have ended",
-            fix="launch the group again",
-        )
-    )

@@ -1,4 +1,4 @@
-"""The worker's side of a call: makes the workers of a process, runs their methods, turns errors into values."""
+"""The worker's side of a call: make the workers of a process, run their methods, turn errors into values."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """Everything a worker is made from."""
+class GroupSpec:
+    """What the workers of a group are made from."""
 
+    name: str
     worker: type[Worker]
     config: Any
-    slot: Slot
-    world_size: int
-    device: Device
+    slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel | ChannelAddress]
     seed: int
-    folder: Path | None = None  # see WorkerContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,23 +61,19 @@ class Failure:
         return cls(what=text, traceback="".join(lines), cause=error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = None
-        if self.cause is not None:
-            try:
-                data = pickle.dumps(self.cause)
-                pickle.loads(data)
-            except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept
-                data = None
+        try:
+            data = pickle.dumps(self.cause)
+            pickle.loads(data)
+        except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept
+            data = pickle.dumps(None)
         return _revived, (self.what, self.traceback, data)
 
 
-def _revived(what: str, text: str | None, cause: bytes | None) -> Failure:
-    error = None
-    if cause is not None:
-        try:
-            error = pickle.loads(cause)
-        except Exception:  # noqa: BLE001 -- the class may not exist on this side; the text is kept anyway
-            error = None
+def _revived(what: str, text: str | None, cause: bytes) -> Failure:
+    try:
+        error = pickle.loads(cause)
+    except Exception:  # noqa: BLE001 -- the class may not exist on this side; the text is kept anyway
+        error = None
     return Failure(what=what, traceback=text, cause=error)
 
 
@@ -107,9 +101,11 @@ class WorkerHost:
         self._ends = ProcessChannels()
         self._hosted = [_Hosted() for _ in range(workers)]
 
-    def build(self, number: int, spec: WorkerSpec, rendezvous: Rendezvous) -> None:
+    def build(
+        self, number: int, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, folder: Path | None
+    ) -> None:
         """Make a worker. A constructor that raises fails the first call, so that no caller needs to wait in between."""
-        hosted, slot = self._hosted[number], spec.slot
+        hosted = self._hosted[number]
         place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
             ends = {
@@ -118,17 +114,17 @@ class WorkerHost:
             }
             hosted.context = WorkerContext(
                 slot=slot,
-                world_size=spec.world_size,
-                device=spec.device,
+                world_size=len(spec.slots),
+                device=device,
                 rendezvous=rendezvous,
                 channels={name: end.named(slot.owner) for name, end in ends.items()},
                 seed=spec.seed,
-                folder=spec.folder,
+                folder=folder,
                 cancelled=hosted.cancelled,
             )
             hosted.worker = spec.worker(spec.config, hosted.context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            hosted.failure = Failure.of(error)
+            self.refuse(number, error)
 
     def refuse(self, number: int, error: BaseException) -> None:
         """Answer every call to this worker, which will not be made, with `error`."""
@@ -162,7 +158,7 @@ class WorkerHost:
             self._ran(method)
 
     def _ran(self, method: str) -> None:
-        """A method has ended."""
+        """Do what follows a method that has ended."""
 
     def cancel(self, number: int) -> None:
         self._hosted[number].cancelled.set()

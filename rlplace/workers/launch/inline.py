@@ -1,9 +1,10 @@
-"""The launcher that makes workers threads of this process: for debugging, tests and small jobs."""
+"""The launcher that makes workers threads of this process, for debugging, tests and small jobs."""
 
 from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,16 +16,9 @@ from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.devices import Account, make_device
-from rlplace.workers.launch.host import WorkerHost, WorkerSpec
-from rlplace.workers.launch.launcher import (
-    Call,
-    GroupOrder,
-    StartReport,
-    WorkerHandle,
-    memory_account,
-    open_rendezvous,
-)
+from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
+from rlplace.workers.launch.host import GroupSpec, WorkerHost
+from rlplace.workers.launch.launcher import Call, StartReport, WorkerHandle
 from rlplace.workers.worker import Rendezvous
 
 
@@ -37,7 +31,7 @@ class InlineLauncher:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._account: Account = memory_account(topology)
+        self._account = MemoryAccount.of(topology)
         self._channels: list[Channel] = []
         self._handles: list[InlineWorker] = []
 
@@ -47,19 +41,31 @@ class InlineLauncher:
     def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
         """Do nothing: threads are always free."""
 
-    def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
-        _check_single(orders)
+    def launch(self, specs: Sequence[GroupSpec], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
+        crowded = [s for s in specs if s.worker.needs_own_process and len(s.slots) > 1]
+        if crowded:
+            names = " and ".join(f"{s.name} ({len(s.slots)} ranks)" for s in crowded)
+            raise ClusterError(
+                Problem(
+                    code="inline-needs-one-rank",
+                    key="cluster.launcher",
+                    what=f"{names} cannot run as threads of one process",
+                    got="inline",
+                    why="a process can join only one process group, so each of these ranks needs a process of its own",
+                    fix="cluster.launcher=ray     "
+                    f"(or one accelerator: cluster.component_placement.{crowded[0].name}=0)",
+                )
+            )
         with report.phase("workers"):
-            return {order.name: tuple(self._make(order, slot) for slot in order.slots) for order in orders}
+            return {spec.name: tuple(self._make(spec, slot) for slot in spec.slots) for spec in specs}
 
-    def _make(self, order: GroupOrder, slot: Slot) -> InlineWorker:
-        kind = self._topology.nodes[slot.node].kind
-        device = make_device(slot, kind, index=next(iter(slot.local_accelerators), 0), account=self._account)
+    def _make(self, spec: GroupSpec, slot: Slot) -> InlineWorker:
+        device = make_device(slot, self._topology, self._account, index=next(iter(slot.local_accelerators), 0))
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
-        if order.worker.needs_own_process:
-            listening = open_rendezvous("127.0.0.1")
+        if spec.worker.needs_own_process:
+            listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
             rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
-        handle = InlineWorker(order.spec(slot, device), rendezvous)
+        handle = InlineWorker(spec, slot, device, rendezvous)
         self._handles.append(handle)
         return handle
 
@@ -83,31 +89,15 @@ class InlineLauncher:
         self._handles.clear()
 
 
-def _check_single(orders: Sequence[GroupOrder]) -> None:
-    crowded = [o for o in orders if o.worker.needs_own_process and len(o.slots) > 1]
-    if crowded:
-        names = " and ".join(f"{o.name} ({len(o.slots)} ranks)" for o in crowded)
-        raise ClusterError(
-            Problem(
-                code="inline-needs-one-rank",
-                key="cluster.launcher",
-                what=f"{names} cannot run as threads of one process",
-                got="inline",
-                why="a process can join only one process group, so each of these ranks needs a process of its own",
-                fix=f"cluster.launcher=ray     (or one accelerator: cluster.component_placement.{crowded[0].name}=0)",
-            )
-        )
-
-
 class InlineWorker(WorkerHandle):
     """A worker in a thread with a mailbox."""
 
-    def __init__(self, spec: WorkerSpec, rendezvous: Rendezvous) -> None:
-        super().__init__(spec.slot)
+    def __init__(self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous) -> None:
+        super().__init__(slot)
         self._host = WorkerHost()
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._mailbox.put(lambda: self._host.build(0, spec, rendezvous))
-        threading.Thread(target=self._work, name=spec.slot.owner, daemon=True).start()
+        self._mailbox.put(lambda: self._host.build(0, spec, slot, device, rendezvous, None))
+        threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 
     def _work(self) -> None:
         while (task := self._mailbox.get()) is not None:

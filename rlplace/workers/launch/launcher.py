@@ -5,54 +5,17 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Protocol
 
-from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import WorkerError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.devices import Device, MemoryAccount
-from rlplace.workers.launch.host import Done, Failure, WorkerSpec
-from rlplace.workers.worker import Worker
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOrder:
-    """One worker group to be started."""
-
-    name: str
-    worker: type[Worker]
-    config: Any
-    slots: tuple[Slot, ...]  # by rank
-    channels: Mapping[str, Channel]
-    seed: int
-
-    def spec(
-        self,
-        slot: Slot,
-        device: Device,
-        channels: Mapping[str, Channel | ChannelAddress] | None = None,
-        folder: Path | None = None,
-    ) -> WorkerSpec:
-        """`channels`: how the slot's process reaches those of the order; None: it can use their ends as they are."""
-        return WorkerSpec(
-            worker=self.worker,
-            config=self.config,
-            slot=slot,
-            world_size=len(self.slots),
-            device=device,
-            channels=self.channels if channels is None else channels,
-            seed=self.seed,
-            folder=folder,
-        )
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,12 +32,10 @@ class StartReport:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
-    @property
-    def total_s(self) -> float:
-        return sum(self.seconds.values())
-
     def __str__(self) -> str:
-        return f"{self.total_s:.1f} s (" + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items()) + ")"
+        return (
+            f"{sum(self.seconds.values()):.1f} s (" + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items()) + ")"
+        )
 
 
 class Call(Future[Any]):
@@ -109,7 +70,7 @@ class WorkerHandle(abc.ABC):
             self._send(call, method, args, kwargs or {})
         return call
 
-    def settle(self, call: Call, outcome: Done | Failure) -> None:
+    def settle(self, call: Call, outcome: Outcome) -> None:
         """End a call. Only the first outcome counts."""
         with self._lock:
             method = self._open.pop(call, None)
@@ -182,7 +143,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def launch(self, orders: Sequence[GroupOrder], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
+    def launch(self, specs: Sequence[GroupSpec], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
         """Start the workers of all groups together and verify that they are where they should be; by name, then rank.
 
         Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
@@ -203,12 +164,3 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End everything that was started here. Idempotent and bounded in time."""
         ...
-
-
-def memory_account(topology: Topology) -> MemoryAccount:
-    return MemoryAccount([node.memory_bytes for node in topology.nodes for _ in range(node.accelerators)])
-
-
-def open_rendezvous(host: str) -> socket.socket:
-    """Listen on a free port of `host`. Rank 0 keeps the socket open, so no other process can take the port."""
-    return socket.create_server((host, 0), backlog=1024)

@@ -1,7 +1,7 @@
 """What a job asks of real machines and whether it got it: demands per node, processes, visible GPUs, what is missing.
 
-CUDA_VISIBLE_DEVICES of a worker is decided here (`expected`), set by RayHost before anything imports torch, and read
-back here (`visible_in`) to verify the worker.
+CUDA_VISIBLE_DEVICES of a worker is decided here (`expected`) and set by RayHost before anything imports torch. The
+report of a started process shows which node it is on, and that nothing there changed the variable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rlplace.errors import Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.launcher import GroupOrder
+from rlplace.workers.launch.host import GroupSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CPU_SHARE = 0.01  # of the emulated reservation: workers ask for no CPU, so that many fit on few cores
@@ -41,9 +41,6 @@ class Demand:
             return {"GPU": float(len(self.accelerators))}
         return {"CPU": CPU_SHARE}
 
-    def covers(self, slot: Slot) -> bool:
-        return set(visible_to(slot)) <= set(self.accelerators)
-
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
     """List the accelerators, numbered within the node, that a rank may see."""
@@ -61,7 +58,7 @@ def demands(slots: Sequence[Slot], topology: Topology) -> dict[int, Demand]:
 def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem | None:
     """Find a slot outside of what was reserved at the first launch."""
     for slot in slots:
-        if slot.node not in reserved or not reserved[slot.node].covers(slot):
+        if slot.node not in reserved or not set(visible_to(slot)) <= set(reserved[slot.node].accelerators):
             return Problem(
                 code="not-reserved",
                 key=slot.owner,
@@ -149,15 +146,6 @@ class Expected:
     machine: str
     visible: tuple[str, ...]
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that make CUDA show the worker these GPUs alone.
-
-        GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed, another one where products
-        differ.
-        """
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(self.visible)}
-
     def misfit(self, slot: Slot, report: WorkerReport) -> Problem | None:
         """Compare where the worker is with the plan."""
         if (report.machine, report.visible) == (self.machine, self.visible):
@@ -182,11 +170,6 @@ def expected(slot: Slot, machine: Machine, physical: Mapping[int, str]) -> Expec
     return Expected(machine=machine.id, visible=tuple(physical[n] for n in visible_to(slot) if physical))
 
 
-def visible_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Read back the ids of the GPUs that a process with this environment sees."""
-    return tuple(environment[VISIBLE].split(",")) if environment.get(VISIBLE) else ()
-
-
 def rendezvous_host(reserved: Mapping[int, Demand]) -> str:
     """Where ranks 0 listen: "" is the address of their node, needed where any reserved node is another.
 
@@ -207,10 +190,10 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
     return [tuple(sharing) for sharing in found.values()]
 
 
-def cannot_share(orders: Sequence[GroupOrder], running: Iterable[str]) -> Problem | None:
+def cannot_share(specs: Sequence[GroupSpec], running: Iterable[str]) -> Problem | None:
     """Find what keeps workers from sharing the processes that their slots name. `running`: processes there are."""
-    classes = {order.name: order.worker for order in orders}
-    for sharing in processes(slot for order in orders for slot in order.slots):
+    classes = {spec.name: spec.worker for spec in specs}
+    for sharing in processes(slot for spec in specs for slot in spec.slots):
         first = sharing[0]
         if not first.process:
             continue

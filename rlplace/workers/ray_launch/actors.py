@@ -1,4 +1,4 @@
-"""What runs in Ray processes, and the driver's hold on it: workers, and the account of emulated memory."""
+"""What runs in Ray processes, and its handles in the driver: workers, and the account of emulated memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,10 +18,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import MemoryAccount
-from rlplace.workers.launch.host import Failure, Outcome, WorkerHost, WorkerSpec
-from rlplace.workers.launch.launcher import Call, WorkerHandle, open_rendezvous
-from rlplace.workers.launch.reservation import WorkerReport, visible_in
+from rlplace.placement.machines.topology import Topology
+from rlplace.workers.launch.devices import Device, MemoryAccount
+from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
+from rlplace.workers.launch.launcher import Call, WorkerHandle
+from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.worker import Rendezvous
 
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
@@ -38,26 +40,27 @@ class RayHost(WorkerHost):
     def report(self, serve_at: str | None) -> WorkerReport:
         """Report where this process is. Opens the rendezvous at address `serve_at` ("": this node's) unless None."""
         if serve_at is not None:
-            self._listening = open_rendezvous(serve_at or ray.util.get_node_ip_address())
+            # Rank 0 keeps the socket open, so no other process can take the port.
+            self._listening = socket.create_server((serve_at or ray.util.get_node_ip_address(), 0), backlog=1024)
         address, port = self._listening.getsockname()[:2] if self._listening else ("", 0)
         return WorkerReport(
             machine=ray.get_runtime_context().get_node_id(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            visible=visible_in(os.environ),
+            visible=tuple(filter(None, os.environ.get(VISIBLE, "").split(","))),
             address=address,
             port=port,
         )
 
-    def make(self, number: int, common: bytes, own: Mapping[str, Any], host: str, port: int) -> None:
+    def make(self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, meeting: Rendezvous) -> None:
         """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank."""
         listen_fd = self._listening.detach() if self._listening else None
         try:
-            spec: WorkerSpec = dataclasses.replace(cloudpickle.loads(common), **own)
+            spec: GroupSpec = cloudpickle.loads(pickled)
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
             self.refuse(number, error)
             return
-        self.build(number, spec, Rendezvous(host=host, port=port, listen_fd=listen_fd))
+        self.build(number, spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
 
     def _ran(self, method: str) -> None:
         if method == "setup":
@@ -65,7 +68,7 @@ class RayHost(WorkerHost):
             gc.enable()
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method, one that does not wait, of a channel inside this process."""
+        """Call a method that does not wait on a channel inside this process."""
         return getattr(self._ends.local(spec), method)(*args)
 
 
@@ -112,12 +115,12 @@ class RayWorker(WorkerHandle):
         """Ask for its WorkerReport. Returns a reference to it."""
         return self._report.remote(serve_at)
 
-    def make(self, common: Any, own: Mapping[str, Any], host: str, port: int) -> None:
+    def make(self, spec: Any, device: Device, folder: Path, meeting: Rendezvous) -> None:
         """Have the worker built. Does not wait: what goes wrong fails the first call.
 
-        `common`: a reference to the pickled WorkerSpec that the group shares; `own`: what differs for this worker.
+        `spec`: a reference to the pickled GroupSpec.
         """
-        self._make.remote(self._number, common, own, host, port)
+        self._make.remote(self._number, spec, self.slot, device, folder, meeting)
 
     def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def ended(source: Future[Outcome]) -> None:
@@ -152,14 +155,15 @@ def explain(error: BaseException) -> str:
 
 
 class RayAccount:
-    """An Account in an actor, which all workers of a job ask. Picklable; every question waits for its answer."""
+    """An Account in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
 
     def __init__(self, keeper: Any) -> None:
         self._keeper = keeper
 
     @classmethod
-    def start(cls, account: MemoryAccount) -> RayAccount:
-        return cls(ray.remote(MemoryAccount).options(num_cpus=0).remote(account.capacity_bytes))
+    def start(cls, topology: Topology) -> RayAccount:
+        capacity_bytes = MemoryAccount.of(topology).capacity_bytes
+        return cls(ray.remote(MemoryAccount).options(num_cpus=0).remote(capacity_bytes))
 
     def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
         try:

@@ -3,20 +3,25 @@
 ::
 
     driver ── NodeChannels ─────────── job folder of the driver's node, in this process
-           └─ RemoteNode ── actor ──── NodeChannels of another node       (only where the plan has another node)
+           ├─ RemoteNode ── actor ──── NodeChannels of another node       (only where the plan has another node)
+           └─ ProcessEnd ───────────── channel inside a worker process    (only where workers share a process)
 
 A node listens only where a worker on another node uses one of its channels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlplace.comm import channel_errors
 from rlplace.comm.address import (
     Branch,
     ChannelAddress,
@@ -27,18 +32,23 @@ from rlplace.comm.address import (
     ServerAddress,
     SpreadChannel,
 )
-from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
 from rlplace.config import CommConfig
+from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError, Problem
 from rlplace.placement.channels import ChannelLocation
 from rlplace.workers.launch.reservation import Machine
-from rlplace.workers.ray_launch.actors import RayProcess
-from rlplace.workers.ray_launch.node_channels import Node, NodeChannels, RemoteNode
-from rlplace.workers.ray_launch.process_end import ProcessEnd
+from rlplace.workers.ray_launch.actors import CONTROL, RayProcess
+from rlplace.workers.ray_launch.session import Guard
 
 if TYPE_CHECKING:
-    from rlplace.comm.network import Keys
+    from rlplace.comm.network import ChannelServer, Keys
 
+End = Channel | ChannelAddress
 DRIVER_APART = -1  # stands for the driver's node where it is none of the plan's
+_CLOSE_S = 5.0  # for another node to remove its folder
+_ANSWER_S = 5.0  # for a worker process to answer beside its work
 
 
 class JobChannels:
@@ -59,35 +69,42 @@ class JobChannels:
         what runs on another node.
         """
         self._machines = machines
-        self._folders = Path(config.shm_folder) if config.shm_folder else None
-        self._interface = config.interface
-        self._security = config.security
+        self._config = config
         self._processes = processes
         self._shared_bytes = shared_bytes
         self._timeout_s = timeout_s
         here = ray.get_runtime_context().get_node_id()
         apart = (node for node, machine in enumerate(machines) if machine.id == here)
         self._place = Place(node=next(apart, DRIVER_APART))
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, NodeChannels | RemoteNode] = {}
         self._addresses: dict[str, ChannelAddress] = {}
         self._keys: Keys | None = None
         self._servers: dict[int, ServerAddress] = {}
 
     def create(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
-        """The driver's end of a new channel; without `locations` all of it lives on the driver's node."""
+        """Make a channel, without `locations` on the driver's node. Returns the driver's end."""
         self._start({location.node for location in locations if not location.process})
-        found = [self._location(spec, location) for location in locations] or [
-            self._node_location(spec, self._place.node)
-        ]
-        address = ChannelAddress(spec=spec, locations=tuple(found))
-        self._addresses[spec.name] = address
+        found: list[Location] = []
+        for planned in locations:
+            branch = dataclasses.replace(spec, keys=planned.keys, capacity_items=planned.capacity_items)
+            if planned.process:
+                found.append(ProcessLocation(spec=branch, node=planned.node, process=planned.process))
+            else:
+                found.append(self._node_location(branch, planned.node))
+        found = found or [self._node_location(spec, self._place.node)]
+        address = self._addresses[spec.name] = ChannelAddress(spec=spec, locations=tuple(found))
         branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
         return branches[0].channel() if len(branches) == 1 else SpreadChannel(spec, branches)
 
-    def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, Channel | ChannelAddress]:
-        """For workers on `nodes`: the addresses of these channels; a channel that was not made here as it is."""
+    def addresses_for(self, nodes: set[int], channels: Mapping[str, End]) -> dict[str, End]:
+        """Return the addresses of channels for workers on `nodes`; a channel that was not made here as it is."""
         self._start(nodes)
-        return {name: self._address(channel, nodes) for name, channel in channels.items()}
+        found: dict[str, End] = {}
+        for name, channel in channels.items():
+            address = self._addresses.get(channel.spec.name)
+            known = address is not None and address.spec == channel.spec
+            found[name] = self._served(address, nodes) if address is not None and known else channel
+        return found
 
     def folder(self, node: int) -> Path:
         return self._node(node).folder()
@@ -100,71 +117,215 @@ class JobChannels:
 
     # ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _location(self, spec: ChannelSpec, planned: ChannelLocation) -> Location:
-        branch = dataclasses.replace(spec, keys=planned.keys, capacity_items=planned.capacity_items)
-        if planned.process:
-            return ProcessLocation(spec=branch, node=planned.node, process=planned.process)
-        return self._node_location(branch, planned.node)
-
     def _node_location(self, spec: ChannelSpec, node: int) -> NodeLocation:
         return NodeLocation(spec=spec, node=node, path=self._node(node).create(spec))
 
     def _branch(self, location: Location) -> Branch:
-        """As the driver sees it."""
+        """Return a branch as the driver sees it."""
         if isinstance(location, ProcessLocation):
             inside = ProcessEnd(location.spec, location.process, self._processes)
             return Branch(location.spec.keys, lambda: inside)
         return Branch(location.spec.keys, lambda: location.connect(self._place))
 
-    def _address(self, channel: Channel, nodes: set[int]) -> Channel | ChannelAddress:
-        address = self._addresses.get(channel.spec.name)
-        if address is None or address.spec != channel.spec:
-            return channel
-        return self._served(address, nodes)
-
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
-        """The address with a channel server for each location that `nodes` reach from another node."""
-        found = tuple(self._with_server(location, nodes) for location in address.locations)
+        """Return the address with a channel server for each location that `nodes` reach from another node."""
+        found = tuple(
+            dataclasses.replace(location, server=self._server(location.node))
+            if isinstance(location, NodeLocation) and not nodes <= {location.node}
+            else location
+            for location in address.locations
+        )
         return dataclasses.replace(address, locations=found)
 
-    def _with_server(self, location: Location, nodes: set[int]) -> Location:
-        if not isinstance(location, NodeLocation) or nodes <= {location.node}:
-            return location
-        return dataclasses.replace(location, server=self._server(location.node))
-
     def _server(self, node: int) -> ServerAddress:
-        server = self._servers.get(node)
-        if server is None:
+        if node not in self._servers:
             if self._keys is None:
-                self._keys = make_keys(self._security)
-            endpoint = self._node(node).serve(self._interface or self._address_of(node), self._keys)
-            server = self._servers[node] = ServerAddress(endpoint=endpoint, keys=self._keys)
-        return server
+                self._keys = make_keys(self._config.security)
+            apart = node == DRIVER_APART
+            host = self._config.interface or (ray.util.get_node_ip_address() if apart else self._machines[node].address)
+            self._servers[node] = ServerAddress(endpoint=self._node(node).serve(host, self._keys), keys=self._keys)
+        return self._servers[node]
 
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, nodes: Iterable[int]) -> None:
-        """All of them side by side. Raises ClusterError where one lacks shared memory."""
+        """Start nodes side by side. Raises ClusterError where one lacks shared memory."""
         started = {node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())}
         for node, channels in started.items():
             channels.check(self._shared_bytes.get(node, 0))
 
-    def _node(self, node: int) -> Node:
+    def _node(self, node: int) -> NodeChannels | RemoteNode:
         if node not in self._nodes:
+            parent = Path(self._config.shm_folder) if self._config.shm_folder else None
             here = node == self._place.node
             self._nodes[node] = (
-                NodeChannels(self._folders)
-                if here
-                else RemoteNode(self._machines[node], self._folders, self._timeout_s)
+                NodeChannels(parent) if here else RemoteNode(self._machines[node], parent, self._timeout_s)
             )
         return self._nodes[node]
 
-    def _address_of(self, node: int) -> str:
-        return ray.util.get_node_ip_address() if node == DRIVER_APART else self._machines[node].address
-
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
-    """New ones, for one job."""
+    """Make new keys, for one job."""
     from rlplace.comm.network import JobKeys, JobPassword  # here: where one node suffices ZeroMQ is not needed
 
     return JobPassword.create() if security == "password" else JobKeys.create()
+
+
+class NodeChannels:
+    """The channels of this process' node. Owns the job folder, the channels and the channel server.
+
+    Without `serve` it listens nowhere. Its folder is removed even if the process is killed.
+    """
+
+    def __init__(self, parent: Path | None) -> None:
+        """`parent`: where the job folder is made; None: where this machine keeps shared memory."""
+        self._folder = JobFolder.create(parent)
+        self._guard = Guard.removing(self._folder.path, self._folder.file(SPILL).readlink())
+        self._channels: list[SharedChannel] = []
+        self._server: ChannelServer | None = None
+        self._endpoint = ""
+
+    def folder(self) -> Path:
+        return self._folder.path
+
+    def check(self, needed_bytes: int) -> None:
+        """Raise ClusterError unless the node has so much shared memory free."""
+        check_space(self._folder.path.parent, needed_bytes, key="cluster.comm.shm_folder")
+
+    def create(self, spec: ChannelSpec) -> Path:
+        """Make a channel; the node's processes attach to the file it returns."""
+        channel = SharedChannel.create(self._folder.path, spec)
+        self._channels.append(channel)
+        if self._server is not None:
+            self._server.add(spec.name, channel)
+        return channel.path
+
+    def serve(self, host: str, keys: Keys) -> str:
+        """Open the channel server at an address of the node, once. Returns its endpoint."""
+        from rlplace.comm.network import ChannelServer  # here: where one node suffices ZeroMQ is not needed
+
+        if self._server is None:
+            self._server = ChannelServer(host=host, keys=keys)
+            for channel in self._channels:
+                self._server.add(channel.spec.name, channel)
+            self._endpoint = self._server.start()
+        return self._endpoint
+
+    def close(self) -> None:
+        """Break the channels and remove the folder. Idempotent; bounded in time."""
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            with contextlib.suppress(ChannelError):  # its lock is held by a process that stands still
+                channel.break_("the cluster was closed")
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for channel in channels:
+            channel.destroy()
+            channel.detach()
+        self._folder.close()
+        self._guard.dismiss()
+
+
+class RemoteNode:
+    """NodeChannels in an actor on another machine; a call waits for its answer and raises ClusterError without one."""
+
+    def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
+        """Does not wait for the actor to start."""
+        on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "enable_task_events": False}
+        self._actor: Any = ray.remote(NodeChannels).options(scheduling_strategy=on_machine, **options).remote(parent)
+        self._machine = machine
+        self._timeout_s = timeout_s
+
+    def folder(self) -> Path:
+        return Path(self._answer("folder", self._actor.folder.remote()))
+
+    def check(self, needed_bytes: int) -> None:
+        self._answer("look at its shared memory", self._actor.check.remote(needed_bytes))
+
+    def create(self, spec: ChannelSpec) -> Path:
+        return Path(self._answer(f"make channel {spec.name}", self._actor.create.remote(spec)))
+
+    def serve(self, host: str, keys: Keys) -> str:
+        return str(self._answer(f"listen at {host}", self._actor.serve.remote(host, keys)))
+
+    def close(self) -> None:
+        ray.wait([self._actor.close.remote()], timeout=_CLOSE_S)
+        ray.kill(self._actor)
+
+    def _answer(self, what: str, reference: Any) -> Any:
+        try:
+            return ray.get(reference, timeout=self._timeout_s)
+        except RayTaskError as error:
+            raise error.cause from None  # what our own code says there
+        except (GetTimeoutError, RayActorError) as error:
+            raise ClusterError(
+                Problem(
+                    code="node-lost",
+                    key=f"node {self._machine.address}",
+                    what=f"did not {what}",
+                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
+                    why="the process that holds a node's channels runs there, and it does not answer",
+                    fix="look at the load, the memory and the logs of this node",
+                )
+            ) from error
+
+
+class ProcessEnd:
+    """The driver's end of a channel inside a worker process, for statistics and endings: items stay in the process.
+
+    Implements Channel; putting and getting are ChannelMisuse.
+    """
+
+    def __init__(self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]) -> None:
+        """`processes`: those that run, by name; this one need not run yet."""
+        self._spec = spec
+        self._name = name
+        self._processes = processes
+
+    @property
+    def spec(self) -> ChannelSpec:
+        return self._spec
+
+    def named(self, owner: str) -> ProcessEnd:
+        return self
+
+    def close(self) -> None:
+        self._ask("close")
+
+    def break_(self, why: str) -> None:
+        self._ask("break_", why)
+
+    def stats(self) -> ChannelStats:
+        stats: ChannelStats = self._ask("stats")
+        return stats
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        process = self._processes.get(self._name)
+        if process is None:
+            raise self._gone("it does not run yet")
+        on_channel = process.actor.on_channel.options(concurrency_group=CONTROL)
+        try:
+            return ray.get(on_channel.remote(self._spec, method, arguments), timeout=_ANSWER_S)
+        except GetTimeoutError:
+            raise channel_errors.silent(self._spec, "the driver", method, _ANSWER_S) from None
+        except RayActorError as death:
+            raise self._gone("it has ended") from death
+
+    def _gone(self, what: str) -> ChannelBroken:
+        return channel_errors.broken(self._spec, "the driver", f"it lives inside process {self._name!r}; {what}")
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ChannelMisuse(
+            Problem(
+                code="inside-a-process",
+                key=f"channel {self._spec.name}",
+                what="the driver can neither put nor get here",
+                got=f"keys {', '.join(self._spec.keys or ())}",
+                why=f"all their users share process {self._name!r}, and items pass there by reference",
+                fix="process: own        (for the components that share it)",
+            )
+        )
+
+    put = put_nowait = get = get_nowait = get_batch = get_batch_nowait = _refuse

@@ -1,4 +1,4 @@
-"""Start or join Ray, list its nodes, and leave it without a trace. Imports Ray only inside `ray_environment`."""
+"""Start or join Ray, list its nodes, and leave nothing behind. Imports Ray only inside `ray_environment`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import psutil
 
@@ -18,9 +19,8 @@ from rlplace.config import RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine
-from rlplace.workers.ray_launch.guard import Guard
 
-# Messages of Ray that say again, at length, what our own errors say, or that fear many small workers.
+# Messages of Ray that repeat at length what our own errors say, or that warn of many small workers.
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
 
 _ALWAYS = {
@@ -35,10 +35,14 @@ _STARTED_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
 
+_KILL = 'kill -9 "$@" 2>/dev/null'
+# A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
+_REMOVE = 'for i in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@" 2>/dev/null && exit; sleep 1; done'
+
 
 @contextlib.contextmanager
 def ray_environment(address: str | None) -> Iterator[None]:
-    """Settings for importing and starting Ray (`address` None) or joining one; the user's own settings win."""
+    """Set variables for importing and starting Ray (`address` None) or joining one; the user's own settings win."""
     wanted = _ALWAYS if address else _ALWAYS | _STARTED_HERE
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
@@ -55,7 +59,7 @@ class RaySession:
     def __init__(self, config: RayConfig) -> None:
         self._config = config
         self._begun = False
-        self._shared = False  # Ray was already connected when we came
+        self._shared = False  # Ray was connected before
         self._guard: Guard | None = None
 
     def start(self) -> None:
@@ -76,7 +80,7 @@ class RaySession:
 
     @property
     def local(self) -> bool:
-        """Whether Ray was started here and ends with us."""
+        """Whether Ray was started here and ends with this session."""
         return self._config.address is None and not self._shared
 
     @property
@@ -84,22 +88,17 @@ class RaySession:
         return self._config.address or "the Ray of this machine"
 
     def machines(self) -> list[Machine]:
-        """Living nodes in the order in which a plan numbers them."""
-        return [
-            Machine(id=node["NodeID"], address=node["NodeManagerAddress"], total=node["Resources"])
-            for node in in_rank_order(self.nodes())
-        ]
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """All nodes in Ray's own words."""
+        """List the living nodes in the order in which a plan numbers them."""
         import ray
 
-        found: list[dict[str, Any]] = ray.nodes()
-        return found
+        return [
+            Machine(id=node["NodeID"], address=node["NodeManagerAddress"], total=node["Resources"])
+            for node in in_rank_order(ray.nodes())
+        ]
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
         """Return the resources that are free now, by node id."""
-        from ray._private.state import available_resources_per_node  # no public function tells it per node
+        from ray._private.state import available_resources_per_node  # no public function returns it per node
 
         return available_resources_per_node()
 
@@ -163,7 +162,7 @@ def _join(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Connect once: Ray takes half a minute to find out that no process listens."""
+    """Connect once: Ray takes half a minute to notice that no process listens."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():  # "auto", or an address with a scheme: Ray reads those
         return
@@ -188,7 +187,7 @@ def _unreachable(address: str, what: str) -> ClusterError:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray replaces the process's SIGTERM handler by its own; it belongs to the program."""
+    """Keep the program's SIGTERM handler, which Ray replaces by its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -197,3 +196,39 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Guard:
+    """Clean up after this process, even when it is killed.
+
+    A shell reads from a pipe whose other end only this process holds: a line dismisses it, the end sets it off. It has
+    no parent: Ray kills the children of a worker that it ends.
+    """
+
+    def __init__(self, script: str, arguments: Iterable[str]) -> None:
+        watch = f"exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"  # a shell gives `&` no standard input
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", watch, "guard", *arguments],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the whole group of the driver, and the guard must outlive it
+        )
+        self._shell.wait()  # at once: what watches is in the background
+
+    @classmethod
+    def killing(cls, pids: Iterable[int]) -> Guard:
+        """Kill processes: the kernel ends Ray's servers with the driver, but their agents would stay for a minute."""
+        return cls(_KILL, map(str, pids))
+
+    @classmethod
+    def removing(cls, *folders: Path) -> Guard:
+        return cls(_REMOVE, map(str, folders))
+
+    def dismiss(self) -> None:
+        """Clean up nothing. Idempotent."""
+        pipe = self._shell.stdin
+        assert pipe is not None
+        if not pipe.closed:
+            with contextlib.suppress(BrokenPipeError):  # it was ended
+                pipe.write(b"dismissed\n")
+                pipe.flush()
+            pipe.close()

@@ -14,7 +14,7 @@ from rlplace.comm.local import LocalChannel
 from rlplace.errors import AcceleratorOutOfMemory, ChannelTimeout, NotResident, Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.launch.host import Done, Failure, WorkerHost, WorkerSpec
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, WorkerHost
 from rlplace.workers.worker import Rendezvous, Worker
 
 
@@ -73,11 +73,14 @@ ENV = Slot(
 )
 
 
-def spec_of(worker: type[Worker], slot: Slot = ENV, channels: Mapping[str, LocalChannel] | None = None) -> WorkerSpec:
-    device = EmulatedDevice(MemoryAccount([0] * 12), slot)
-    return WorkerSpec(
-        worker=worker, config=None, slot=slot, world_size=4, device=device, channels=channels or {}, seed=0
+def host_of(worker: type[Worker], slot: Slot = ENV, channels: Mapping[str, LocalChannel] | None = None) -> WorkerHost:
+    host = WorkerHost()
+    spec = GroupSpec(
+        name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {}, seed=0
     )
+    device = EmulatedDevice(MemoryAccount([0] * 12), slot)
+    host.build(0, spec, slot, device, Rendezvous(host="", port=0), None)
+    return host
 
 
 class Impatient(Worker):
@@ -87,8 +90,7 @@ class Impatient(Worker):
 
 def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywhere() -> None:
     channels = {name: LocalChannel(ChannelSpec(name=name, capacity_items=1)) for name in ("actions", "observations")}
-    host = WorkerHost()
-    host.build(0, spec_of(Impatient, channels=channels), Rendezvous(host="", port=0))
+    host = host_of(Impatient, channels=channels)
     with ThreadPoolExecutor() as threads:
         threads.submit(channels["observations"].named("rollout rank 0").get)
         while not channels["observations"].stats().waits:
@@ -119,9 +121,7 @@ def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster()
         accelerators=(10, 11),
         local_accelerators=(2, 3),
     )
-    host = WorkerHost()
-    host.build(0, spec_of(Large, slot), Rendezvous(host="", port=0))
-    failure = host.call(0, "learn", (), {})
+    failure = host_of(Large, slot).call(0, "learn", (), {})
     assert isinstance(failure, Failure)
     failure = pickle.loads(pickle.dumps(failure))
     assert isinstance(failure.cause, AcceleratorOutOfMemory)
@@ -138,9 +138,7 @@ class Counting(Worker):
 
 
 def test_a_method_s_seconds_come_with_its_value() -> None:
-    host = WorkerHost()
-    host.build(0, spec_of(Counting), Rendezvous(host="", port=0))
-    outcome = host.call(0, "count", (threading.Event(),), {})
+    outcome = host_of(Counting).call(0, "count", (threading.Event(),), {})
     assert isinstance(outcome, Done)
     assert outcome.value == 7
     assert outcome.seconds >= 0.01

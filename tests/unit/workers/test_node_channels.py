@@ -19,8 +19,7 @@ from rlplace.comm.address import ChannelAddress, NodeLocation, Place
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.folder import spill_of
 from rlplace.errors import ChannelBroken, ClusterError
-from rlplace.workers.ray_launch.channels import make_keys
-from rlplace.workers.ray_launch.node_channels import NodeChannels
+from rlplace.workers.ray_launch.channels import NodeChannels, make_keys
 
 SPEC = ChannelSpec(name="mail", capacity_items=2)
 PATIENCE_S = 30.0
@@ -94,7 +93,7 @@ KILLED = """
     import sys
     from pathlib import Path
     from rlplace.comm.channel import ChannelSpec
-    from rlplace.workers.ray_launch.node_channels import NodeChannels
+    from rlplace.workers.ray_launch.channels import NodeChannels
 
     node = NodeChannels(Path(sys.argv[1]))
     node.create(ChannelSpec(name="mail", capacity_items=2))

@@ -10,7 +10,7 @@ import pytest
 from rlplace.placement.language.groups import RuntimeEnv
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.launcher import GroupOrder
+from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.reservation import (
     CPU_SHARE,
     Expected,
@@ -24,7 +24,6 @@ from rlplace.workers.launch.reservation import (
     still_missing,
     too_small,
     unreserved,
-    visible_in,
 )
 from rlplace.workers.worker import Worker
 
@@ -108,12 +107,6 @@ def test_a_rendezvous_is_reachable_from_every_reserved_node() -> None:
     assert rendezvous_host(demands(slots([0], [4]), GPUS)) == ""
 
 
-def test_a_worker_sees_what_its_environment_names() -> None:
-    for plan in (Expected(machine="id-1", visible=("1", "GPU-a")), Expected(machine="id-1", visible=())):
-        assert visible_in(plan.environment) == plan.visible
-    assert visible_in({}) == ()
-
-
 # ── processes that several workers share ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -135,13 +128,13 @@ def shared_slot(component: str, rank: int, process: str = "", **changes: object)
     return dataclasses.replace(place, **changes)  # type: ignore[arg-type]
 
 
-def order(*slots: Slot, worker: type[Worker] = Worker) -> GroupOrder:
-    return GroupOrder(name=slots[0].component, worker=worker, config=None, slots=slots, channels={}, seed=0)
+def group(*slots: Slot, worker: type[Worker] = Worker) -> GroupSpec:
+    return GroupSpec(name=slots[0].component, worker=worker, config=None, slots=slots, channels={}, seed=0)
 
 
-ENV = order(shared_slot("env", 0, "env+rollout 0"), shared_slot("env", 1, "env+rollout 1"))
-ROLLOUT = order(shared_slot("rollout", 0, "env+rollout 0"), shared_slot("rollout", 1, "env+rollout 1"))
-ACTOR = order(shared_slot("actor", 0), shared_slot("actor", 1), worker=Alone)
+ENV = group(shared_slot("env", 0, "env+rollout 0"), shared_slot("env", 1, "env+rollout 1"))
+ROLLOUT = group(shared_slot("rollout", 0, "env+rollout 0"), shared_slot("rollout", 1, "env+rollout 1"))
+ACTOR = group(shared_slot("actor", 0), shared_slot("actor", 1), worker=Alone)
 
 
 def test_slots_of_one_name_make_one_process() -> None:
@@ -156,19 +149,19 @@ def test_slots_of_one_name_make_one_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("orders", "running", "key", "why"),
+    ("specs", "running", "key", "why"),
     [
         ([ENV, ROLLOUT], ["env+rollout 1"], "env rank 1", "start together"),
         ([ENV, dataclasses.replace(ROLLOUT, worker=Alone)], [], "rollout rank 0", "Alone joins one"),
-        ([ENV, order(shared_slot("rollout", 0, "env+rollout 0", node=1))], [], "rollout rank 0", "is on node 1"),
+        ([ENV, group(shared_slot("rollout", 0, "env+rollout 0", node=1))], [], "rollout rank 0", "is on node 1"),
         (
-            [ENV, order(shared_slot("rollout", 0, "env+rollout 0", local_accelerators=(5,)))],
+            [ENV, group(shared_slot("rollout", 0, "env+rollout 0", local_accelerators=(5,)))],
             [],
             "rollout rank 0",
             "env rank 0 is on node 0 and sees accelerators 0 there, rollout rank 0 is on node 0 and sees 5",
         ),
         (
-            [ENV, order(shared_slot("rollout", 0, "env+rollout 0", runtime_env=RuntimeEnv(interpreter="/opt/python")))],
+            [ENV, group(shared_slot("rollout", 0, "env+rollout 0", runtime_env=RuntimeEnv(interpreter="/opt/python")))],
             [],
             "rollout rank 0",
             "Python",
@@ -176,8 +169,8 @@ def test_slots_of_one_name_make_one_process() -> None:
     ],
     ids=["running", "meets", "node", "accelerators", "runtime_env"],
 )
-def test_who_cannot_share(orders: list[GroupOrder], running: list[str], key: str, why: str) -> None:
-    problem = cannot_share(orders, running)
+def test_who_cannot_share(specs: list[GroupSpec], running: list[str], key: str, why: str) -> None:
+    problem = cannot_share(specs, running)
     assert problem is not None
     assert (problem.code, problem.key) == ("process-cannot-be-shared", key)
     assert why in (problem.why or "")

@@ -118,8 +118,8 @@ def push(
 
     from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import row_blocks
-    from rlplace.comm.weights.tensors import shards_of
     from rlplace.placement.flow import Delivery
+    from tests.contract.weight_ends import shards_of
 
     shape, shards, began = (size_bytes // 4 // TENSORS // 1024, 1024), [], []
     blocks = row_blocks(shape, ranks)

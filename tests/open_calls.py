@@ -12,7 +12,7 @@ from rlplace.metrics import Metric
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.group import Pending, WorkerGroup
-from rlplace.workers.launch.launcher import Call
+from rlplace.workers.launch.handle import Call
 from rlplace.workers.worker import MoveReport
 
 

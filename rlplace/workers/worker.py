@@ -41,7 +41,7 @@ class Rendezvous:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """What a worker knows about its place. Made by the launcher, owned by the worker's process."""
+    """A worker's place. Made by the launcher, owned by the worker's process."""
 
     slot: Slot
     world_size: int
@@ -127,24 +127,14 @@ def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -
 
 
 def cancelled(owner: str, method: str) -> ChannelBroken:
-    return ChannelBroken(
-        Problem(
-            code="cancelled", key=owner, what=f"{method} was cancelled", why="a sibling failed, or the run is ending"
-        )
-    )
+    why = "a sibling failed, or the run is ending"
+    return ChannelBroken(Problem(code="cancelled", key=owner, what=f"{method} was cancelled", why=why))
 
 
 def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
-    """A message of another step, stage group or row than the one that was due."""
-    return ChannelMisuse(
-        Problem(
-            code="out-of-step",
-            key=owner,
-            what=what,
-            got=got,
-            why=f"due was {expected}; nothing may be left from before",
-        )
-    )
+    """Describe a message of another step, stage group or row than the one that was due."""
+    why = f"due was {expected}; nothing may be left from before"
+    return ChannelMisuse(Problem(code="out-of-step", key=owner, what=what, got=got, why=why))
 
 
 def score_not_finite(component: str, score: Scores) -> RewardError:

@@ -412,7 +412,7 @@ def test_describe_says_what_runs_where(cluster: Cluster) -> None:
     cluster.launch_all({"probe": (Probe.create_group(), on(0, 1), {})})
     text = cluster.describe()
     assert "4 accelerators, 0-3 (1 node x 4) emulated (computing on the CPU); 2 probe workers" in text
-    assert "setup" in cluster.start_report.seconds
+    assert "setup" in cluster.start_s
 
 
 # ── where they differ ────────────────────────────────────────────────────────────────────────────────────────────────

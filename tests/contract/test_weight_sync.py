@@ -18,11 +18,11 @@ from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import WeightSender
 from rlplace.comm.weights.shards import Layout, assemble
-from rlplace.comm.weights.tensors import shards_of, spec_of
+from rlplace.comm.weights.tensors import spec_of
 from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelBroken, ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import Delivery, Transport
-from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
+from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by, shards_of
 
 
 def channel_of(**fields: Any) -> LocalChannel:

@@ -7,12 +7,28 @@ from collections.abc import Mapping
 
 import torch
 
-from rlplace.comm.codec import tensor_bytes
+from rlplace.comm.codec import dtype_name, tensor_bytes
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
-from rlplace.comm.weights.tensors import shards_of
 
 PATIENCE_S = 60.0
 Weights = dict[str, torch.Tensor]
+
+
+def shards_of(tensors: Mapping[str, torch.Tensor]) -> tuple[Shard, ...]:
+    """Make shards of tensors that one rank holds alone; names of one tensor object are tied."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(
+        Shard(
+            names=tuple(tied),
+            dtype=dtype_name(tensors[tied[0]]),
+            shape=tuple(tensors[tied[0]].shape),
+            blocks=replicas(tensors[tied[0]].numel(), 1),
+            data=tensors[tied[0]],
+        )
+        for tied in names.values()
+    )
 
 
 def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:

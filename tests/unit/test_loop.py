@@ -16,7 +16,7 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Residency, rlhf_needs
 from rlplace.workers.launch.group import Pending, WorkerGroup
-from rlplace.workers.launch.launcher import Call
+from rlplace.workers.launch.handle import Call
 from rlplace.workers.worker import MoveReport
 
 COMPONENTS = ("actor", "rollout", "env")

@@ -5,34 +5,16 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.comm.codec import dtype_name
-from rlplace.comm.weights.shards import Layout, Piece, Shard, TensorSpec, replicas
+from rlplace.comm.weights.shards import Layout, Piece, Shard, TensorSpec
 
 Bytes = NDArray[np.uint8]
-
-
-def shards_of(tensors: Mapping[str, Tensor]) -> tuple[Shard, ...]:
-    """Make shards of tensors that one rank holds alone; names of one tensor object are tied."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        names.setdefault(id(tensor), []).append(name)
-    return tuple(
-        Shard(
-            names=tuple(tied),
-            dtype=dtype_name(tensors[tied[0]]),
-            shape=tuple(tensors[tied[0]].shape),
-            blocks=replicas(tensors[tied[0]].numel(), 1),
-            data=tensors[tied[0]],
-        )
-        for tied in names.values()
-    )
 
 
 def spec_of(shard: Shard) -> TensorSpec:

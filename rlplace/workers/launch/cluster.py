@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
@@ -16,8 +17,10 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, close_all, wait_all
 from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.inline import InlineLauncher
-from rlplace.workers.launch.launcher import Launcher, StartReport
 from rlplace.workers.launch.machines import count_topology, declared_topology
+
+if TYPE_CHECKING:
+    from rlplace.workers.ray_launch.launcher import RayLauncher
 
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
@@ -47,13 +50,11 @@ class Cluster:
         self.topology = topology or count_topology(
             num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
         )
-        self.start_report = StartReport()
+        self.start_s: dict[str, float] = {}  # seconds, by phase
         self._launcher = _make_launcher(launcher, self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
         self._groups: dict[str, WorkerGroup] = {}
         self._channels: set[str] = set()  # names
-        self._started = False
-        self._reserved = False
-        self._closed = False
+        self._started = self._reserved = self._closed = False
 
     @classmethod
     def from_config(
@@ -78,7 +79,8 @@ class Cluster:
                 Problem(code="cluster-closed", key="cluster", what="is closed", fix="make a new Cluster(...)")
             )
         if not self._started:
-            self._launcher.start(self.start_report)
+            with self._phase("start"):
+                self._launcher.start()
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
@@ -88,7 +90,8 @@ class Cluster:
         """
         self.start()
         if not self._reserved:
-            self._launcher.reserve(whole(self.topology) if slots is None else slots, self.start_report)
+            with self._phase("reserve"):
+                self._launcher.reserve(whole(self.topology) if slots is None else slots)
             self._reserved = True
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()) -> Channel:
@@ -110,18 +113,16 @@ class Cluster:
         self._channels.add(spec.name)
         return self._launcher.channel(spec, locations)
 
-    def launch_all(
-        self, launches: Mapping[str, Launch], *, seed: int = 0, timeout_s: float | None = None
-    ) -> dict[str, WorkerGroup]:
+    def launch_all(self, launches: Mapping[str, Launch], *, seed: int = 0) -> dict[str, WorkerGroup]:
         """Start, verify and set up groups together, all or none. Returns them by name.
 
-        Raises ClusterError, WorkerError and, after `timeout_s` (None: `ray.start_timeout_s`), WorkerTimeout.
+        Raises ClusterError, WorkerError and, after `ray.start_timeout_s`, WorkerTimeout.
         """
-        limit_s = self._ray.start_timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
-        handles = self._launcher.launch(specs, self.start_report)
+        with self._phase("workers"):
+            handles = self._launcher.launch(specs)
         groups = {
             spec.name: WorkerGroup(
                 name=spec.name,
@@ -134,8 +135,9 @@ class Cluster:
         }
         ready = False
         try:
-            with self.start_report.phase("setup"):
-                wait_all([g.setup() for g in groups.values()], max(1.0, limit_s - (time.monotonic() - began)))
+            with self._phase("setup"):
+                left_s = self._ray.start_timeout_s - (time.monotonic() - began)
+                wait_all([g.setup() for g in groups.values()], max(1.0, left_s))
             ready = True
         finally:
             if not ready:
@@ -171,14 +173,23 @@ class Cluster:
             seed=seed,
         )
 
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.start_s[name] = self.start_s.get(name, 0.0) + time.perf_counter() - began
+
     def describe(self) -> str:
         """Describe in one line the accelerators, whether emulated, the workers, and where start-up time went."""
-        kinds = {node.kind for node in self.topology.nodes}
-        emulated = " emulated (computing on the CPU)" if kinds == {"emulated"} else ""
+        on_cpu = all(node.kind == "emulated" for node in self.topology.nodes)
+        emulated = " emulated (computing on the CPU)" if on_cpu else ""
         workers = ", ".join(f"{g.world_size} {name}" for name, g in self._groups.items())
+        phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.start_s.items())
         return (
             f"{self.topology.describe()}{emulated}; {workers or 'no'} workers as {self._launcher.describe()}; "
-            f"start {self.start_report}"
+            f"start {sum(self.start_s.values()):.1f} s ({phases})"
         )
 
     def close(self) -> None:
@@ -216,7 +227,7 @@ def whole(topology: Topology) -> tuple[Slot, ...]:
 
 def _make_launcher(
     kind: str, topology: Topology, ray: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
-) -> Launcher:
+) -> InlineLauncher | RayLauncher:
     if kind == "inline":
         return InlineLauncher(topology)
     from rlplace.workers.ray_launch.session import ray_environment

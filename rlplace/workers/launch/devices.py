@@ -6,12 +6,15 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem
 from rlplace.placement.language.slots import Slot, component_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
+
+if TYPE_CHECKING:
+    from rlplace.workers.ray_launch.actors import RayAccount
 
 
 class Device:
@@ -31,15 +34,6 @@ class Device:
     def held_bytes(self) -> int:
         """Return what this worker holds on each of its accelerators."""
         return 0
-
-
-class Account(Protocol):
-    """What workers hold on the accelerators of a job; in this process or behind a call to another."""
-
-    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None: ...
-    def release(self, owner: str, what: str) -> None: ...
-    def release_all(self, owner: str) -> None: ...
-    def held_bytes(self, owner: str) -> int: ...
 
 
 class MemoryAccount:
@@ -139,7 +133,7 @@ def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemo
 class EmulatedDevice(Device):
     """Accelerators that are only an account: the worker computes on the CPU. Picklable when its account is."""
 
-    def __init__(self, account: Account, slot: Slot) -> None:
+    def __init__(self, account: MemoryAccount | RayAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
 
@@ -190,7 +184,7 @@ class CudaDevice(Device):
         return torch.cuda.memory_reserved(self._index)
 
 
-def make_device(slot: Slot, topology: Topology, account: Account | None, *, index: int) -> Device:
+def make_device(slot: Slot, topology: Topology, account: MemoryAccount | RayAccount | None, *, index: int) -> Device:
     """Make the device of a slot. `index`: its first accelerator among the GPUs visible to its process."""
     if not slot.accelerators:
         return Device()

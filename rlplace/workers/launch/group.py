@@ -36,7 +36,7 @@ from rlplace.errors import (
     did_you_mean,
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
-from rlplace.workers.launch.launcher import Call, WorkerHandle
+from rlplace.workers.launch.handle import Call, WorkerHandle
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -359,7 +359,6 @@ class GroupBuilder:
         placement_strategy: PlacementStrategy,
         channels: Mapping[str, Channel] | None = None,
         seed: int = 0,
-        timeout_s: float | None = None,
     ) -> WorkerGroup:
         """Start one process per slot and return when all are set up. `name` is the component in errors.
 
@@ -367,4 +366,4 @@ class GroupBuilder:
         """
         cluster.reserve()  # which groups will follow is not known
         launch = {name: (self, placement_strategy, channels or {})}
-        return cluster.launch_all(launch, seed=seed, timeout_s=timeout_s)[name]
+        return cluster.launch_all(launch, seed=seed)[name]

@@ -17,8 +17,8 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
+from rlplace.workers.launch.handle import Call, WorkerHandle
 from rlplace.workers.launch.host import GroupSpec, WorkerHost
-from rlplace.workers.launch.launcher import Call, StartReport, WorkerHandle
 from rlplace.workers.worker import Rendezvous
 
 
@@ -33,15 +33,15 @@ class InlineLauncher:
         self._topology = topology
         self._account = MemoryAccount.of(topology)
         self._channels: list[Channel] = []
-        self._handles: list[InlineWorker] = []
+        self._handles: list[WorkerHandle] = []
 
-    def start(self, report: StartReport) -> None:
+    def start(self) -> None:
         """Do nothing: this process runs already."""
 
-    def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
+    def reserve(self, slots: Sequence[Slot]) -> None:
         """Do nothing: threads are always free."""
 
-    def launch(self, specs: Sequence[GroupSpec], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
+    def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
         crowded = [s for s in specs if s.worker.needs_own_process and len(s.slots) > 1]
         if crowded:
             names = " and ".join(f"{s.name} ({len(s.slots)} ranks)" for s in crowded)
@@ -56,10 +56,9 @@ class InlineLauncher:
                     f"(or one accelerator: cluster.component_placement.{crowded[0].name}=0)",
                 )
             )
-        with report.phase("workers"):
-            return {spec.name: tuple(self._make(spec, slot) for slot in spec.slots) for spec in specs}
+        return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
 
-    def _make(self, spec: GroupSpec, slot: Slot) -> InlineWorker:
+    def _make(self, spec: GroupSpec, slot: Slot) -> WorkerHandle:
         device = make_device(slot, self._topology, self._account, index=next(iter(slot.local_accelerators), 0))
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
         if spec.worker.needs_own_process:

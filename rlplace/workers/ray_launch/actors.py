@@ -20,8 +20,8 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount
+from rlplace.workers.launch.handle import Call, WorkerHandle
 from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
-from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.worker import Rendezvous
 
@@ -155,7 +155,7 @@ def explain(error: BaseException) -> str:
 
 
 class RayAccount:
-    """An Account in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
+    """A MemoryAccount in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
 
     def __init__(self, keeper: Any) -> None:
         self._keeper = keeper

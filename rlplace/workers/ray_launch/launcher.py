@@ -28,8 +28,8 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import make_device
+from rlplace.workers.launch.handle import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
-from rlplace.workers.launch.launcher import StartReport, WorkerHandle, failed
 from rlplace.workers.launch.reservation import VISIBLE, Demand, Expected, Machine, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
@@ -63,46 +63,47 @@ class RayLauncher:
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, report: StartReport) -> None:
-        with report.phase("ray"):
-            self._session.start()
-            self._machines = self._session.machines()
-            self._channels = JobChannels(
-                self._machines,
-                self._comm,
-                self._shared,
-                shared_bytes=self._shared_bytes,
-                timeout_s=self._config.start_timeout_s,
-            )
-            if any(node.kind == "emulated" for node in self._topology.nodes):
-                self._account = RayAccount.start(self._topology)
+    def start(self) -> None:
+        """Reach the machines. Idempotent. Raises ClusterError."""
+        self._session.start()
+        self._machines = self._session.machines()
+        self._channels = JobChannels(
+            self._machines,
+            self._comm,
+            self._shared,
+            shared_bytes=self._shared_bytes,
+            timeout_s=self._config.start_timeout_s,
+        )
+        if any(node.kind == "emulated" for node in self._topology.nodes):
+            self._account = RayAccount.start(self._topology)
 
-    def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        with report.phase("reserve"):
-            needed = reservation.demands(slots, self._topology)
-            problem = reservation.too_small(needed, self._machines, self._session.address)
-            if problem is not None:
-                raise ClusterError(problem)
-            self._bundles = placement_group(
-                [demand.resources for demand in needed.values()],
-                strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
-                bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
-            )
-            waited_s = self._config.reserve_timeout_s
-            if not self._bundles.wait(waited_s):
-                raise ClusterError(reservation.still_missing(needed, self._machines, self._session.free(), waited_s))
-            self._reserved = needed
-            asked = {
-                node: ray.remote(_given_gpus)
-                .options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node))
-                .remote()
-                for node, d in needed.items()
-                if d.kind == "cuda" and d.accelerators
-            }
-            self._physical = {
-                node: dict(zip(needed[node].accelerators, ids, strict=True))
-                for node, ids in zip(asked, ray.get(list(asked.values())), strict=True)
-            }
+    def reserve(self, slots: Sequence[Slot]) -> None:
+        """Take what `slots` use and keep it until `close`; called once.
+
+        Blocks until it is free. Raises ClusterError, which names what is missing and where.
+        """
+        needed = reservation.demands(slots, self._topology)
+        problem = reservation.too_small(needed, self._machines, self._session.address)
+        if problem is not None:
+            raise ClusterError(problem)
+        self._bundles = placement_group(
+            [demand.resources for demand in needed.values()],
+            strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
+        )
+        waited_s = self._config.reserve_timeout_s
+        if not self._bundles.wait(waited_s):
+            raise ClusterError(reservation.still_missing(needed, self._machines, self._session.free(), waited_s))
+        self._reserved = needed
+        asked = {
+            node: ray.remote(_given_gpus).options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node)).remote()
+            for node, d in needed.items()
+            if d.kind == "cuda" and d.accelerators
+        }
+        self._physical = {
+            node: dict(zip(needed[node].accelerators, ids, strict=True))
+            for node, ids in zip(asked, ray.get(list(asked.values())), strict=True)
+        }
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return the options that put a process into the bundle of a node."""
@@ -113,7 +114,12 @@ class RayLauncher:
 
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def launch(self, specs: Sequence[GroupSpec], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
+    def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
+        """Start the workers of all groups together and verify that they are where they should be; by name, then rank.
+
+        Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
+        slot outside of what is reserved.
+        """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
         problem = reservation.unreserved(slots, self._reserved) or reservation.cannot_share(specs, running)
@@ -123,22 +129,21 @@ class RayLauncher:
             slot: reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
             for slot in slots
         }
-        with report.phase("processes"):
-            started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, expected[s[0]])}
-            self._workers += started.values()
-            reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
-            here = ray.get_runtime_context().get_node_id()
-            for found in reports.values():
-                if found.machine == here:
-                    with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
-                        self._processes.append(psutil.Process(found.pid))
-            for slot, found in reports.items():
-                problem = expected[slot].misfit(slot, found)
-                if problem is not None:
-                    raise ClusterError(problem)
+        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, expected[s[0]])}
+        self._workers += started.values()
+        reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
+        here = ray.get_runtime_context().get_node_id()
+        for found in reports.values():
+            if found.machine == here:
+                with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
+                    self._processes.append(psutil.Process(found.pid))
+        for slot, found in reports.items():
+            problem = expected[slot].misfit(slot, found)
+            if problem is not None:
+                raise ClusterError(problem)
         for spec in specs:
             self._build(spec, [started[slot] for slot in spec.slots], reports[spec.slots[0]])
-        return {spec.name: tuple(started[slot] for slot in spec.slots) for spec in specs}
+        return {spec.name: [started[slot] for slot in spec.slots] for spec in specs}
 
     def _build(self, spec: GroupSpec, workers: Sequence[RayWorker], first: WorkerReport) -> None:
         """Have the workers of a group built. `first`: report of rank 0, where the group meets."""
@@ -208,10 +213,12 @@ class RayLauncher:
         return reports
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+        """Make a channel that lives in `locations`; without any, on the driver's node. Returns the driver's end."""
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations)
 
     def forget(self, owner: str) -> None:
+        """Release what a worker that ended held on its accelerators."""
         if self._account is not None and ray.is_initialized():
             self._account.release_all(owner)
 
@@ -222,6 +229,7 @@ class RayLauncher:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
+        """End everything that was started here. Idempotent and bounded in time."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.stop()

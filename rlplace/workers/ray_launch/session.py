@@ -58,6 +58,7 @@ class RaySession:
 
     def __init__(self, config: RayConfig) -> None:
         self._config = config
+        self.address = config.address or "the Ray of this machine"
         self._begun = False
         self._shared = False  # Ray was connected before
         self._guard: Guard | None = None
@@ -82,10 +83,6 @@ class RaySession:
     def local(self) -> bool:
         """Whether Ray was started here and ends with this session."""
         return self._config.address is None and not self._shared
-
-    @property
-    def address(self) -> str:
-        return self._config.address or "the Ray of this machine"
 
     def machines(self) -> list[Machine]:
         """List the living nodes in the order in which a plan numbers them."""
@@ -128,12 +125,7 @@ def _start_local(timeout_s: float) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _signals_kept():
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
             ray.shutdown()
@@ -153,36 +145,24 @@ def _start_local(timeout_s: float) -> None:
 def _join(address: str) -> None:
     import ray
 
-    _reach(address)
+    host, _, port = address.rpartition(":")
     try:
+        if host and port.isdecimal():  # "auto" and addresses with a scheme are Ray's to read
+            # Connect once: Ray takes half a minute to notice that no process listens.
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
         with _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, str(error)) from error
-
-
-def _reach(address: str) -> None:
-    """Connect once: Ray takes half a minute to notice that no process listens."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():  # "auto", or an address with a scheme: Ray reads those
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-    except OSError as error:
-        raise _unreachable(address, error.strerror or str(error)) from error
-
-
-def _unreachable(address: str, what: str) -> ClusterError:
-    return ClusterError(
-        Problem(
-            code="cluster-unreachable",
-            key="cluster.ray.address",
-            what="no Ray cluster answers here",
-            got=address,
-            why=what.strip().partition("\n")[0],
-            fix="cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join",
-        )
-    )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            Problem(
+                code="cluster-unreachable",
+                key="cluster.ray.address",
+                what="no Ray cluster answers here",
+                got=address,
+                why=(getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0],
+                fix="cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join",
+            )
+        ) from error
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
 from rlplace.workers.launch.group import WorkerGroup, wait_all
+from rlplace.workers.launch.handle import Call, WorkerHandle
 from rlplace.workers.launch.host import Done, Failure
-from rlplace.workers.launch.launcher import Call, WorkerHandle
 from rlplace.workers.worker import Worker
 from tests.open_calls import slot_of
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.comm.weights.tensors import Bytes, Changes, checksum, copy_tensor, shards_of
+from rlplace.comm.weights.tensors import Bytes, Changes, checksum, copy_tensor
 
 
 def run(values: bytes) -> Bytes:
@@ -39,11 +39,6 @@ def test_a_tensor_without_storage_is_left_alone() -> None:
     target = torch.zeros(3)
     target.untyped_storage().resize_(0)
     copy_tensor(target[:0], torch.zeros(3)[:0])
-
-
-def test_names_of_one_tensor_are_tied() -> None:
-    one, same = torch.zeros(2), torch.zeros(2)
-    assert [shard.names for shard in shards_of({"a": one, "b": same, "c": one})] == [("a", "c"), ("b",)]
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=4), st.data())

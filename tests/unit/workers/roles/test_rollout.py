@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
-from rlplace.comm.weights.tensors import shards_of
 from rlplace.errors import ChannelBroken, NotResident, WeightSyncError
 from rlplace.models.mlp import build_policy
 from rlplace.placement.flow import Delivery
@@ -20,6 +19,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS
 from rlplace.workers.roles.rollout import Draw, RowNoise, VectorRolloutWorker, normal, uniform
+from tests.contract.weight_ends import shards_of
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 
 

@@ -19,7 +19,6 @@ from torch import nn
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
-from rlplace.comm.weights.tensors import shards_of
 from rlplace.config import read_config
 from rlplace.errors import (
     ChannelBroken,
@@ -38,6 +37,7 @@ from rlplace.tokens import Completion, Request
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
+from tests.contract.weight_ends import shards_of
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
 

@@ -1,41 +1,17 @@
-"""The Launcher contract: slots become workers that can be called, and every call of a worker ends."""
+"""The driver's handle of one worker: every call of it ends."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
-import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
-from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import WorkerError
-from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
-
-
-@dataclasses.dataclass(slots=True)
-class StartReport:
-    """Where the start went, in seconds per phase, in order. Owned by the cluster."""
-
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-    def __str__(self) -> str:
-        return (
-            f"{sum(self.seconds.values()):.1f} s (" + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items()) + ")"
-        )
+from rlplace.workers.launch.host import Done, Failure, Outcome
 
 
 class Call(Future[Any]):
@@ -49,7 +25,7 @@ class Call(Future[Any]):
 class WorkerHandle(abc.ABC):
     """One started worker, as the driver holds it. Owns the calls that have not ended; thread-safe.
 
-    A launcher's own subclass carries calls to the worker's WorkerHost and hands each Outcome to `settle`.
+    A subclass carries calls to the worker's WorkerHost and hands each Outcome to `settle`.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -127,40 +103,3 @@ def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
     )
     error.__cause__ = failure.cause
     return error
-
-
-class Launcher(Protocol):
-    """Starts the workers of a plan. Owns the processes, the channels and the accounts of one cluster."""
-
-    def start(self, report: StartReport) -> None:
-        """Reach the machines. Raises ClusterError. Idempotent."""
-        ...
-
-    def reserve(self, slots: Sequence[Slot], report: StartReport) -> None:
-        """Take what `slots` use and keep it until `close`; called once.
-
-        Blocks until it is free. Raises ClusterError, which names what is missing and where.
-        """
-        ...
-
-    def launch(self, specs: Sequence[GroupSpec], report: StartReport) -> dict[str, tuple[WorkerHandle, ...]]:
-        """Start the workers of all groups together and verify that they are where they should be; by name, then rank.
-
-        Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
-        slot outside of what is reserved.
-        """
-        ...
-
-    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
-        """Make a channel that lives in `locations`; without any, on the driver's node. Returns the driver's end."""
-        ...
-
-    def forget(self, owner: str) -> None:
-        """Release what a worker that ended held on its accelerators."""
-        ...
-
-    def describe(self) -> str: ...
-
-    def close(self) -> None:
-        """End everything that was started here. Idempotent and bounded in time."""
-        ...

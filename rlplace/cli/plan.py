@@ -5,20 +5,22 @@ Exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
-from rlplace.cli.prepare import Prepared, measurements, planned_only, prepare_composed
+from rlplace.cli.prepare import Prepared, planned_only, prepare_composed
 from rlplace.codes import codes
 from rlplace.config import compose
 from rlplace.config.json_schema import config_schema
-from rlplace.envs import describe
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
+from rlplace.placement.memory.measured import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
 from rlplace.placement.show.diff import diff_record, render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
@@ -42,7 +44,7 @@ Shows where and when each component runs, what it holds and whether that fits, b
     {program} --config-name hybrid_ppo --simulator                builds one to count the policy's weights
 
     {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
-    {program} explain 3 --config-name hybrid_ppo                  who is on an accelerator, stage by stage
+    {program} explain 3 --config-name hybrid_ppo                  what runs on an accelerator, stage by stage
     {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
     {program} explain rank-gap                                    what an error code means
     {program} solve micro_batch [actor] --config-name rlhf_ppo_colocated
@@ -65,53 +67,42 @@ _FORMATS: Mapping[str, Callable[[PlanView], str]] = {
     "svg": render_svg,
     "html": render_html,
 }
-_OPTIONS = ("--format", "--diff", "--measured")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One command line, without what belongs to Hydra."""
+    """One command line: the options of `plan`, and the words for Hydra."""
 
-    words: tuple[str, ...]  # for Hydra: flags and overrides
-    form: str = "text"
-    diff: str | None = None
-    measured: Measurements = dataclasses.field(default_factory=dict)
-    simulator: bool = False  # build one to count the policy's weights
+    words: list[str]
+    form: str
+    diff: str | None
+    measured: Measurements
+    simulator: bool  # build one to count the policy's weights
 
     def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
-        """One job for every config that the words name."""
+        """Prepare one job for every config that the words name."""
         composed = compose.with_hydra(self.words if words is None else words)
-        return [prepare_composed(c, self.measured, describe if self.simulator else None) for c in composed]
-
-    def reports(self, words: Sequence[str] | None = None) -> list[PlanView]:
-        return [job.view for job in self.jobs(words)]
+        return [prepare_composed(c, self.measured, simulator=self.simulator) for c in composed]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what one command line asks for and returns the exit code."""
+    """Print what one command line asks for; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if ("--help" in words or "-h" in words) and words[0] != "import":
-        print(usage("python -m rlplace.plan"))
+        found = {"configs": compose.config_names(), "clusters": compose.group_names(compose.CLUSTER)}
+        texts = {kind: compose.listed(names, indent="    ") for kind, names in found.items()}
+        print(USAGE.format(program="python -m rlplace.plan", **texts))
         return FITS
     try:
         return _answer(words)
     except (ProblemsError, ClusterError) as error:
         print(error, file=sys.stderr)
         return WRONG
-    except SystemExit as done:  # Hydra's own flags and argparse
+    except SystemExit as done:  # of argparse
         return done.code if isinstance(done.code, int) else WRONG
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FITS
-
-
-def usage(program: str) -> str:
-    def listed(names: Mapping[str, str]) -> str:
-        return "\n".join(f"    {name:<22}{about}" for name, about in names.items())
-
-    return USAGE.format(
-        program=program, configs=listed(compose.config_names()), clusters=listed(compose.group_names(compose.CLUSTER))
-    )
 
 
 def _answer(words: list[str]) -> int:
@@ -136,47 +127,48 @@ def _answer(words: list[str]) -> int:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Takes our own options out of the words. Raises ConfigError."""
-    options: dict[str, str] = {}
-    rest: list[str] = []
-    simulator = False
-    waiting = iter(words)
-    for word in waiting:
-        name, equals, value = word.partition("=")
-        if word == "--simulator":
-            simulator = True
-        elif name in _OPTIONS:
-            options[name] = value if equals else next(waiting, "")
-        else:
-            rest.append(word)
-    form = options.get("--format", "text")
+    """Take the options of `plan` out of the words. Raises ConfigError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--diff", "--measured"):
+        parser.add_argument(option, nargs="?", const="")
+    parser.add_argument("--format", nargs="?", const="", default="text")
+    parser.add_argument("--simulator", action="store_true")
+    options, rest = parser.parse_known_args(words)
+    form, diff, measured = options.format, options.diff, options.measured
     if form not in _FORMATS:
         near = did_you_mean(form, _FORMATS)
         raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(_FORMATS), near)
-    if "--diff" in options and not options["--diff"]:
+    if diff == "":
         raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
-    if "--diff" in options and form not in ("text", "json"):
+    if diff and form not in ("text", "json"):
         raise _wrong("bad-option", "--format", "two plans are compared as text or json", form, "--diff has no picture")
-    measured = measurements(options["--measured"]) if "--measured" in options else {}
-    diff = options.get("--diff")
-    return Request(words=tuple(rest), form=form, diff=diff, measured=measured, simulator=simulator)
+    numbers = {} if measured is None else _measurements(measured)
+    return Request(words=rest, form=form, diff=diff, measured=numbers, simulator=options.simulator)
+
+
+def _measurements(file: str) -> Measurements:
+    """Read what an earlier run measured, its `memory.json`. Raises ConfigError."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why, fix = f"{type(error).__name__}: {error}", "--measured <folder of a run>/memory.json"
+        raise _wrong("not-measurements", "--measured", "cannot be read", file, why, fix) from error
+    return read_measurements(record, key=file)
 
 
 def _plan(request: Request) -> int:
     jobs = request.jobs()
-    reports = [job.view for job in jobs]
     if request.diff is None:
         for job in jobs:
             print(_FORMATS[request.form](job.view))
             if job.not_run:
                 print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
-        return _verdict(reports)
-    others = request.reports(_other_words(request.words, request.diff))
-    if len(reports) != 1 or len(others) != 1:
-        raise _wrong(
-            "bad-option", "--diff", "compares one config with one other", request.diff, "a sweep names several"
-        )
-    left, right = reports[0], others[0]
+        return _verdict([job.view for job in jobs])
+    others = request.jobs(_other_words(request.words, request.diff))
+    if len(jobs) != 1 or len(others) != 1:
+        what, why = "compares one config with one other", "a sweep names several"
+        raise _wrong("bad-option", "--diff", what, request.diff, why)
+    left, right = jobs[0].view, others[0].view
     if left.name == right.name:
         right = dataclasses.replace(right, name=request.diff)
     print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
@@ -184,7 +176,7 @@ def _plan(request: Request) -> int:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Overrides come on top of this command line; another config takes over nothing but the cluster."""
+    """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
     if "=" in other:
         return [*words, *shlex.split(other)]
     flags = compose.CommandLine.of(words).flags
@@ -193,52 +185,46 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
     return [*kept, *(word for word in words if word.startswith("cluster="))]
 
 
-def _verdict(reports: Sequence[PlanView]) -> int:
-    """Says on stderr what does not fit."""
-    short = [p for report in reports for p in report.shortages]
-    if not short:
-        return FITS
-    print("\n".join(p.render() for p in short), file=sys.stderr)
-    return DOES_NOT_FIT
+def _verdict(views: Sequence[PlanView]) -> int:
+    """Print on stderr what does not fit."""
+    short = [problem.render() for view in views for problem in view.shortages]
+    if short:
+        print("\n".join(short), file=sys.stderr)
+    return DOES_NOT_FIT if short else FITS
 
 
 def _explain(topic: str, words: Sequence[str]) -> int:
     if topic in codes():
         print(codes()[topic].render())
         return FITS
-    near, request = did_you_mean(topic, codes()), _request(words)
+    request = _request(words)
     if "-" in topic and compose.CommandLine.of(request.words).name is None:
-        why = f"there are {len(codes())} error codes"
-        raise _wrong("unknown-topic", "explain", "no such error code", topic, why, near and f"explain {near}")
-    for report in request.reports():
-        placement = report.plan.placement
-        count = placement.topology.num_accelerators
-        if topic in placement.components:
-            print(explain_component(report, topic))
+        raise _no_topic(topic, "no such error code", f"there are {len(codes())} error codes", codes())
+    for job in request.jobs():
+        components = job.plan.placement.components
+        count = job.plan.placement.topology.num_accelerators
+        if topic in components:
+            print(explain_component(job.view, topic))
         elif topic.isdecimal() and int(topic) < count:
-            print(explain_accelerator(report, int(topic)))
+            print(explain_accelerator(job.view, int(topic)))
         else:
-            near = did_you_mean(topic, [*placement.components, *codes()])
-            why = f"components are {', '.join(placement.components)}; accelerators 0-{count - 1}"
-            raise _wrong(
-                "unknown-topic", "explain", "nothing here is called so", topic, why, near and f"explain {near}"
-            )
+            why = f"components are {', '.join(components)}; accelerators 0-{count - 1}"
+            raise _no_topic(topic, "nothing here is called so", why, [*components, *codes()])
     return FITS
 
 
 def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int:
-    for report in _request(words).reports():
-        placement = report.plan.placement
+    for job in _request(words).jobs():
+        placement = job.plan.placement
         for component, rank in ranks:
             if component not in placement.components:
-                near = did_you_mean(component, placement.components)
                 why = "components are " + ", ".join(placement.components)
-                raise _wrong("unknown-topic", "explain", "no such component", component, why, near)
+                raise _no_topic(component, "no such component", why, placement.components)
             count = placement.world_size(component)
             if rank >= count:
-                why = f"its ranks are 0-{count - 1}"
-                raise _wrong("unknown-topic", "explain", f"{component} has no such rank", f"{component} {rank}", why)
-        print(explain_pair(report.plan, *ranks))
+                what, why = f"{component} has no such rank", f"its ranks are 0-{count - 1}"
+                raise _wrong("unknown-topic", "explain", what, f"{component} {rank}", why)
+        print(explain_pair(job.plan, *ranks))
     return FITS
 
 
@@ -250,13 +236,18 @@ def _solve(words: Sequence[str]) -> int:
         near = did_you_mean(got or "", knobs) or next(iter(knobs))
         why = "sizes to solve for are " + ", ".join(knobs)
         raise _wrong("bad-option", "solve", "no such size" if got else "for what?", got, why, f"solve {near}")
-    component = named[1] if len(named) > 1 else None
+    knob, component = knobs[named[0]], named[1] if len(named) > 1 else None
     code = FITS
-    for report in _request(words[len(named) :]).reports():
-        solution = solve(report.case, knobs[named[0]], component)
-        print(render_solution(report.case, knobs[named[0]], component, solution))
+    for job in _request(words[len(named) :]).jobs():
+        solution = solve(job.case, knob, component)
+        print(render_solution(job.case, knob, component, solution))
         code = code if solution is not None else DOES_NOT_FIT
     return code
+
+
+def _no_topic(topic: str, what: str, why: str, known: Iterable[str]) -> ConfigError:
+    near = did_you_mean(topic, known)
+    return _wrong("unknown-topic", "explain", what, topic, why, near and f"explain {near}")
 
 
 def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:

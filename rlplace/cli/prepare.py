@@ -1,4 +1,4 @@
-"""From a config to a job: read, checked and planned, the same for `plan`, `train dry_run=true` and `train`.
+"""Read, check and plan the job of a config, the same for `plan`, `train dry_run=true` and `train`.
 
 Nothing is started, and no GPU is needed. What is wrong is raised, whatever the job is prepared for. What can be planned
 and not run is listed in `Prepared.not_run`: a plan shows it, a run refuses it.
@@ -7,33 +7,29 @@ and not run is listed in `Prepared.not_run`: a plan shows it, a run refuses it.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.cli.checks import check_env, check_plan
 from rlplace.config import Config, SimulatorEnvConfig, read_config
 from rlplace.config.compose import Composed
 from rlplace.config.model_folder import with_folder
+from rlplace.envs import describe
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import PolicySpaces
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
-from rlplace.placement.memory.measured import read_measurements
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.workers.launch.machines import declared_topology
 
-Describe = Callable[[SimulatorEnvConfig], PolicySpaces]
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A job that holds; whether it fits, its view says."""
+    """A valid job; its view shows whether it fits."""
 
     config: Config  # with the keys of its models' config.json
     plan: Plan
@@ -50,13 +46,12 @@ def prepare(
     name: str = "config",
     sources: Mapping[str, Source] | None = None,
     measured: Measurements | None = None,
-    describe: Describe | None = None,
+    simulator: bool = False,
 ) -> Prepared:
-    """The job of a config given as plain values, such as a YAML file holds.
+    """Prepare the job of a config given as plain values, such as a YAML file holds.
 
-    `describe` builds a simulator to count the policy's weights (`rlplace.envs.describe`); without it, the weights of a
-    policy that learns from a simulator are not counted. Raises ConfigError, PlacementError or ClusterError with every
-    problem.
+    `simulator`: build one to count the weights of the policy that learns from it; else they are not counted. Raises
+    ConfigError, PlacementError or ClusterError with every problem.
     """
     places = sources or {}
     config = with_folder(read_config(mapping, places), places)
@@ -67,9 +62,8 @@ def prepare(
     except ProblemsError as error:
         raise type(error)([*error.problems, *_wrong(problems)]) from None
     problems += check_plan(config, plan, places)
-    spaces = None
-    if describe is not None and isinstance(config.env, SimulatorEnvConfig) and not problems:
-        spaces = describe(config.env)
+    build = simulator and isinstance(config.env, SimulatorEnvConfig) and not problems
+    spaces = describe(config.simulator_env) if build else None
     try:
         case = memory_case(plan, config, spaces, measured)
     except ConfigError as error:
@@ -86,27 +80,13 @@ def _wrong(problems: Sequence[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.code not in PLAN_ONLY]
 
 
-def prepare_composed(
-    composed: Composed, measured: Measurements | None = None, describe: Describe | None = None
-) -> Prepared:
-    """The job of what `compose.with_hydra` returns."""
-    return prepare(composed.mapping, name=composed.name, sources=composed.sources, measured=measured, describe=describe)
+def prepare_composed(composed: Composed, measured: Measurements | None = None, *, simulator: bool = False) -> Prepared:
+    """Prepare what `compose.with_hydra` returns."""
+    name, sources = composed.name, composed.sources
+    return prepare(composed.mapping, name=name, sources=sources, measured=measured, simulator=simulator)
 
 
 def planned_only(problems: Sequence[Problem]) -> str:
-    """What a plan says of a job that cannot be run."""
+    """Explain why a job can be planned and not run."""
     texts = "\n".join(problem.render() for problem in problems)
     return f"\nthis job can be planned, not run:\n{texts}"
-
-
-def measurements(file: str) -> Measurements:
-    """What an earlier run measured, from its `memory.json`. Raises ConfigError."""
-    try:
-        record = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-        fix = "--measured <folder of a run>/memory.json"
-        raise ConfigError(
-            [Problem(code="not-measurements", key="--measured", what="cannot be read", got=file, why=why, fix=fix)]
-        ) from error
-    return read_measurements(record, key=file)

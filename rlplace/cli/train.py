@@ -46,11 +46,15 @@ class Stopped(BaseException):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code."""
+    """Run one command line and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
-        print(usage("python -m rlplace.train", argv))
-        return 0
+        configs = compose.listed(compose.config_names(), indent="    ")
+        print(USAGE.format(program="python -m rlplace.train", configs=configs))
+        line = compose.CommandLine.of(argv)
+        if line.text:
+            print(f"\n{line.file.name}:\n\n{line.text}")
+        return DONE
     stop_on_signals()
     try:
         return max((_job(composed) for composed in compose.with_hydra(argv)), default=DONE)
@@ -63,19 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         print(f"stopped by {stopped}", file=sys.stderr)
         return stopped.exit_code
-    except SystemExit as done:  # Hydra's own flags and argparse
+    except SystemExit as done:  # of argparse
         return done.code if isinstance(done.code, int) else FAILED
 
 
-def usage(program: str, argv: Sequence[str]) -> str:
-    names = compose.config_names()
-    text = USAGE.format(program=program, configs="\n".join(f"    {n:<22}{about}" for n, about in names.items()))
-    line = compose.CommandLine.of(argv)
-    return f"{text}\n\n{line.file.name}:\n\n{line.text}" if line.text else text
-
-
 def stop_on_signals() -> None:
-    """Turns SIGINT and SIGTERM into Stopped, once: while stopping, where every wait is bounded, more are ignored."""
+    """Turn SIGINT and SIGTERM into Stopped, once: while stopping, where every wait is bounded, more are ignored."""
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -90,11 +87,10 @@ def stop_on_signals() -> None:
 
 def _job(composed: compose.Composed) -> int:
     job = prepare_composed(composed)
-    lacking = list(job.not_run)
-    if not job.config.dry_run and not lacking:
-        lacking += check_launch(job.config, job.plan, job.sources)
-    if lacking and not job.config.dry_run:
-        raise ConfigError(lacking)
+    if not job.config.dry_run:
+        lacking = job.not_run or check_launch(job.config, job.plan, job.sources)
+        if lacking:
+            raise ConfigError(lacking)
     _show(render_text(job.view))
     if job.not_run:
         _show(planned_only(job.not_run))
@@ -111,7 +107,7 @@ def _job(composed: compose.Composed) -> int:
 
 
 def _show(text: str) -> None:
-    """To whoever still reads: `... | head` may have seen enough."""
+    """Print unless the pipe is closed: `... | head` may have seen enough."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -173,8 +173,9 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
     return {name: about for folder in reversed(folders) for name, about in config_names(folder / group).items()}
 
 
-def _listed(names: Mapping[str, str]) -> str:
-    return "\n".join(f"{name:<20} {about}" for name, about in names.items())
+def listed(names: Mapping[str, str], indent: str = "") -> str:
+    """One line for each name with what it is."""
+    return "\n".join(f"{indent}{name:<26} {about}" for name, about in names.items())
 
 
 def _short(file: Path) -> str:
@@ -211,7 +212,7 @@ def _chosen(word: str, line: CommandLine) -> str:
         key=key,
         what=f"no such {group} is declared" + suggestion(near),
         got=name,
-        why=f"declared {group}s:\n{_listed(known)}",
+        why=f"declared {group}s:\n{listed(known)}",
         fix=f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
     )
     raise ConfigError([problem])
@@ -255,7 +256,7 @@ def _override_fix(key: str, bad: str, line: CommandLine) -> str:
 
 
 def _no_config() -> Problem:
-    why, fix = f"shipped configs:\n{_listed(config_names())}", "--config-name hybrid_ppo"
+    why, fix = f"shipped configs:\n{listed(config_names())}", "--config-name hybrid_ppo"
     return Problem(code="no-config", key="--config-name", what="no config was named", why=why, fix=fix)
 
 

@@ -132,6 +132,22 @@ class ProblemsError(RlplaceError, ValueError):
 class ConfigError(ProblemsError):
     """A key or a value of the config is wrong."""
 
+    @classmethod
+    def of(
+        cls,
+        code: str,
+        key: str,
+        what: str,
+        got: str | None,
+        why: str | None,
+        fix: str | None,
+        *,
+        span: tuple[int, int] | None = None,
+        source: Source | None = None,
+    ) -> ConfigError:
+        """Return the error of one problem."""
+        return cls([Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)])
+
 
 class PlacementError(ProblemsError):
     """The placement does not fit the cluster or the job."""

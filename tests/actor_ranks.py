@@ -19,7 +19,7 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.config import Config, read_config
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
 from rlplace.models.digest import digest
 from rlplace.models.distributions import noise_shape, sample

@@ -6,25 +6,25 @@ import dataclasses
 import importlib
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from rlplace.config import SimulatorEnvConfig, TextEnvConfig
-    from rlplace.envs.contract import Adapter
-    from rlplace.envs.spaces import Spaces
+    from rlplace.envs.contract import Adapter, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
 ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.data_set:PromptSet",
-    "reasoning_gym": "rlplace.envs.text.reasoning:ReasoningGym",
+    "reasoning_gym": "rlplace.envs.text.libraries:ReasoningGym",
     "guess_number": "rlplace.envs.text.tasks:GuessNumber",
-    "toy_text": "rlplace.envs.text.games:ToyText",
-    "text_arena": "rlplace.envs.text.games:TextArena",
+    "toy_text": "rlplace.envs.text.libraries:ToyText",
+    "text_arena": "rlplace.envs.text.libraries:TextArena",
 }
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -40,7 +40,7 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
         near = did_you_mean(name, shipped)
         why = "shipped: " + ", ".join(shipped) + "; your own is named package.module:Name"
         fix = f"{key.rpartition('.')[2]}: {near or next(iter(shipped))}"
-        raise ConfigError([Problem(code=code, key=key, what=unknown(noun, near), got=name, why=why, fix=fix)])
+        raise ConfigError.of(code, key, f"unknown {noun}" + suggestion(near), name, why, fix)
     try:
         module = importlib.import_module(module_name)
         why = f"module {module_name} has no {attribute}"
@@ -50,14 +50,8 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
         module, why = None, f"there is no module {error.name}"
     if not hasattr(module, attribute):
         fix = "put the folder of your package on PYTHONPATH, or correct the name"
-        what = f"no {noun} can be found there"
-        raise ConfigError([Problem(code=code, key=key, what=what, got=name, why=why, fix=fix)])
+        raise ConfigError.of(code, key, f"no {noun} can be found there", name, why, fix)
     return getattr(module, attribute)
-
-
-def unknown(noun: str, near: str | None) -> str:
-    """Say what is wrong with a name, with the nearest known one."""
-    return f"unknown {noun}" + suggestion(near)
 
 
 def unknown_arguments(
@@ -68,20 +62,13 @@ def unknown_arguments(
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []
     takes = [n for n, p in parameters.items() if n not in given and p.kind is not p.VAR_POSITIONAL]
-    problems = []
+    problems: list[Problem] = []
     for name in [n for n in kwargs if n not in takes]:
         near = did_you_mean(name, takes)
-        problems.append(
-            Problem(
-                code=code,
-                key=f"{key}.{name}",
-                what=unknown("argument", near),
-                got=f"{name}: {kwargs[name]}",
-                span=(0, len(name)),
-                why=f"{call.__name__} takes " + (", ".join(takes) or "none"),
-                fix=f"{near}: {kwargs[name]}" if near else f"remove {name}",
-            )
-        )
+        what, got = "unknown argument" + suggestion(near), f"{name}: {kwargs[name]}"
+        why = f"{call.__name__} takes " + (", ".join(takes) or "none")
+        fix = f"{near}: {kwargs[name]}" if near else f"remove {name}"
+        problems += ConfigError.of(code, f"{key}.{name}", what, got, why, fix, span=(0, len(name))).problems
     return problems
 
 
@@ -91,17 +78,25 @@ def unknown_choice(
     """Refuse an argument of a task that names none of the library's."""
     known = list(known)
     near = did_you_mean(got, known)
-    fix = f"{argument}: {near or example or known[0]}"
-    key = f"env.kwargs.{argument}"
-    return ConfigError(
-        [Problem(code="bad-task-kwargs", key=key, what=unknown(argument, near), got=got, why=why, fix=fix)]
-    )
+    what, fix = f"unknown {argument}" + suggestion(near), f"{argument}: {near or example or known[0]}"
+    return ConfigError.of("bad-task-kwargs", f"env.kwargs.{argument}", what, got, why, fix)
 
 
 def missing_library(why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task") -> ConfigError:
     """Name the extra of this package that installs a library."""
     what, fix = f"a library of {of} is not installed", f"pip install 'rlplace[{extra}]'"
-    return ConfigError([Problem(code="missing-library", key=key, what=what, got=got, why=why, fix=fix)])
+    return ConfigError.of("missing-library", key, what, got, why, fix)
+
+
+@contextmanager
+def needs(*modules: str, got: str, extra: str) -> Iterator[None]:
+    """Import a library of a task inside; raises ConfigError where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in modules:
+            raise  # it is there; something that it imports is not
+        raise missing_library(f"there is no module {error.name}", got=got, extra=extra) from error
 
 
 # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,39 +164,20 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        refused = Problem(
-            code="bad-task-kwargs",
-            key="env.kwargs",
-            what="the task does not take these arguments",
-            got=shown,
-            why=f"{name}: {error}",
-            fix="correct what it names, or kwargs: {}",
-        )
-        raise ConfigError([refused]) from error
+        what, fix = "the task does not take these arguments", "correct what it names, or kwargs: {}"
+        raise ConfigError.of("bad-task-kwargs", "env.kwargs", what, shown, f"{name}: {error}", fix) from error
     if task.size == 0:
-        empty = Problem(
-            code="empty-dataset",
-            key="env.kwargs",
-            what="there is no prompt in it",
-            got=shown,
-            why=f"{name} has to ask something",
-            fix="path: <a file or folder with at least one row>",
-        )
-        raise ConfigError([empty])
+        why, fix = f"{name} has to ask something", "path: <a file or folder with at least one row>"
+        raise ConfigError.of("empty-dataset", "env.kwargs", "there is no prompt in it", shown, why, fix)
     if split == "held_out" and task.size is not None and not config.eval_kwargs:
-        same = Problem(
-            code="nothing-held-out",
-            key="env.eval_kwargs",
-            what="the held-out prompts would be those that are trained on",
-            got="{}",
-            why=f"{name} has {task.size} prompts, and no key names which of them, or which others, to evaluate on",
-            fix="eval_kwargs: {path: <other prompts>}        (or: runner.eval_every: 0)",
-        )
-        raise ConfigError([same])
+        what = "the held-out prompts would be those that are trained on"
+        why = f"{name} has {task.size} prompts, and no key names which of them, or which others, to evaluate on"
+        fix = "eval_kwargs: {path: <other prompts>}        (or: runner.eval_every: 0)"
+        raise ConfigError.of("nothing-held-out", "env.eval_kwargs", what, "{}", why, fix)
     return task
 
 
-def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> tuple[Problem, ...]:
+def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Problem]:
     """Report what is wrong with the task and its rewards, by making them; `evaluated`: with held-out prompts."""
     from rlplace.envs.text.rewards import find_rewards
 
@@ -209,8 +185,7 @@ def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> tuple[Pr
     splits: tuple[Split, ...] = ("train", "held_out") if evaluated else ("train",)
     for split in splits:
         try:
-            task = make_task(config, seed=seed, split=split)
-            find_rewards(config.rewards, task)
+            find_rewards(config.rewards, make_task(config, seed=seed, split=split))
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
-    return tuple(problems)
+    return problems

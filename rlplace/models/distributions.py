@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions
+from rlplace.envs.contract import ContinuousActions, DiscreteActions
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

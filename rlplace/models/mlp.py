@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.distributions import ContinuousOutput, DiscreteOutput
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}

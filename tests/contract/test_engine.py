@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
 from rlplace.models.distributions import noise_shape
 from rlplace.models.mlp import build_policy

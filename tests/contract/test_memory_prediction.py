@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlplace.config import Config
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.demands import PolicyRolloutDemand, PolicyShape, PolicyTrainingDemand, policy_shape

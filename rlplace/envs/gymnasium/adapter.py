@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import missing_library
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ class GymnasiumAdapter:
         _require(config)
         env = _make_described(config)
         try:
-            problems = _space_problems(env)
-            if problems:
-                raise ConfigError(problems)
-            return Spaces(
-                observation_shape=tuple(env.observation_space.shape or ()),
-                actions=_actions(env.action_space),
-                max_episode_steps=_limit(config),
-            )
+            return _spaces(env, _limit(config))
         finally:
             env.close()
 
@@ -73,7 +66,7 @@ def _require(config: SimulatorEnvConfig) -> None:
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """One environment without Gymnasium's time limit and passive checks: the vector counts steps itself."""
+    """Make one environment without Gymnasium's time limit and passive checks: the vector counts steps itself."""
     import gymnasium
 
     return gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
@@ -92,15 +85,13 @@ def _make_described(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     except (TypeError, ValueError, OSError) as error:
         if not config.kwargs:
             raise  # the simulator's own bug
-        refused = Problem(
-            code="bad-simulator-kwargs",
-            key="env.kwargs",
-            what="the simulator does not take these arguments",
-            got=", ".join(f"{name}: {value}" for name, value in config.kwargs.items()),
-            why=f"{config.id}: {error}",
-            fix="kwargs: {}",
-        )
-        raise ConfigError([refused]) from error
+        what, why = "the simulator does not take these arguments", f"{config.id}: {error}"
+        got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
+        raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
+
+
+def _missing(why: str, config: SimulatorEnvConfig) -> ConfigError:
+    return missing_library(why, got=config.id, extra="envs", key="env.id", of="the simulator")
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
@@ -109,7 +100,7 @@ def _limit(config: SimulatorEnvConfig) -> int | None:
     return config.max_episode_steps or gymnasium.registry[config.id.rpartition(":")[2]].max_episode_steps
 
 
-def _id_problems(name: str) -> list[Problem]:
+def _id_problems(name: str) -> Sequence[Problem]:
     import gymnasium
 
     module_name, _, registered = name.rpartition(":")
@@ -117,26 +108,20 @@ def _id_problems(name: str) -> list[Problem]:
         try:
             importlib.import_module(module_name)
         except ModuleNotFoundError as error:
+            what = "the simulator's module cannot be imported"
             why = f"{registered} should be registered by {module_name}, and there is no module {error.name}"
             fix = "install it, put its folder on PYTHONPATH, or correct the name"
-            what = "the simulator's module cannot be imported"
             span = (0, len(module_name))
-            return [Problem(code="unknown-simulator", key="env.id", what=what, got=name, span=span, why=why, fix=fix)]
+            return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
     if registered in gymnasium.registry:
         return []
     near = did_you_mean(registered, gymnasium.registry)
     prefix = f"{module_name}:" if module_name else ""
-    return [
-        Problem(
-            code="unknown-simulator",
-            key="env.id",
-            what="unknown simulator" + suggestion(near),
-            got=name,
-            span=(len(prefix), len(name)),
-            why=f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}",
-            fix=f"id: {prefix}{near}" if near else "id: package.module:Name-v0, where package.module registers Name-v0",
-        )
-    ]
+    what = "unknown simulator" + suggestion(near)
+    why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"
+    fix = f"id: {prefix}{near}" if near else "id: package.module:Name-v0, where package.module registers Name-v0"
+    span = (len(prefix), len(name))
+    return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
@@ -155,36 +140,30 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     ]
 
 
-def _missing(why: str, config: SimulatorEnvConfig) -> ConfigError:
-    return missing_library(why, got=config.id, extra="envs", key="env.id", of="the simulator")
-
-
-def _space_problems(env: gymnasium.Env[Any, Any]) -> list[Problem]:
+def _spaces(env: gymnasium.Env[Any, Any], limit: int | None) -> Spaces:
+    """Raise ConfigError for spaces that no policy handles."""
     from gymnasium.spaces import Box, Discrete
 
+    seen, taken = env.observation_space, env.action_space
     problems: list[Problem] = []
-    shown, taken = env.observation_space, env.action_space
-    if not isinstance(shown, Box):
-        why = "policies take one array of numbers per step"
-        fix = "wrap it with gymnasium.wrappers.FlattenObservation where you register it"
-        problems.append(_unsupported("shows observations that are not one array", shown, why, fix))
+    if not isinstance(seen, Box):
+        what, why = "shows observations that are not one array", "policies take one array of numbers per step"
+        problems += _unsupported(what, seen, why, "gymnasium.wrappers.FlattenObservation")
     if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
-        fix = "wrap it with an ActionWrapper where you register it"
-        problems.append(_unsupported("takes actions no policy gives", taken, why, fix))
-    return problems
+        problems += _unsupported("takes actions no policy gives", taken, why, "an ActionWrapper")
+    if problems:
+        raise ConfigError(problems)
+    actions: DiscreteActions | ContinuousActions
+    if isinstance(taken, Discrete):
+        actions = DiscreteActions(n=int(taken.n))
+    else:
+        assert isinstance(taken, Box)
+        low, high = (tuple(float(bound) for bound in side.ravel()) for side in (taken.low, taken.high))
+        actions = ContinuousActions(shape=taken.shape, low=low, high=high)
+    return Spaces(observation_shape=tuple(seen.shape or ()), actions=actions, max_episode_steps=limit)
 
 
-def _unsupported(what: str, space: gymnasium.Space[Any], why: str, fix: str) -> Problem:
-    what = f"the simulator {what}"
-    return Problem(code="unsupported-space", key="env.id", what=what, got=str(space), why=why, fix=fix)
-
-
-def _actions(space: gymnasium.Space[Any]) -> DiscreteActions | ContinuousActions:
-    from gymnasium.spaces import Box, Discrete
-
-    if isinstance(space, Discrete):
-        return DiscreteActions(n=int(space.n))
-    assert isinstance(space, Box)
-    low, high = (tuple(float(bound) for bound in side.ravel()) for side in (space.low, space.high))
-    return ContinuousActions(shape=space.shape, low=low, high=high)
+def _unsupported(what: str, space: gymnasium.Space[Any], why: str, wrapper: str) -> Sequence[Problem]:
+    fix = f"wrap it with {wrapper} where you register it"
+    return ConfigError.of("unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix).problems

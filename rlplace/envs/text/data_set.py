@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlplace.envs.registry import missing_library
+from rlplace.envs.registry import needs
 from rlplace.envs.text.contract import Message, OneTurn, Prompt, Split
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _ROLES = ("system", "user", "assistant")
 _KEY = "env.kwargs.path"
@@ -56,12 +56,18 @@ class PromptSet:
         return OneTurn(prompt=_as_prompt(values[self._prompt]), known=facts)
 
     def _check(self, row: Row) -> None:
-        """Raises ConfigError with the row's place: a bad row is found before anything starts."""
+        """Raise ConfigError with the row's place: a bad row is found before anything starts."""
         for column in (self._prompt, *([] if self._answer is None else [self._answer])):
             if row.values.get(column) is None:
-                raise ConfigError([_no_column(row, column)])
+                what = f"a row has no {column!r}" + suggestion(did_you_mean(column, row.values))
+                why = "every row needs the columns that are asked and compared"
+                fix = "kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)"
+                raise _bad_row(what, "columns: " + ", ".join(row.values), row.place, why, fix)
         if _as_prompt(row.values[self._prompt]) is None:
-            raise ConfigError([_bad_prompt(row, self._prompt)])
+            got = repr(row.values[self._prompt])
+            why = f"a prompt is a text, or a list of messages with a role ({', '.join(_ROLES)}) and a content"
+            fix = f"kwargs: {{prompt: <a column other than {self._prompt}>}}"
+            raise _bad_row(f"{self._prompt!r} is no prompt", got, row.place, why, fix)
 
 
 def _as_prompt(value: Any) -> Any:
@@ -79,29 +85,8 @@ def _as_prompt(value: Any) -> Any:
     return prompt
 
 
-def _no_column(row: Row, column: str) -> Problem:
-    near = did_you_mean(column, row.values)
-    return Problem(
-        code="bad-row",
-        key=_KEY,
-        what=f"a row has no {column!r}" + suggestion(near),
-        got="columns: " + ", ".join(row.values),
-        source=row.place,
-        why="every row needs the columns that are asked and compared",
-        fix="kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)",
-    )
-
-
-def _bad_prompt(row: Row, column: str) -> Problem:
-    return Problem(
-        code="bad-row",
-        key=_KEY,
-        what=f"{column!r} is no prompt",
-        got=repr(row.values[column])[:200],
-        source=row.place,
-        why="a prompt is a text, or a list of messages with a role (" + ", ".join(_ROLES) + ") and a content",
-        fix=f"kwargs: {{prompt: <a column other than {column}>}}",
-    )
+def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct or remove the line") -> ConfigError:
+    return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +107,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     if not file.exists():
         folder = next(parent for parent in file.absolute().parents if parent.is_dir())
         why = f"paths count from {Path.cwd()}; what exists of it is {folder}"
-        raise ConfigError([_no_data_set("there is nothing at this path", path, why)])
+        raise _no_data_set("there is nothing at this path", path, why)
     if file.is_dir():
         return _saved(file, dataset_split)
     if file.suffix in (".jsonl", ".json"):
@@ -130,7 +115,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     if file.suffix == ".parquet":
         return _parquet(file)
     why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
-    raise ConfigError([_no_data_set("a file of this kind is no data set", path, why)])
+    raise _no_data_set("a file of this kind is no data set", path, why)
 
 
 def _json_lines(file: Path) -> list[Row]:
@@ -143,43 +128,44 @@ def _json_lines(file: Path) -> list[Row]:
             try:
                 values = json.loads(line)
             except ValueError as error:  # of JSON or of UTF-8
-                raise ConfigError([_malformed(line, place, f"JSON: {error}")]) from error
+                raise _bad_row("a line is no row", _shown(line), place, f"JSON: {error}") from error
             if not isinstance(values, dict):
-                raise ConfigError([_malformed(line, place, 'a line is one object: {"prompt": ..., "answer": ...}')])
+                why = 'a line is one object: {"prompt": ..., "answer": ...}'
+                raise _bad_row("a line is no row", _shown(line), place, why)
             rows.append(Row(values, place))
     return rows
 
 
+def _shown(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip()
+
+
 def _parquet(file: Path) -> list[Row]:
-    try:
+    with needs("pyarrow", got=str(file), extra="text"):
         import pyarrow
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise missing_library(f"there is no module {error.name}", got=str(file), extra="text") from error
     try:
         table = parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:
         why = f"pyarrow: {error}"
-        raise ConfigError([_no_data_set("the file is not Parquet", str(file), why)]) from error
+        raise _no_data_set("the file is not Parquet", str(file), why) from error
     return _numbered(table.to_pylist(), str(file))
 
 
 def _saved(folder: Path, split: str | None) -> list[Row]:
-    try:
+    with needs("datasets", got=str(folder), extra="text"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise missing_library(f"there is no module {error.name}", got=str(folder), extra="text") from error
     try:
         found = datasets.load_from_disk(str(folder))
     except FileNotFoundError as error:
         why = "a folder is read as what `datasets` writes with save_to_disk"
-        raise ConfigError([_no_data_set("the folder is no data set", str(folder), why)]) from error
+        raise _no_data_set("the folder is no data set", str(folder), why) from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             why = "it has the splits " + ", ".join(found)
             fix = f"kwargs: {{dataset_split: {next(iter(found), 'train')}}}"
             what = "the data set has several splits" if split is None else f"the data set has no split {split!r}"
-            raise ConfigError([_no_data_set(what, str(folder), why, fix)])
+            raise _no_data_set(what, str(folder), why, fix)
         found = found[split]
     return _numbered(found.to_list(), str(folder))
 
@@ -188,16 +174,5 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
     return [Row(value, Source(file=f"{path}, row", line=number)) for number, value in enumerate(values, start=1)]
 
 
-def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> Problem:
-    return Problem(code="no-dataset", key=_KEY, what=what, got=path, why=why, fix=fix)
-
-
-def _malformed(line: bytes, place: Source, why: str) -> Problem:
-    got = line.decode("utf-8", "replace").strip()[:200]
-    fix = "correct or remove the line"
-    return Problem(code="bad-row", key=_KEY, what="a line is no row", got=got, source=place, why=why, fix=fix)
-
-
-def _nearest(file: Path) -> str:
-    folder = next(parent for parent in file.absolute().parents if parent.is_dir())
-    return f"paths count from {Path.cwd()}; what exists of it is {folder}"
+def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> ConfigError:
+    return ConfigError.of("no-dataset", _KEY, what, path, why, fix)

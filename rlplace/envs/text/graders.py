@@ -22,7 +22,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
@@ -32,38 +32,15 @@ _START_S = 120.0  # longest that a process may take to import the user's functio
 _PATIENCE = 2  # times the deadline: the parent that keeps it may have been killed
 
 
-class Grader(Protocol):
-    def submit(self, case: Case) -> None:
-        """Start grading; blocks no longer than a shipped function takes."""
-        ...
-
-    def done(self, *, wait: bool) -> list[Graded]:
-        """Return what was graded since the last call; with `wait`, block until something is, if anything is in flight.
-
-        Raises RewardError for the first function that failed.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-def grader_of(
-    rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int = 4 << 30, processes: int = 1
-) -> Grader:
-    """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
-    if all(reward.trusted for reward in rewards):
-        return InlineGrader(rewards)
-    return ProcessGrader(rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes)
-
-
 class InlineGrader:
-    """Grades at once in the caller's thread."""
+    """Grades quick shipped functions at once, in the caller's thread."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self._functions = [(reward, reward.function()) for reward in rewards]
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
+        """Grade, or start grading; blocks no longer than a shipped function takes."""
         values: dict[str, float] = {}
         for reward, function in self._functions:
             try:
@@ -74,6 +51,10 @@ class InlineGrader:
         self._done.append((case, values))
 
     def done(self, *, wait: bool) -> list[Graded]:
+        """Return what was graded since the last call; with `wait`, block until something is, if anything is in flight.
+
+        Raises RewardError for the first function that failed.
+        """
         done, self._done = self._done, []
         return done
 
@@ -122,6 +103,7 @@ class ProcessGrader:
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
+        """As InlineGrader's."""
         done: list[Graded] = []
         while busy := [worker for worker in self._processes if worker.case is not None]:
             until = min(worker.deadline for worker in busy)
@@ -188,7 +170,7 @@ class ProcessGrader:
         return reward_failed(self._rewards[len(worker.values)], worker.case, code, what, why)
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        worker.close()
+        worker.close()  # now its exit code is known
         why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
         return self._ended(worker, "reward-died", "died", why)
 
@@ -196,6 +178,18 @@ class ProcessGrader:
         for worker in self._processes:
             worker.close()
         self._processes = []
+
+
+Grader = InlineGrader | ProcessGrader
+
+
+def grader_of(
+    rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int = 4 << 30, processes: int = 1
+) -> Grader:
+    """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
+    if all(reward.trusted for reward in rewards):
+        return InlineGrader(rewards)
+    return ProcessGrader(rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes)
 
 
 # ── in a process apart ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,16 +28,10 @@ RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called i
 REWARDS: Mapping[str, str] = {
     name: f"rlplace.envs.text.verifiers:{name}"
     for name in (
-        "exact_match",
-        "contains",
-        "math_answer",
-        "matches",
-        "score",
-        "length_penalty",
-        "unit_tests",
-        "unscored",
+        *("exact_match", "contains", "math_answer", "matches", "score"),
+        *("length_penalty", "unit_tests", "unscored", "reasoning_score"),
     )
-} | {"reasoning_score": "rlplace.envs.text.reasoning:reasoning_score"}
+}
 _APART = {"matches", "reasoning_score", "unit_tests"}  # patterns, libraries and code that may never come to an end
 _SHOWN = 400  # characters of an answer in an error
 _LISTS = ("prompts", "answers", "labels")
@@ -77,11 +71,10 @@ def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tup
     """Return the rewards of a config, or the task's own. Raises ConfigError: unknown, duplicate, wrong arguments."""
     chosen = [Reward(name=_short(w.name), written=w.name, weight=w.weight, kwargs=w.kwargs) for w in written]
     chosen = chosen or [Reward(name=_short(name), written=name) for name in task.rewards]
-    problems: list[Problem] = []
     if not chosen:
-        none = "the task names no reward functions of its own"
-        what, fix = "no function scores the answers", "rewards: [{name: math_answer}]"
-        problems.append(Problem(code="no-reward", key="env.rewards", what=what, got="[]", why=none, fix=fix))
+        what, why = "no function scores the answers", "the task names no reward functions of its own"
+        raise ConfigError.of("no-reward", "env.rewards", what, "[]", why, "rewards: [{name: math_answer}]")
+    problems: list[Problem] = []
     for index, reward in enumerate(chosen):
         key = f"env.rewards[{index}]"
         try:
@@ -89,20 +82,12 @@ def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tup
         except ConfigError as error:
             problems += [dataclasses.replace(p, key=f"{key}.name") for p in error.problems]
             continue
-        given = ("transcript",)
-        problems += unknown_arguments(
-            function, reward.kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs"
-        )
+        given, code = ("transcript",), "bad-reward-kwargs"
+        problems += unknown_arguments(function, reward.kwargs, given=given, key=f"{key}.kwargs", code=code)
         if reward.name in [r.name for r in chosen[:index]]:
-            twice = Problem(
-                code="duplicate-reward",
-                key=f"{key}.name",
-                what=f"there is another reward function called {reward.name}",
-                got=reward.written,
-                why="each is a metric of its own, by this name",
-                fix="give your function another name, or leave one out",
-            )
-            problems.append(twice)
+            what = f"there is another reward function called {reward.name}"
+            why, fix = "each is a metric of its own, by this name", "give your function another name, or leave one out"
+            problems += ConfigError.of("duplicate-reward", f"{key}.name", what, reward.written, why, fix).problems
     if problems:
         raise ConfigError(problems)
     return tuple(chosen)
@@ -135,16 +120,8 @@ def number_of(reward: Reward, case: Case, value: Any) -> float:
 def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) -> RewardError:
     answer = case.transcript.answer
     shown = answer if len(answer) <= _SHOWN else f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
-    return RewardError(
-        Problem(
-            code=code,
-            key=f"reward function {reward.written}",
-            what=f"{what}, for sample {case.sample} of group {case.group}",
-            got=repr(shown),
-            why=why,
-            fix=_FIXES[code],
-        )
-    )
+    key, what = f"reward function {reward.written}", f"{what}, for sample {case.sample} of group {case.group}"
+    return RewardError(Problem(code=code, key=key, what=what, got=repr(shown), why=why, fix=_FIXES[code]))
 
 
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +167,7 @@ def reward_of_config(written: str, kwargs: Mapping[str, object], *, key: str) ->
     problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
     if problems:
         raise ConfigError(problems)
-    return kind(name=written.rpartition(":")[2], written=written, kwargs=kwargs)
+    return kind(name=_short(written), written=written, kwargs=kwargs)
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────

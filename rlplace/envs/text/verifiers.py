@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from decimal import Decimal
 
 from rlplace.envs.text.contract import Transcript
+
+_LOG = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
 
@@ -112,3 +115,17 @@ def unit_tests(transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes:
     tests = [tests] if isinstance(tests, str) else list(tests)
     report = run_tests(code_block(transcript.answer), tests, timeout_s=timeout_s, memory_bytes=memory_bytes)
     return report.passed / len(tests) if tests else 0.0
+
+
+def reasoning_score(transcript: Transcript) -> float:
+    """Score the last answer by the library's verifier: all of it, or its last <answer></answer>."""
+    from reasoning_gym import get_score_answer_fn
+
+    entry = transcript.facts["entry"]
+    verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
+    tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
+    try:
+        return float(verify(answer=(tagged[-1] if tagged else transcript.answer).strip(), entry=entry))
+    except Exception as error:  # noqa: BLE001  # one of a hundred foreign verifiers fails on this answer
+        _LOG.warning("an answer scores 0: the verifier of %s raised %r", entry["metadata"]["source_dataset"], error)
+        return 0.0

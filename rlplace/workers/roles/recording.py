@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import StepResult
-from rlplace.envs.spaces import DiscreteActions, Spaces
+from rlplace.envs.contract import DiscreteActions, Spaces, StepResult
 from rlplace.trajectory import ActionChunk, Trajectory
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.spaces import DiscreteActions
+from rlplace.envs.contract import DiscreteActions
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation

@@ -9,8 +9,8 @@ import pytest
 
 from rlplace.config import SimulatorEnvConfig
 from rlplace.envs import check, describe, find_adapter
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium.adapter import GymnasiumAdapter
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import ConfigError, Problem, Source
 
 

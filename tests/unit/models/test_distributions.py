@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions
+from rlplace.envs.contract import ContinuousActions, DiscreteActions
 from rlplace.models.distributions import (
     ContinuousOutput,
     DiscreteOutput,

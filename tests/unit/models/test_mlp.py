@@ -9,7 +9,7 @@ import torch
 
 from rlplace.algo.normalize import shifted_sums
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
-from rlplace.envs.spaces import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.digest import digest
 from rlplace.models.distributions import ContinuousOutput, DiscreteOutput
 from rlplace.models.mlp import ActorCritic, ObservationNormalizer, build_policy

@@ -83,7 +83,7 @@ class Continuous:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """As `rlplace.envs.spaces`, which a test of placement does not need."""
+    """As `rlplace.envs.contract`, which a test of placement does not need."""
 
     observation_shape: tuple[int, ...]
     actions: Discrete | Continuous

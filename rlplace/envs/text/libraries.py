@@ -1,4 +1,4 @@
-"""One-player games of libraries as text tasks: Gymnasium's toy-text games in words, and TextArena's."""
+"""Text tasks of libraries: Gymnasium's toy-text games in words, one-player games of TextArena, reasoning-gym."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from rlplace.envs.registry import missing_library, unknown_choice
-from rlplace.envs.text.contract import Split
-from rlplace.errors import ConfigError, Problem
+from rlplace.envs.registry import needs, unknown_choice
+from rlplace.envs.text.contract import OneTurn, Split
+from rlplace.errors import ConfigError
 
 _RAW = "-raw"  # without wrappers: each observation holds only the messages since the last one
 _GAME = -1  # sender of the game's own messages
 _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
+_ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
+_HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,12 +51,8 @@ class ToyText:
         return ToyTextGame(self._game, self._idle.pop() if self._idle else self._make(), seed, self._idle)
 
     def _make(self) -> Any:
-        try:
+        with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
-        except ModuleNotFoundError as error:
-            if error.name != "gymnasium":
-                raise
-            raise missing_library("there is no module gymnasium", got=self._id, extra="envs") from error
         return gymnasium.make(self._id, disable_env_checker=True, **self._options)
 
 
@@ -140,13 +138,8 @@ class TextArena:
     rewards: ClassVar[Sequence[str]] = ("score",)
 
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
-        try:
+        with needs("textarena", got=f"text_arena, for {game}", extra="text-arena"):
             import textarena
-        except ModuleNotFoundError as error:
-            if error.name != "textarena":
-                raise
-            why, got = "there is no module textarena", f"text_arena, for {game}"
-            raise missing_library(why, got=got, extra="text-arena") from error
         self._library: Any = textarena
         self._name, self._id = f"{seed}/{split}", game.removesuffix(_RAW) + _RAW
         self._options: dict[str, Any] = dict(options or {})
@@ -159,16 +152,11 @@ class TextArena:
         except LookupError as error:
             if type(error) is not LookupError:  # a mistake of the game's own
                 raise
-            no_words = Problem(
-                code="missing-library",
-                key="env.kwargs.game",
-                what="the game needs word lists that are not on this machine",
-                got=game,
-                why="it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data",
-                fix="python -m nltk.downloader words averaged_perceptron_tagger_eng        "
-                "(or a game without: FrozenLake-v0)",
-            )
-            raise ConfigError([no_words]) from error
+            what = "the game needs word lists that are not on this machine"
+            why = "it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data"
+            download = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+            fix = f"{download}        (or a game without: FrozenLake-v0)"
+            raise ConfigError.of("missing-library", "env.kwargs.game", what, game, why, fix) from error
         except AssertionError as error:  # how the library counts players
             raise ValueError(f"{game} is no game for one: {error}") from error
 
@@ -219,3 +207,29 @@ class TextArenaGame:
         finally:
             self._random = random.getstate()
             random.setstate(outside)
+
+
+class ReasoningGym:
+    """One dataset of the library by its name, with its own arguments in `options`."""
+
+    rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
+
+    def __init__(self, *, seed: int, split: Split, dataset: str, options: Mapping[str, object] | None = None) -> None:
+        with needs("reasoning_gym", got=f"reasoning_gym, for {dataset}", extra="text"):
+            from reasoning_gym import factory
+        if dataset not in factory.DATASETS:
+            known = f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
+            raise unknown_choice("dataset", dataset, factory.DATASETS, why=known, example="chain_sum")
+        first = random.Random(seed).getrandbits(29) + (_HALF if split == "held_out" else 0)
+        try:
+            self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
+        except AssertionError as error:  # how the library checks its arguments
+            raise ValueError(f"{dataset} refuses options: {error}") from error
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> OneTurn:
+        entry = self._made[number]
+        return OneTurn(prompt=entry["question"], known={"answer": str(entry["answer"]), "entry": entry})

@@ -99,7 +99,7 @@ def test_each_rank_has_one_slot_on_one_node(data: st.DataObject) -> None:
     assert [s.rank for s in slots] == list(range(placement.world_size("env")))
     for slot in slots:
         assert {topology.node_of(a).rank for a in slot.accelerators} == {slot.node}
-        assert [topology.number(slot.node, a) for a in slot.local_accelerators] == list(slot.accelerators)
+        assert [topology.nodes[slot.node].first + a for a in slot.local_accelerators] == list(slot.accelerators)
     for _, group in itertools.groupby(sorted(slots, key=lambda s: s.node), key=lambda s: s.node):
         here = list(group)
         assert sorted(s.local_rank for s in here) == list(range(here[0].local_world_size))

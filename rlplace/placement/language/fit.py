@@ -1,4 +1,4 @@
-"""Whether ranks fit where they are placed: numbers exist and are used once, ranks divide evenly, none is cut."""
+"""Check that ranks fit where they are placed: numbers exist and are used once, ranks divide evenly, none is cut."""
 
 from __future__ import annotations
 
@@ -15,72 +15,68 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
 def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
-    """Whether one written placement fits; else its problems are recorded.
+    """Check that one written placement fits; record its problems. Problems of one kind have one fix for all of them.
 
     Costs grow with segments and the nodes they cover, not with ranks.
     """
     if not check_exist(text, segments, pool):
         return False
     before = len(text.problems)
-    for segment in segments:
-        _check_even(text, segment, segments, pool)
+    _check_even(text, segments, pool)
     even = len(text.problems) == before
     _check_duplicates(text, segments, pool)
     _check_rank_order(text, segments)
-    for segment in segments if even else ():
-        _check_cut(text, segment, segments, pool)
+    if even:
+        _check_cut(text, segments, pool)
     return len(text.problems) == before
 
 
 def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
-    """Whether the pool has all these numbers."""
-    before = len(text.problems)
-    for segment in (s for s in segments if s.accelerators.stop > pool.count):
-        numbers, span = segment.accelerators, _columns(text, segment, 0)
+    """Check that the pool has all these numbers."""
+    beyond = [(s.accelerators, _columns(text, s, 0)) for s in segments if s.accelerators.stop > pool.count]
+    fix = everything = text.line("all")
+    # A segment with ranks of its own would become uneven.
+    if ":" not in text.text and all(numbers.start < pool.count for numbers, _ in beyond):
+        there = [(span, show_range(range(numbers.start, pool.count))) for numbers, span in beyond]
+        fix = f"{text.with_parts(*there)}        (or: {everything})"
+    for numbers, span in beyond:
         missing = range(max(numbers.start, pool.count), numbers.stop)
-        fix = everything = text.line("all")
         if numbers.start < pool.count:
-            if ":" not in text.text:  # a segment with ranks of its own would become uneven
-                there = show_range(range(numbers.start, pool.count))
-                fix = text.with_part(span, there) + f"        (or: {everything})"
             span = stripped(text.text, text.text.rindex("-", *span) + 1, span[1])
-        text.reject(
-            "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range",
-            f"{named(pool.noun, missing)} {'do' if len(missing) > 1 else 'does'} not exist",
-            f"ranges include both ends, and {pool.describe()}",
-            fix,
-            span=span,
-        )
-    return len(text.problems) == before
+        code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
+        what = f"{named(pool.noun, missing)} {'do' if len(missing) > 1 else 'does'} not exist"
+        text.reject(code, what, f"ranges include both ends, and {pool.describe()}", fix, span=span)
+    return not beyond
 
 
 def _columns(text: Text, segment: Segment, index: int) -> tuple[int, int]:
-    """Columns of what stands before (0) or, where written, after (1) the colon of a segment."""
+    """Return the columns before (0) or, where there is one, after (1) the colon of a segment."""
     found = list(split_at(text.text, ":", *segment.span))
     return stripped(text.text, *found[min(index, len(found) - 1)])
 
 
-def _check_even(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
+def _check_even(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     """Reject numbers of ranks that are too large, or neither a multiple nor a divisor of the accelerators."""
-    ranks, accelerators = segment.ranks.stop - segment.ranks.start, len(segment.accelerators)
-    if ranks > MOST_RANKS_EACH * accelerators:
-        what = f"{ranks:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}"
-        why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are taken for a typing mistake"
-        fix = text.line(show_range(segment.accelerators))
-        text.reject("too-many-ranks", what, why, fix, span=_columns(text, segment, 1))
-        return
-    if ranks % accelerators == 0 or accelerators % ranks == 0:
-        return
-    if ranks > accelerators:  # the nearest numbers of ranks below and above that divide evenly
-        below = ranks // accelerators * accelerators
-        above = below + accelerators
-    else:
-        below = next(n for n in range(ranks, 0, -1) if accelerators % n == 0)
-        above = next(n for n in range(ranks, accelerators + 1) if accelerators % n == 0)
-    low, high = (text.line(_renumbered(segments, {segment: n})) for n in (below, above))
-    what = f"{ranks} ranks do not divide over {accelerators} {pool.noun}s"
-    why = f"ranks spread evenly: their number is a multiple or a divisor of the number of {pool.noun}s"
-    text.reject("uneven-ranks", what, why, f"{low}        (or: {high})", span=segment.span)
+    below: dict[Segment, int] = {}  # the nearest numbers of ranks that divide evenly
+    above: dict[Segment, int] = {}
+    for segment in segments:
+        ranks, accelerators = segment.ranks.stop - segment.ranks.start, len(segment.accelerators)
+        if ranks > MOST_RANKS_EACH * accelerators:
+            what = f"{ranks:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}"
+            why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are a typing mistake"
+            fix = text.line(show_range(segment.accelerators))
+            text.reject("too-many-ranks", what, why, fix, span=_columns(text, segment, 1))
+        elif ranks > accelerators and ranks % accelerators:
+            below[segment] = ranks // accelerators * accelerators
+            above[segment] = below[segment] + accelerators
+        elif accelerators % ranks and ranks < accelerators:
+            below[segment] = next(n for n in range(ranks, 0, -1) if accelerators % n == 0)
+            above[segment] = next(n for n in range(ranks, accelerators + 1) if accelerators % n == 0)
+    low, high = (text.line(_renumbered(segments, counts)) for counts in (below, above))
+    for segment in below:
+        what = f"{len(segment.ranks)} ranks do not divide over {len(segment.accelerators)} {pool.noun}s"
+        why = f"ranks spread evenly: their number is a multiple or a divisor of the number of {pool.noun}s"
+        text.reject("uneven-ranks", what, why, f"{low}        (or: {high})", span=segment.span)
 
 
 def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
@@ -114,23 +110,26 @@ def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
         expected = ranks.stop
 
 
-def _check_cut(text: Text, segment: Segment, segments: Sequence[Segment], pool: Pool) -> None:
+def _check_cut(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     """Reject a rank with parts on two nodes, or on accelerators of two products."""
-    numbers, each = segment.accelerators, segment.accelerators_per_rank
-    after = pool.cut(numbers, each)
-    if after is None:
-        return
-    rank = segment.ranks.start + (after.first - numbers.start) // each
-    fewer = next(n for n in range(each - 1, 0, -1) if each % n == 0 and pool.cut(numbers, n) is None)
-    code, what, why = cut_between(pool.interval_of(after.first - 1), after, pool)
-    what = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}, {what}"
-    remark = f"{fewer} {pool.noun}{'s' * (fewer > 1)} for each rank"
-    fix = text.line(_renumbered(segments, {segment: len(numbers) // fewer}), remark)
-    text.reject(code, what, why, fix, span=segment.span)
+    cut = [(s, after) for s in segments if (after := pool.cut(s.accelerators, s.accelerators_per_rank)) is not None]
+    fewer = {s: _fewer(s.accelerators, s.accelerators_per_rank, pool) for s, _ in cut}
+    placed = _renumbered(segments, {s: len(s.accelerators) // each for s, each in fewer.items()})
+    for segment, after in cut:
+        rank = segment.ranks.start + (after.first - segment.accelerators.start) // segment.accelerators_per_rank
+        code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
+        what = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}, {on}"
+        remark = f"{fewer[segment]} {pool.noun}{'s' * (fewer[segment] > 1)} for each rank"
+        text.reject(code, what, why, text.line(placed, remark), span=segment.span)
+
+
+def _fewer(numbers: range, each: int, pool: Pool) -> int:
+    """Return the most accelerators a rank may have instead of `each`, so that none is cut."""
+    return next(n for n in range(each - 1, 0, -1) if len(numbers) % n == 0 and pool.cut(numbers, n) is None)
 
 
 def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str, str]:
-    """(code, what, why) of a rank that lies on both intervals."""
+    """Return (code, what, why) of a rank that lies on both intervals."""
     if before.node == after.node:
         why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
         return "rank-spans-products", "of two products", why
@@ -141,7 +140,7 @@ def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str
 
 
 def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
-    """The placement with consecutive ranks in the written order; `counts` changes how many ranks a segment has."""
+    """Write the placement with consecutive ranks; `counts` changes how many ranks a segment has."""
     renumbered: list[Segment] = []
     following = 0
     for segment in segments:
@@ -152,7 +151,7 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
 
 
 def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing: int) -> tuple[Segment, ...]:
-    """Consecutive ranks over `pieces` in their order; none where a rank would not fit, which is recorded.
+    """Spread consecutive ranks over `pieces` in their order; none where a rank would not fit, which is recorded.
 
     A rank has `each` numbers, or `sharing` ranks have one.
     """
@@ -167,7 +166,7 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
         if after is not None:
             code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
             what = f"a rank of {each} {pool.noun}s would lie on both sides of {pool.noun} {after.first}, {on}"
-            fewer = next(n for n in range(each - 1, 0, -1) if len(piece) % n == 0 and pool.cut(piece, n) is None)
+            fewer = _fewer(piece, each, pool)
         elif len(piece) % each:
             code, why, fewer = "uneven-ranks", f"a rank has {each} neighbours: accelerators_per_rank", 1
             what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
@@ -179,7 +178,7 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
 
 
 def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segments: Sequence[Segment]) -> bool:
-    """Whether the parallel sizes of a line fit the segments it got: copies are whole, each on one node."""
+    """Check that the parallel sizes of a line fit its segments: copies are whole, each on one node."""
     tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
     if tensor == 1 and data is None:
         return True

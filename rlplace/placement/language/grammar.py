@@ -35,7 +35,7 @@ WHY = "a placement is all, a number, or first-last with both ends included, join
 
 
 def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
-    """The segments of one value in the numbers of `pool`; None where problems were recorded."""
+    """Read the segments of one value in the numbers of `pool`; None where problems were recorded."""
     if text.value is None or not text.text.strip() or not text.items:
         why = "every component of the algorithm needs at least one rank"
         text.reject("empty-placement", f"has no {pool.noun}s", why, text.line("all"), got=f"{text.leaf}: {text.text}")
@@ -70,7 +70,7 @@ def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Po
             first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
         if first > last:
             what, why = f"the range runs backwards, from {first} down to {last}", "the smaller number comes first"
-            fix = text.with_part(match.span(part), f"{last}-{first}")
+            fix = text.with_parts((match.span(part), f"{last}-{first}"))
             text.reject("reversed-range", what, why, fix, span=match.span(part))
             return None
         found.append(range(first, last + 1))
@@ -104,24 +104,24 @@ def _reject_segment(text: Text, span: tuple[int, int], following: int, pool: Poo
     piece = text.text[slice(*span)]
     code, what, why = "bad-placement", f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this", WHY
     hyphenated, wrong, meant = _NOT_HYPHENS.sub("-", piece), _NOT_HYPHENS.search(piece), _meant(piece)
-    fix = text.with_part(span, meant) if meant else _fix(text)
+    fix = text.with_parts((span, meant)) if meant else _fix(text)
     if not piece.strip():
         what, fix = "a number is missing", _fix(text)
     elif wrong is not None and _SEGMENTS.fullmatch(hyphenated):
         code, what = "not-a-hyphen", f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
         why = "a range is written with the plain hyphen of the keyboard; documents often replace it by a longer dash"
-        fix = text.with_part(span, hyphenated)
+        fix = text.with_parts((span, hyphenated))
     elif piece == "all":
         numbers = _read_segment(text, parts[0], following, pool)
         what, why = "all is no range of ranks", "a segment is accelerators:ranks, and ranks have no last number"
         if numbers is None:  # and is rejected
             return
-        fix = text.with_part(span, show_range(numbers.ranks))
+        fix = text.with_parts((span, show_range(numbers.ranks)))
     text.reject(code, what, why, fix, span=span)
 
 
 def _meant(piece: str) -> str | None:
-    """The same numbers in the form that is read, where another form was recognised: `cuda:0-7`, `0..7`, `0-3;4-7`."""
+    """Translate other forms of the same numbers: `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`; else None."""
     guess = _NOT_HYPHENS.sub("-", piece.lower())
     guess = re.sub(r"\s*[;|]\s*", ",", _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess)))
     if percent := re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess):
@@ -131,7 +131,7 @@ def _meant(piece: str) -> str | None:
 
 
 def _fix(text: Text) -> str:
-    """The line without empty pieces where the others are readable; else all numbers, as a place to start."""
+    """Write the line without its empty pieces where the others are readable; else with all numbers."""
     pieces = [piece.strip() for piece in text.text.split(",")]
     rest = ",".join(filter(None, pieces))
     if "" in pieces and _SEGMENTS.fullmatch(rest):
@@ -165,7 +165,7 @@ def _reject_base_60(text: Text, span: tuple[int, int], value: int, pool: Pool) -
 
 
 def split_at(text: str, separator: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Columns of the parts of text[start:stop] between one-character separators."""
+    """Yield the columns of the parts of text[start:stop] between one-character separators."""
     while (at := text.find(separator, start, stop)) >= 0:
         yield start, at
         start = at + 1
@@ -173,7 +173,7 @@ def split_at(text: str, separator: str, start: int, stop: int) -> Iterator[tuple
 
 
 def stripped(text: str, start: int, stop: int) -> tuple[int, int]:
-    """The columns without the blanks around text[start:stop]; an empty part keeps its place."""
+    """Return the columns of text[start:stop] without the blanks around it; an empty part keeps its place."""
     inner = text[start:stop].strip()
     if not inner:
         return start, stop

@@ -71,13 +71,13 @@ class NodeGroups:
         return tuple(label for label in self._pools if "," not in label)
 
     def __getitem__(self, label: str) -> Pool:
-        """What the numbers of one group, or of several joined by commas, count. Raises KeyError for no such label."""
+        """Return what the numbers of one group, or of several joined by commas, count. Raises KeyError."""
         if label not in self._pools:
             self._pools[label] = joined_pool([self._pools[part] for part in label.split(",")], label)
         return self._pools[label]
 
     def pool_of(self, text: Text) -> Pool | None:
-        """The pool that a `node_group` value names: one label, several with commas, or a list of them.
+        """Return the pool that a `node_group` value names: one label, several with commas, or a list of them.
 
         None where a problem was recorded, here or for the group itself.
         """
@@ -96,7 +96,7 @@ class NodeGroups:
         return self[",".join(found)]
 
     def _may_join(self, text: Text, at: tuple[int, int], label: str, found: Sequence[str], known: str) -> bool:
-        """Whether a group exists and can be joined to those before it; else a problem is recorded."""
+        """Check that a group exists and can be joined to those before it."""
         if label in found:
             code, what = "node-group-repeated", f"node group {label} is named twice"
             why = "several groups are joined one after the other, and an accelerator has one number"
@@ -104,7 +104,7 @@ class NodeGroups:
         elif label not in self.labels:
             near = did_you_mean(label, self.labels)
             what = f"there is no node group {label!r}" + suggestion(near)
-            text.reject("unknown-node-group", what, known, text.with_part(at, near or WHOLE_CLUSTER), span=at)
+            text.reject("unknown-node-group", what, known, text.with_parts((at, near or WHOLE_CLUSTER)), span=at)
         elif found and self[label].noun != self[found[0]].noun:
             what = "mixes " + " and ".join(f"{self[other].noun}s ({other})" for other in (found[0], label))
             why = "the numbers of one placement count one kind of thing"
@@ -121,7 +121,7 @@ class NodeGroups:
 def read_node_groups(
     blocks: Sequence[object], topology: Topology, sources: Mapping[str, Source]
 ) -> tuple[NodeGroups, list[Problem]]:
-    """The groups that are declared rightly, and the problems of the others."""
+    """Return the groups that are declared rightly, and the problems of the others."""
     pools: dict[str, Pool] = {}
     runtime_envs: dict[tuple[str, int], RuntimeEnv] = {}
     broken: list[str] = []
@@ -172,7 +172,7 @@ def _read_label(text: Text, taken: Collection[str]) -> str | None:
 
 
 def read_nodes(text: Text, topology: Topology) -> Ranges | None:
-    """The nodes that a `node_ranks` value names; None where problems were recorded."""
+    """Return the nodes that a `node_ranks` value names; None where problems were recorded."""
     pool = node_pool(topology.nodes)
     segments = read_segments(text, pool)
     if segments is None or not check_exist(text, segments, pool):
@@ -187,7 +187,7 @@ def read_nodes(text: Text, topology: Topology) -> Ranges | None:
 
 
 def _read_envs(text: Text, members: Ranges, topology: Topology) -> dict[int, RuntimeEnv]:
-    """Node rank -> environment variables and interpreter, for the nodes that have an entry."""
+    """Map the rank of each node that has an entry to its environment variables and interpreter."""
     found: dict[int, RuntimeEnv] = {}
     if text.value is None:
         return found
@@ -242,7 +242,7 @@ def _read_env(block: Text) -> RuntimeEnv:
 
 
 def _read_hardware(text: Text, members: Ranges) -> list[HardwareItem]:
-    """The items of one group, numbered."""
+    """Read and number the items of one group."""
     if text.value is None:
         return []
     type_, configs = text.child("type"), text.child("configs")

@@ -42,7 +42,7 @@ class HybridComponentPlacement:
 
     @classmethod
     def of(cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups) -> HybridComponentPlacement:
-        """From specs that are known to fit."""
+        """Make a placement of specs that are known to fit."""
         placement = cls.__new__(cls)
         placement._become(specs, groups)
         return placement
@@ -75,13 +75,13 @@ class HybridComponentPlacement:
         return self.spec(component).world_size
 
     def slots(self, component: str) -> Sequence[Slot]:
-        """By rank; each is worked out when asked for."""
+        """Return the slots of a component by rank. They are computed on first use."""
         if component not in self._slots:
             self._slots[component] = self.get_strategy(component).get_placement(self.topology)
         return self._slots[component]
 
     def locations(self, component: str) -> RankLocations:
-        """Node and accelerators of every rank, for loops over all of them."""
+        """Return node and accelerators of every rank as arrays, for loops over all ranks."""
         if component not in self._locations:
             self._locations[component] = RankLocations.of(self.spec(component))
         return self._locations[component]
@@ -96,15 +96,19 @@ class HybridComponentPlacement:
         return Ranges.of(piece for numbers in self._accelerators.values() for piece in numbers.pieces)
 
     def canonical(self) -> dict[str, object]:
-        """A `component_placement` that reads as this very placement, in plain numbers."""
+        """Write a `component_placement` in plain numbers that reads as this placement."""
         return {name: spec.canonical() for name, spec in self._specs.items()}
 
     def shared(self, a: str, b: str) -> Ranges:
-        """The accelerators that both components use."""
+        """Return the accelerators that both components use."""
         return self.accelerators(a) & self.accelerators(b)
 
+    def sharers(self, component: str) -> list[str]:
+        """Return the other components that use any of its accelerators."""
+        return [c for c in self.components if c != component and self.shared(c, component)]
+
     def relation(self, a: str, b: str) -> str:
-        """collocated, disaggregated or hybrid."""
+        """Return collocated, disaggregated or hybrid."""
         shared = self.shared(a, b)
         if not shared:
             return DISAGGREGATED
@@ -124,7 +128,7 @@ def read_component_placement(
     components: Sequence[str] | None,
     sources: Mapping[str, Source],
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
-    """The components of a config that are placed rightly, their node groups, and the problems of the rest."""
+    """Return the components of a config that are placed rightly, the node groups, and the problems of the rest."""
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
     block: object
     groups: object

@@ -27,7 +27,7 @@ _PPO = ("actor", "env", "rollout")
 
 
 def expand_preset(block: Text, total: int, components: Sequence[str] | None) -> dict[str, str]:
-    """Component -> plain placement text on a cluster of `total` accelerators; problems are recorded in `block`.
+    """Map each component to its placement text on `total` accelerators; record problems in `block`.
 
     `components` are the algorithm's; None: those of a PPO job.
     """
@@ -43,29 +43,26 @@ def expand_preset(block: Text, total: int, components: Sequence[str] | None) -> 
         _reject_size(block, "accelerators", f"{room} accelerators do not exist", f"this cluster has {total}", total)
     if block.problems:
         return {}
-    if preset.value != "hybrid":
-        return _side_by_side(block, together, room, sizes)
-    learners = [n for n in names if n in ("actor", "critic")]
+    learners = [n for n in names if n in ("actor", "critic")] if preset.value == "hybrid" else []
+    if learners:
+        together = [(n,) for n in names if n not in learners]
     for name in learners:
         if sizes.get(name, room) > room:
             _reject_size(block, name, "more than there are", f"there are {room}", room)
             return {}
-    lines = _side_by_side(block, [(n,) for n in names if n not in learners], room, sizes)
-    lines |= {n: show_range(range(sizes.get(n, room))) for n in learners}
+    lines = {n: show_range(range(sizes.get(n, room))) for n in learners} | _side_by_side(block, together, room, sizes)
     return {n: lines[n] for n in names if n in lines}
 
 
 def _together(preset: Text, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The components that share accelerators, in the order of `names`."""
+    """Return the components that share accelerators, in the order of `names`."""
     words = [w.strip() for w in str(preset.value).split("+")]
     if words in (["hybrid"], ["colocate_all"]):
         return [tuple(names)]
     together: list[tuple[str, ...]] = []
     for word in words if words != ["disaggregated"] else []:
         if word not in _TOGETHER:
-            near = did_you_mean(word, (*PRESETS, *_TOGETHER))
-            if near is None and word.startswith("coloc"):
-                near = "colocate_all"
+            near = did_you_mean(word, (*PRESETS, *_TOGETHER)) or ("colocate_all" if word.startswith("coloc") else None)
             at = preset.text.find(word)
             fix = preset.text[:at] + near + preset.text[at + len(word) :] if near and at >= 0 else PRESETS[0]
             what = f"there is no preset {word!r}" + suggestion(near)
@@ -79,16 +76,16 @@ def _together(preset: Text, names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _side_by_side(block: Text, sets: Sequence[tuple[str, ...]], room: int, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Each set on the next accelerators; sets without a size share evenly what is left."""
+    """Place each set on the next accelerators; sets without a size share evenly what is left."""
     asked: list[int | None] = []
     for members in sets:
-        given = {n: sizes[n] for n in members if n in sizes}
-        if len(set(given.values())) > 1:
-            what = " and ".join(f"{n}: {size}" for n, size in given.items()) + " are together and differ in size"
+        given = {sizes[n]: n for n in reversed(members) if n in sizes}
+        if len(given) > 1:
+            what = " and ".join(f"{n}: {sizes[n]}" for n in members if n in sizes) + " are together and differ in size"
             why = f"this preset puts {' and '.join(members)} on the same accelerators"
-            _reject_size(block, min(given, key=lambda n: given[n]), what, why, max(given.values()))
+            _reject_size(block, given[min(given)], what, why, max(given))
             return {}
-        asked.append(next(iter(given.values()), None))
+        asked.append(next(iter(given), None))
     left, open_ = room - sum(a or 0 for a in asked), asked.count(None)
     if left < open_:
         what = f"{room - left} accelerators are asked for" + (f", and {open_} more sets get some" if open_ else "")

@@ -19,8 +19,10 @@ from rlplace.errors import PlacementError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
 from rlplace.placement.language.spec import ComponentSpec, process_name
-from rlplace.placement.machines.pools import WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
+from rlplace.placement.machines.pools import NODE, WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
 from rlplace.placement.machines.topology import Topology
+
+_ONE = "a group has at least one process"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def owner_of(component: str, rank: int) -> str:
 
 
 def component_of(owner: str) -> str:
-    """The component of `Slot.owner`; "" for other names."""
+    """Return the component of `Slot.owner`; "" for other names."""
     return owner.rpartition(" rank ")[0]
 
 
@@ -67,7 +69,7 @@ class PlacementStrategy(Protocol):
     """Places the processes of one group."""
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        """One slot per process, by rank. Raises PlacementError.
+        """Return one slot per process, by rank. Raises PlacementError.
 
         `isolate_accelerator=False` shows each process all accelerators of its node.
         """
@@ -124,7 +126,8 @@ class FlexiblePlacementStrategy:
         key, groups = type(self).__name__, _groups_of(cluster)
         pool = _pool(key, "node_group_label", self.node_group_label, groups)
         if not self.hardware_ranks_list:
-            raise _no_process(key, "hardware_ranks_list", "[[0]]")
+            fix = "hardware_ranks_list=[[0]]"
+            raise _error("empty-placement", f"{key}.hardware_ranks_list", "names no process", "[]", _ONE, fix)
         for rank, numbers in enumerate(self.hardware_ranks_list):
             if len(set(numbers)) != len(numbers):
                 what, why = f"rank {rank} names an accelerator twice", "each entry is the set of one process"
@@ -145,15 +148,10 @@ class NodePlacementStrategy:
         key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
         pool = _pool(key, "node_group_label", label, groups)
         if not self.node_ranks:
-            raise _no_process(key, "node_ranks", "[0]")
-        nodes, owner = groups.topology.nodes, "this cluster"
+            raise _error("empty-placement", f"{key}.node_ranks", "names no process", "[]", _ONE, "node_ranks=[0]")
+        nodes = groups.topology.nodes
         if label != WHOLE_CLUSTER:
-            nodes, owner = tuple(nodes[n] for n in sorted(pool.nodes)), f"node group {label}"
-        if unknown := sorted({n for n in self.node_ranks if not 0 <= n < len(nodes)}):
-            why = f"{owner} has {len(nodes)} node{'s' * (len(nodes) != 1)}, numbered from 0"
-            what = f"node {unknown[0]} does not exist"
-            fix = str([n for n in self.node_ranks if n not in unknown] or [0])
-            raise _error("node-out-of-range", key, what, str(list(self.node_ranks)), why, fix)
+            nodes = tuple(nodes[n] for n in sorted(pool.nodes))
         return _place([[n] for n in self.node_ranks], node_pool(nodes, label), groups, key, isolate_accelerator)
 
 
@@ -165,7 +163,7 @@ class ComponentPlacementStrategy:
     groups: NodeGroups
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        """The same numbers on another cluster than that of the placement are checked again."""
+        """Place the component; on another cluster than that of its placement, the same numbers are checked again."""
         spec, groups, key = self.spec, self.groups, self.spec.key or self.spec.name
         pool = spec.pool
         if cluster.topology != groups.topology:
@@ -183,13 +181,8 @@ def _error(code: str, key: str, what: str, got: str, why: str | None, fix: str) 
     return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
 
 
-def _no_process(key: str, field: str, example: str) -> PlacementError:
-    why = "a group has at least one process"
-    return _error("empty-placement", f"{key}.{field}", "names no process", "[]", why, f"{field}={example}")
-
-
 def _pool(key: str, field: str, label: str | None, groups: NodeGroups) -> Pool:
-    """The pool of a node group, or of several joined by commas."""
+    """Return the pool of a node group, or of several joined by commas."""
     names = (label or WHOLE_CLUSTER).split(",")
     unknown = next((name for name in names if name not in groups.labels), None)
     if unknown is None:
@@ -210,7 +203,7 @@ def _place(
     component: str = "",
     process: str = "",
 ) -> tuple[Slot, ...]:
-    """Slots of ranks 0..N-1, rank i with the numbers `held[i]` of `pool`, ascending.
+    """Make the slots of ranks 0..N-1; rank i has the numbers `held[i]` of `pool`, ascending.
 
     Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
     """
@@ -222,7 +215,8 @@ def _place(
         if missing or not numbers:
             what = f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}"
             fix = f"use numbers from 0 to {pool.count - 1}"
-            problems += _error("accelerator-out-of-range", key, what, got, pool.describe(), fix).problems
+            code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
+            problems += _error(code, key, what, got, pool.describe(), fix).problems
             continue
         first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
         locations.append(first)

@@ -35,13 +35,13 @@ class Segment:
         return max(1, len(self.ranks) // len(self.accelerators))
 
     def accelerators_of(self, rank: int) -> range:
-        """Numbers held by `rank`, which must be one of this segment's."""
+        """Return the numbers of `rank`, which must be one of this segment's."""
         each = self.accelerators_per_rank
         first = self.accelerators.start + (rank - self.ranks.start) // self.ranks_per_accelerator * each
         return range(first, first + each)
 
     def cut_to(self, numbers: range) -> Segment:
-        """The part on `numbers`, which must lie inside and cut no rank."""
+        """Return the part on `numbers`, which must lie inside and cut no rank."""
         at = numbers.start - self.accelerators.start
         start, count = (n // self.accelerators_per_rank * self.ranks_per_accelerator for n in (at, len(numbers)))
         return Segment(accelerators=numbers, ranks=self.ranks[start : start + count], span=self.span)
@@ -70,7 +70,7 @@ class ComponentSpec:
     segments: tuple[Segment, ...] = dataclasses.field(init=False, repr=False)  # in global accelerator numbers
 
     def __post_init__(self) -> None:
-        """Cuts the segments where the pool's numbers jump over accelerators of the cluster; no rank lies across."""
+        """Cut the segments where the pool's numbers jump over accelerators of the cluster; no rank lies across."""
         object.__setattr__(self, "written", tuple(sorted(self.written, key=lambda s: s.ranks.start)))
         found: list[Segment] = []
         for segment in self.written:
@@ -105,11 +105,11 @@ class ComponentSpec:
         return declared if declared > 1 else max((s.accelerators_per_rank for s in self.segments), default=1)
 
     def render(self) -> str:
-        """The canonical text: reading it gives the same ranks in the same places."""
+        """Write the canonical text: reading it gives the same ranks in the same places."""
         return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:
-        """The value for the config: plain text where that is enough, else a block of keys."""
+        """Return the value for the config: plain text where that is enough, else a block of keys."""
         parallel, block = self.parallel, dict[str, object]()
         if self.node_group != WHOLE_CLUSTER:
             block["node_group"] = self.node_group
@@ -126,17 +126,17 @@ class ComponentSpec:
 
 
 def role_of(component: str) -> str:
-    """`reward.math` is one more component of the role `reward`."""
+    """Return the role of a component: `reward` of `reward.math`."""
     return component.partition(".")[0]
 
 
 def process_name(sharers: str, rank: int) -> str:
-    """The process of rank `rank` of these components, unique in a job: "env+rollout 3"; "" without sharers."""
+    """Name the process of rank `rank` of these components: "env+rollout 3"; "" without sharers."""
     return f"{sharers} {rank}" if sharers else ""
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
-    """Neighbours with one rank per accelerator joined, ranks named only where they do not follow by themselves."""
+    """Write segments as text; join neighbours, and name ranks only where they do not follow by themselves."""
     joined: list[tuple[range, range]] = []  # accelerators, ranks
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         accelerators, ranks = segment.accelerators, segment.ranks
@@ -156,7 +156,7 @@ def render_segments(segments: Iterable[Segment]) -> str:
 
 
 def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Segment, ...]:
-    """Consecutive ranks over `pieces`: `each` numbers for a rank, or `sharing` ranks on each number.
+    """Spread consecutive ranks over `pieces`: `each` numbers for a rank, or `sharing` ranks on each number.
 
     The length of every piece must be a multiple of `each`; one of the two must be 1.
     """
@@ -200,7 +200,7 @@ class RankLocations:
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
-    """The intervals a segment lies on, with its numbers there."""
+    """Return the intervals a segment lies on, with its numbers there."""
     start, stop = segment.accelerators.start, segment.accelerators.stop
     return [
         (interval, range(max(interval.first, start), min(interval.first + interval.count, stop)))

@@ -50,7 +50,7 @@ class Text:
         return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=problems)
 
     def child(self, leaf: str | int, value: object = None) -> Text:
-        """The value of a key of this block, or `value` where the block has no such key; an item of this list."""
+        """Return the value of a key of this block, `value` where it has no such key; or an item of this list."""
         if isinstance(leaf, int):
             assert isinstance(self.value, Sequence)
             return Text.of(self.value[leaf], f"{self.key}[{leaf}]", "-", self.sources, self.problems)
@@ -90,19 +90,20 @@ class Text:
         )
 
     def line(self, value: object, remark: str = "") -> str:
-        """The line to write instead: `actor: 0-7`. A remark follows in parentheses."""
+        """Write the line to paste instead: `actor: 0-7`. A remark follows in parentheses."""
         return self._lead + quote(value) + (f"        ({remark})" if remark else "")
 
     @property
     def _lead(self) -> str:
         return "- " if self.leaf == "-" else f"{quote(self.leaf)}: "
 
-    def with_part(self, span: tuple[int, int], replacement: str) -> str:
-        """The line with other text in the columns `span`; of a very long one, what to replace there."""
-        start, stop = span
+    def with_parts(self, *parts: tuple[tuple[int, int], str]) -> str:
+        """Write the line with other text in some columns, which ascend; of a very long one, what to replace there."""
         if len(self.text) > LONGEST:
-            return f"write {replacement} instead of {self.text[start:stop]}"
-        text = self.text[:start] + replacement + self.text[stop:]
+            return "; ".join(f"write {new} instead of {self.text[start:stop]}" for (start, stop), new in parts)
+        text = self.text
+        for (start, stop), new in reversed(parts):
+            text = text[:start] + new + text[stop:]
         is_list = isinstance(self.value, Sequence) and not isinstance(self.value, str)
         return self._lead + text if is_list else self.line(text)
 
@@ -134,7 +135,7 @@ class Text:
             text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
 
     def count(self) -> int | None:
-        """A whole number from 1 to MOST_COUNTED."""
+        """Read a whole number from 1 to MOST_COUNTED."""
         if isinstance(self.value, int) and not isinstance(self.value, bool) and 1 <= self.value <= MOST_COUNTED:
             return self.value
         what, why = "expected a whole number of at least 1", "it counts things"

@@ -1,1 +1,1 @@
-"""The machines: nodes, their accelerators and links, declared, counted or read from Ray."""
+"""The machines: nodes, their accelerators, declared, counted or read from Ray."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplace.config import NodeConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
-from rlplace.placement.machines.topology import Links, Node, Run, Topology
+from rlplace.placement.machines.topology import Node, Run, Topology
 
 PATH = "cluster.nodes"
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
@@ -24,7 +24,7 @@ def declare_topology(
     num_nodes: int | None = None,
     sources: Mapping[str, Source] | None = None,
 ) -> Topology:
-    """The machines in the order of their ranks; without ranks, as written. Raises PlacementError.
+    """Return the machines in the order of their ranks; without ranks, as written. Raises PlacementError.
 
     `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes`, where given, must be right.
     """
@@ -47,11 +47,7 @@ def declare_topology(
                 host=declared.host if i == 0 else "",
                 product=" + ".join(r.product for r in runs) if runs else declared.product,
                 host_memory_bytes=declared.host_memory,
-                links=Links(
-                    nvlink_gb_per_s=declared.nvlink_gb_per_s,
-                    pcie_gb_per_s=declared.pcie_gb_per_s,
-                    network_gb_per_s=declared.network_gb_per_s,
-                ),
+                pcie_gb_per_s=declared.pcie_gb_per_s,
                 runs=runs,
             )
             made.append(node)
@@ -60,32 +56,31 @@ def declare_topology(
 
 
 def _check(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[str, Source]) -> list[Problem]:
-    """Problems of ranks, of mixed accelerators and of the number of nodes."""
+    """Return the problems of ranks, of mixed accelerators and of the number of nodes."""
     problems: list[Problem] = []
 
     def reject(code: str, key: str, what: str, why: str, fix: str, got: str | None = None) -> None:
-        problem = Problem(code=code, key=key, what=what, got=got, source=source_of(key, sources), why=why, fix=fix)
-        problems.append(problem)
+        source = source_of(key, sources)
+        problems.append(Problem(code=code, key=key, what=what, got=got, source=source, why=why, fix=fix))
 
     without = [i for i, n in enumerate(nodes) if n.rank is None]
     following = 0
     if 0 < len(without) < len(nodes):
         why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
         reject("node-ranks", f"{PATH}[{without[0]}]", "has no rank, others have one", why, "remove all ranks")
-    elif not without:
-        for i, node in sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0):
-            if node.rank != following:
-                what = f"rank {node.rank} where {following} comes next"
-                why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
-                reject("node-ranks", f"{PATH}[{i}].rank", what, why, f"rank: {following}")
-                break
-            following += node.count
+    for i, node in sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0) if not without else ():
+        if node.rank != following:
+            what = f"rank {node.rank} where {following} comes next"
+            why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
+            reject("node-ranks", f"{PATH}[{i}].rank", what, why, f"rank: {following}")
+            break
+        following += node.count
     for i, node in enumerate(nodes):
         count, total = node.accelerators, sum(run.count for run in node.mixed)
         if node.mixed and count not in (0, total):
             what, why = f"is {count}, mixed adds up to {total}", "mixed lists all accelerators of the machine"
-            fix, got = f"accelerators: {total}", f"accelerators: {count}"
-            reject("mixed-count", f"{PATH}[{i}].accelerators", what, why, fix, got)
+            key, fix = f"{PATH}[{i}].accelerators", f"accelerators: {total}"
+            reject("mixed-count", key, what, why, fix, f"accelerators: {count}")
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
         what = f"is {num_nodes}, cluster.nodes declares {total}"
@@ -95,7 +90,7 @@ def _check(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[
 
 
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The living nodes of `ray.nodes()`, node rank i at entry i. Raises PlacementError.
+    """Return the living nodes of `ray.nodes()`, node rank i at entry i. Raises PlacementError.
 
     Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
     """
@@ -122,13 +117,12 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
             ranks[int(text)] = node
     if problems:
         raise PlacementError(problems)
-    return [ranks[rank] for rank in sorted(ranks)] if ranks else sorted(alive, key=_head_first)
 
+    def head_first(node: Mapping[str, Any]) -> tuple[bool, bool, tuple[int, ...], str, int]:
+        address = str(node.get("NodeManagerAddress", ""))
+        numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
+        named = len(numbers) < address.count(".") + 1  # host names come after numeric addresses
+        head = HEAD in (node.get("Resources") or {})
+        return not head, named, () if named else numbers, address, int(node.get("NodeManagerPort", 0))
 
-def _head_first(node: Mapping[str, Any]) -> tuple[bool, int, tuple[int, ...], str, int]:
-    address = str(node.get("NodeManagerAddress", ""))
-    parts = address.split(".")
-    numeric = all(p.isdecimal() for p in parts)
-    head = HEAD in (node.get("Resources") or {})
-    by_address = (0, tuple(map(int, parts)), "") if numeric else (1, (), address)
-    return (not head, *by_address, int(node.get("NodeManagerPort", 0)))
+    return [ranks[rank] for rank in sorted(ranks)] if ranks else sorted(alive, key=head_first)

@@ -89,23 +89,23 @@ class Pool:
         return self.noun == ACCELERATOR
 
     def interval_of(self, number: int) -> Interval:
-        """Where `number`, which must exist, is."""
+        """Return the interval of `number`, which must exist."""
         return self.intervals[bisect_right(self._firsts, number) - 1]
 
     def intervals_in(self, window: range) -> tuple[Interval, ...]:
-        """Those that hold any number of `window`, ascending."""
+        """Return the intervals that hold any number of `window`, ascending."""
         start = bisect_right(self._firsts, window.start) - 1
         return self.intervals[start : bisect_right(self._firsts, window.stop - 1)]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
-        """The first interval that begins in the middle of a rank when every rank holds `each` of `numbers`."""
+        """Return the first interval that begins inside a rank when every rank holds `each` of `numbers`."""
         for interval in self.intervals_in(numbers)[1:]:
             if (interval.first - numbers.start) % each:
                 return interval
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """(numbers, the global accelerators they stand for) in pieces that are ranges on both sides."""
+        """Return (numbers, the global accelerators they stand for) in pieces that are ranges on both sides."""
         pieces = []
         at = max(0, bisect_right(self._runs, numbers.start, key=itemgetter(0)) - 1)
         for first, base, count in itertools.islice(self._runs, at, None):
@@ -116,7 +116,7 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """The numbers of this pool that stand for any of these global accelerators."""
+        """Return the numbers of this pool that stand for any of these global accelerators."""
         return Ranges.of(
             piece
             for first, base, count in self._runs
@@ -124,7 +124,7 @@ class Pool:
         )
 
     def describe(self) -> str:
-        """`this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
+        """Write `this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
         owner = "this cluster" if self.label in (WHOLE_CLUSTER, ANY_NODE) else f"node group {self.label}"
         if self.noun == NODE:
             return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
@@ -133,7 +133,7 @@ class Pool:
 
 
 def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
-    """The accelerators of `nodes`, in this order."""
+    """Count the accelerators of `nodes`, in this order."""
     intervals: list[Interval] = []
     first = 0
     for node in nodes:
@@ -146,13 +146,13 @@ def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
-    """The nodes themselves."""
+    """Count the nodes themselves."""
     intervals = (Interval(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes))
     return Pool(label, NODE, tuple(intervals))
 
 
 def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
-    """Hardware items of one type, which must be numbered through and lie together by node."""
+    """Count hardware items of one type, which must be numbered through and lie together by node."""
     groups = [(node, list(group)) for node, group in itertools.groupby(items, key=lambda item: item.node)]
     intervals = (
         Interval(first=group[0].number, count=len(group), node=node, base=0, node_group=label) for node, group in groups
@@ -161,7 +161,7 @@ def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
-    """One pool after the other; they must count the same thing."""
+    """Join pools one after the other; they must count the same thing."""
     intervals: list[Interval] = []
     items: list[HardwareItem] = []
     first = 0
@@ -173,7 +173,7 @@ def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
 
 
 def whole_cluster(topology: Topology) -> Pool:
-    """What a placement without a node group counts: all accelerators, or the nodes where no node has one."""
+    """Count what a placement without a node group counts: all accelerators, or the nodes where no node has one."""
     if not topology.num_accelerators:
         return node_pool(topology.nodes, WHOLE_CLUSTER)
     return accelerator_pool(topology.nodes)

@@ -15,7 +15,7 @@ class Ranges:
 
     @classmethod
     def of(cls, numbers: Iterable[range]) -> Ranges:
-        """The union of `numbers`, in any order."""
+        """Return the union of `numbers`, which may be in any order."""
         merged: list[range] = []
         for piece in sorted((p for p in numbers if p), key=lambda p: p.start):
             if merged and piece.start <= merged[-1].stop:
@@ -59,7 +59,7 @@ class Ranges:
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
     def within(self, window: range) -> Ranges:
-        """The numbers inside `window`, found without visiting the pieces outside it."""
+        """Return the numbers inside `window` without visiting the pieces outside it."""
         at = max(0, bisect_right(self.pieces, window.start, key=lambda p: p.start) - 1)
         found: list[range] = []
         while at < len(self.pieces) and self.pieces[at].start < window.stop:
@@ -73,15 +73,15 @@ class Ranges:
         return Ranges(tuple(range(p.start + by, p.stop + by) for p in self.pieces))
 
     def __str__(self) -> str:
-        """The canonical text, such as `0-2,5`."""
+        """Write the canonical text, such as `0-2,5`."""
         return ",".join(map(show_range, self.pieces))
 
 
 def show_range(piece: range) -> str:
-    """`3` or `0-7`, both ends included."""
+    """Write `3` or `0-7`, both ends included."""
     return str(piece.start) if len(piece) == 1 else f"{piece.start}-{piece.stop - 1}"
 
 
 def named(noun: str, piece: range) -> str:
-    """`accelerator 3` or `accelerators 0-7`."""
+    """Write `accelerator 3` or `accelerators 0-7`."""
     return f"{noun}{'s' * (len(piece) > 1)} {show_range(piece)}"

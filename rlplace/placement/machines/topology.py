@@ -1,4 +1,4 @@
-"""The machines as they are: nodes, their accelerators and links, and both ways of numbering them.
+"""The machines as they are: nodes, their accelerators, and both ways of numbering them.
 
 A topology is declared in the config (`nodes`) or counted on this machine; it is the same type each time.
 """
@@ -6,22 +6,14 @@ A topology is declared in the config (`nodes`) or counted on this machine; it is
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges, show_range
 
 # What a declared node meets when the job starts is Ray's node of the same rank: see `nodes.in_rank_order`.
 DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """How fast a node moves bytes, per accelerator and direction; 0: not known."""
-
-    nvlink_gb_per_s: float = 0.0  # between the accelerators of the node
-    pcie_gb_per_s: float = 0.0  # between an accelerator and the host's memory
-    network_gb_per_s: float = 0.0  # to other nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +37,7 @@ class Node:
     host: str = ""  # "" until a cluster was met
     product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
-    links: Links = Links()
+    pcie_gb_per_s: float = 0.0  # between an accelerator and the host's memory; 0: not known
     runs: tuple[Run, ...] = ()  # only where the accelerators are not all alike
 
     @property
@@ -86,18 +78,19 @@ class Topology:
     def uniform(
         cls, num_nodes: int = 1, accelerators_per_node: int = 8, kind: str = "emulated", memory_bytes: int = 0
     ) -> Topology:
-        """Nodes that are all alike."""
+        """Make nodes that are all alike."""
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
     @classmethod
     def uneven(cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0) -> Topology:
-        """One node per entry, with that many accelerators."""
-        nodes: list[Node] = []
-        first = 0
-        for rank, count in enumerate(accelerators):
-            nodes.append(Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes))
-            first += count
-        return cls(tuple(nodes))
+        """Make one node per entry, with that many accelerators."""
+        counts = enumerate(zip(accelerators, itertools.accumulate(accelerators, initial=0), strict=False))
+        return cls(
+            tuple(
+                Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes)
+                for rank, (count, first) in counts
+            )
+        )
 
     @property
     def topology(self) -> Topology:
@@ -114,43 +107,28 @@ class Topology:
 
     @property
     def all(self) -> Ranges:
-        """Every accelerator."""
         return Ranges.of([range(self.num_accelerators)])
 
     def node_of(self, accelerator: int) -> Node:
-        """The node that holds a global accelerator number. Raises IndexError when there is none."""
+        """Return the node that holds a global accelerator number. Raises IndexError when there is none."""
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
         return self.nodes[bisect_right(self._firsts, accelerator) - 1]
 
-    def local(self, accelerator: int) -> tuple[int, int]:
-        """(node rank, number within the node) of a global accelerator number."""
-        node = self.node_of(accelerator)
-        return node.rank, accelerator - node.first
-
-    def number(self, node: int, local: int) -> int:
-        """The global number of a node's accelerator. Raises IndexError when there is none."""
-        if not 0 <= local < self.nodes[node].accelerators:
-            raise IndexError(f"accelerator {local} of {self.nodes[node].accelerators} on node {node}")
-        return self.nodes[node].first + local
-
     def boundaries(self, window: range) -> range:
-        """Ranks of the nodes whose first accelerator lies inside `window`, its start excluded."""
+        """Return the ranks of the nodes whose first accelerator lies inside `window`, its start excluded."""
         return range(bisect_right(self._firsts, window.start), bisect_right(self._firsts, window.stop - 1))
 
     def describe(self) -> str:
-        """`8 accelerators, 0-7 (1 node x 8)`."""
+        """Write `8 accelerators, 0-7 (1 node x 8)`."""
         return describe_counts("accelerator", [n.accelerators for n in self.nodes])
 
 
 def describe_counts(noun: str, counts: Sequence[int]) -> str:
-    """How many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
+    """Write how many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
     total = sum(counts)
-    nodes = f"{len(counts)} node" + ("s" if len(counts) != 1 else "")
-    if len(set(counts)) == 1:
-        shape = f"{nodes} x {counts[0]}"
-    else:
-        shape = f"{nodes}: " + " + ".join(map(str, counts[:8])) + (" + ..." if len(counts) > 8 else "")
-    numbers = "no number" if not total else "0" if total == 1 else f"0-{total - 1}"
-    return f"{total} {noun}{'s' if total != 1 else ''}, {numbers} ({shape})"
+    shape = f" x {counts[0]}" if len(set(counts)) == 1 else ": " + " + ".join(map(str, counts[:8]))
+    shape = f"{len(counts)} node{'s' * (len(counts) != 1)}{shape}" + " + ..." * (len({*counts}) > 1 and len(counts) > 8)
+    numbers = show_range(range(total)) if total else "no number"
+    return f"{total} {noun}{'s' * (total != 1)}, {numbers} ({shape})"

@@ -113,7 +113,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
     if case.offload.get(component, False):
         return
     copied = case.ledger().host_bytes(component, Residency.OFF)
-    known = [1e9 * n.links.pcie_gb_per_s for n in case.placement.topology.nodes if n.links.pcie_gb_per_s]
+    known = [1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s]
     seconds = 2 * copied / min(known, default=case.assumptions.copy_bytes_per_s)
     cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
     leaving = dict.fromkeys(_sharers(case, component), True)

@@ -31,7 +31,7 @@ class Line:
 
 
 def compare(left: PlanView, right: PlanView) -> tuple[Line, ...]:
-    """The lines of a chapter are neighbours."""
+    """Put two plans side by side, line by line; the lines of a chapter are neighbours."""
     here, there = dict(_facts(left)), dict(_facts(right))
     keys = sorted(dict.fromkeys((*here, *there)), key=lambda key: _CHAPTERS.index(key[0]))
     shown = [key for key in keys if {here.get(key, _ZERO), there.get(key, _ZERO)} != {_ZERO}]
@@ -39,7 +39,7 @@ def compare(left: PlanView, right: PlanView) -> tuple[Line, ...]:
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
-    """Both in columns, `*` before differences; 100 columns wide."""
+    """Write both in columns, `*` before differences; 100 columns wide."""
     lines = compare(left, right)
     rows = [("", "", left.name, right.name)]
     rows += [("*" if line.differs else "", line.what, line.left, line.right) for line in lines]
@@ -56,7 +56,7 @@ def render_diff(left: PlanView, right: PlanView) -> str:
 
 
 def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
-    """The same as plain values, ready for JSON."""
+    """Return the same as plain values, ready for JSON."""
     chapters: dict[str, list[dict[str, Any]]] = {}
     for line in compare(left, right):
         record = {"what": line.what, "left": line.left, "right": line.right, "differs": line.differs}
@@ -80,7 +80,7 @@ _CHAPTERS = (
 
 
 def _facts(view: PlanView) -> Iterator[tuple[tuple[str, str], str]]:
-    """(chapter, what) and how it is in a plan."""
+    """Yield (chapter, what) and how it is in a plan."""
     machines, placement, residency, moves, transports, memory = _CHAPTERS
     comparison, traffic, tightest = view.comparison, view.traffic, view.ledger.tightest
     yield (machines, "accelerators in use"), f"{len(view.plan.placement.used)} of {view.plan.topology.num_accelerators}"
@@ -91,7 +91,7 @@ def _facts(view: PlanView) -> Iterator[tuple[tuple[str, str], str]]:
         for stage in comparison.here.at_work:
             yield (machines, f"at work in {stage}"), show_work(comparison.here, stage)
     for c in view.components:
-        yield (placement, c.name), f"{c.placement} ({c.spec.world_size} rank{'s' * (c.spec.world_size > 1)})"
+        yield (placement, c.name), f"{c.render()} ({c.world_size} rank{'s' * (c.world_size > 1)})"
         # `weights, off, full`: in the order of the stages
         yield (residency, c.name), ", ".join(stage.held[c.name].level.word for stage in view.stages)
     yield (moves, "moves"), str(view.moves)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlplace.placement.flow import DeviceDelivery, transport_between
-from rlplace.placement.language.hybrid import DISAGGREGATED
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.ranges import Ranges, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
@@ -19,7 +20,7 @@ Rank = tuple[str, int]  # of a component
 
 
 def explain_component(view: PlanView, component: str) -> str:
-    """Where it is and why, what it holds when and why, its partners, and its memory."""
+    """Write where it is and why, what it holds when and why, its partners, and its memory."""
     spec = view.plan.placement.spec(component)
     ranks = spec.world_size
     written = f", written {clipped(spec.text, 60)!r}" if spec.text and spec.text != spec.render() else ""
@@ -32,7 +33,7 @@ def explain_component(view: PlanView, component: str) -> str:
     ]
     parts = [
         f"{component}: {ranks} rank{'s' * (ranks > 1)}, {spec.render()}{written}",
-        chapter("where", _where(view, component)),
+        chapter("where", _where(view.plan.placement, spec)),
         *([chapter("how many", table(counts))] if counts else []),
         chapter("when", table([("stage", "holds", "because"), *_when(view, component)])),
         chapter("talks to", table(talks) if talks else ["no other component"]),
@@ -42,12 +43,12 @@ def explain_component(view: PlanView, component: str) -> str:
 
 
 def explain_accelerator(view: PlanView, number: int) -> str:
-    """Which ranks are on it, what each holds in each stage, and how full that makes it."""
+    """Write which ranks are on it, what each holds in each stage, and how full that makes it."""
     topology, placement = view.plan.topology, view.plan.placement
-    node, local = topology.local(number)
-    location = topology.nodes[node]
-    size = f", {show_bytes(location.memory_bytes)}" if location.memory_bytes else ""
-    title = f"accelerator {number}: number {local} of node {node} ({location.product or location.kind}{size})"
+    node = topology.node_of(number)
+    size = f", {show_bytes(node.memory_bytes)}" if node.memory_bytes else ""
+    kind = node.product or node.kind
+    title = f"accelerator {number}: number {number - node.first} of node {node.rank} ({kind}{size})"
     residents: dict[str, str] = {}
     for component in placement.components:
         ranks = [slot.rank for slot in placement.slots(component) if number in slot.accelerators]
@@ -67,9 +68,7 @@ def explain_accelerator(view: PlanView, number: int) -> str:
     return "\n\n".join([title, used_by, chapter("what each holds", table(rows))])
 
 
-def _where(view: PlanView, component: str) -> list[str]:
-    shown = next(c for c in view.components if c.name == component)
-    spec = shown.spec
+def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str]:
     if not spec.accelerators:
         return [f"on {spec.pool.noun}s: it holds no accelerators"]
     lines: list[str] = []
@@ -78,19 +77,19 @@ def _where(view: PlanView, component: str) -> list[str]:
         lines.append(f"{ranks} ranks share an accelerator" if ranks > 1 else one)
     if spec.parallel.tensor_parallel_size > 1:
         lines.append(f"{spec.num_copies} copies of the model, each over {spec.parallel.tensor_parallel_size}")
-    shares = {other: share for other, share in shown.shares.items() if share[0] != DISAGGREGATED}
-    lines += [f"shares {shared} with {other} ({word})" for other, (word, shared) in shares.items()]
-    if not shares:
+    sharers = placement.sharers(spec.name)
+    lines += [f"shares {placement.shared(spec.name, c)} with {c} ({placement.relation(spec.name, c)})" for c in sharers]
+    if not sharers:
         lines.append("shares nothing: no other component uses its accelerators")
     if spec.process:
-        partners = " and ".join(c for c in spec.process.split("+") if c != component)
+        partners = " and ".join(c for c in spec.process.split("+") if c != spec.name)
         lines.append(f"each rank is in one process with that of {partners} (process: shared)")
     return lines
 
 
 def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
     plan = view.plan
-    sharers = [c for c in plan.placement.components if c != component and plan.placement.shared(c, component)]
+    sharers = plan.placement.sharers(component)
     for stage in plan.schedule.stages:
         held, need = plan.schedule.residency[stage][component], plan.schedule.needs.of(stage, component)
         busy = [c for c in sharers if plan.schedule.needs.of(stage, c) > Residency.OFF]
@@ -125,7 +124,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
-    """Where two ranks are, the transport between them and its reason, and what passes. Both must exist."""
+    """Write where two ranks are, the transport between them, its reason, and what passes. Both must exist."""
     placement = plan.placement
     places = []
     for slot in (placement.slots(component)[rank] for component, rank in (one, other)):
@@ -162,7 +161,7 @@ def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str,
 
 
 def _delivered(plan: Plan, writer: int, reader: int) -> str:
-    """How the part of the weights that one actor rank holds comes to one rollout rank."""
+    """Write how the part of the weights that one actor rank holds comes to one rollout rank."""
     delivery = next(d for d in plan.deliveries if reader in d.readers)
     if isinstance(delivery, DeviceDelivery):
         owner = delivery.owner(reader)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from rlplace.errors import Problem
-from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.show.svg import colour, render_svg
 from rlplace.placement.show.view import PlanView, clipped
@@ -52,7 +51,7 @@ padding:10px 16px;margin:10px 0}.problem.warning{border-left-color:var(--warn)}
 
 
 def render_html(view: PlanView) -> str:
-    """A whole HTML document of a plan with its memory."""
+    """Write a whole HTML document."""
     known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
     look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
     if not view.fits:
@@ -78,7 +77,7 @@ def render_html(view: PlanView) -> str:
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    """A few numbers, each with a line of text."""
+    """Yield a few numbers, each with a line of text."""
     traffic, tightest = view.traffic, view.ledger.tightest
     if view.comparison is not None:
         savings = view.comparison.savings
@@ -129,7 +128,7 @@ def _memory(view: PlanView) -> Iterator[str]:
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
-    """What each component holds, against what the accelerator has."""
+    """Draw what each component holds, against what the accelerator has."""
     scale = _BAR / max(account.capacity_bytes, account.worst.total_bytes, 1)
     parts = [f'<rect class="track" width="{_BAR}" height="14"/>']
     x = 0.0
@@ -151,11 +150,11 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = []
+    placement, rows = view.plan.placement, list[tuple[str, ...]]()
     for at, c in enumerate(view.components):
-        shares = [f"{other} ({word})" for other, (word, _) in c.shares.items() if word != DISAGGREGATED]
+        shares = [f"{other} ({placement.relation(c.name, other)})" for other in placement.sharers(c.name)]
         dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
-        rows.append((dot, c.placement, f"{c.spec.world_size:,}", ", ".join(shares) or "none"))
+        rows.append((dot, c.render(), f"{c.world_size:,}", ", ".join(shares) or "none"))
     yield "<h2>Where each component is</h2>\n" + _table(("component", "placement", ">ranks", "shares with"), rows)
     rows = []
     for stage in view.stages:
@@ -178,7 +177,7 @@ def _tables(view: PlanView) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`>` before a heading sets its column to the right, `!` before a cell marks it; SVG cells stay as they are."""
+    """Write a table. `>` before a heading sets its column to the right, `!` before a cell marks it; SVG stays."""
 
     def cell(tag: str, text: str, heading: str) -> str:
         if text.startswith("<svg"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlplace.placement.show.view import PlanView
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
-    """Linear in ranks and shares."""
+    """Return the plan as plain values; linear in ranks and shares."""
     comparison, traffic = view.comparison, view.traffic
     savings = None
     if comparison is not None:
@@ -47,7 +48,6 @@ def render_json(view: PlanView) -> dict[str, Any]:
 
 def _plan(view: PlanView) -> dict[str, Any]:
     plan, placement, topology, schedule = view.plan, view.plan.placement, view.plan.topology, view.plan.schedule
-    names = [c.name for c in view.components]
     return {
         "mode": placement.mode,
         "topology": {
@@ -58,9 +58,9 @@ def _plan(view: PlanView) -> dict[str, Any]:
         },
         "components": {
             c.name: {
-                "placement": c.placement,
-                "world_size": c.spec.world_size,
-                "accelerators": str(c.spec.accelerators),
+                "placement": c.render(),
+                "world_size": c.world_size,
+                "accelerators": str(c.accelerators),
                 "ranks": [
                     _fields(s, "rank", "node", "local_rank") | {"accelerators": list(s.accelerators)}
                     for s in placement.slots(c.name)
@@ -69,9 +69,8 @@ def _plan(view: PlanView) -> dict[str, Any]:
             for c in view.components
         },
         "pairs": [
-            {"a": c.name, "b": other, "relation": c.shares[other][0], "shared": str(c.shares[other][1])}
-            for at, c in enumerate(view.components)
-            for other in names[at + 1 :]
+            {"a": a, "b": b, "relation": placement.relation(a, b), "shared": str(placement.shared(a, b))}
+            for a, b in itertools.combinations(placement.components, 2)
         ],
         "schedule": {
             "stages": [stage.name for stage in view.stages],
@@ -116,7 +115,7 @@ def _transition(transition: Transition) -> dict[str, Any]:
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """By name where each has one."""
+    """Return the routes, by name where each has one."""
     if not plan.deliveries:
         return [_route(route) for route in plan.routes]
     copies = [
@@ -135,5 +134,5 @@ def _route(route: Route) -> dict[str, Any]:
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """Problems or warnings, without their sources."""
+    """Return problems or warnings without their sources."""
     return [_fields(problem, "code", "key", "what", "why", "fix") for problem in problems]

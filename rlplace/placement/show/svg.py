@@ -56,12 +56,12 @@ _DARK = (
 
 
 def colour(number: int) -> int:
-    """The colour of the component with this number in the plan; they repeat where there are many."""
+    """Return the colour of the component with this number in the plan; colours repeat where there are many."""
     return number % len(PALETTE)
 
 
 def style(components: int) -> str:
-    """The style sheet for so many components: `f0` fills, `s0` fills and strokes, `t0` writes in the first one's."""
+    """Write the style sheet: `f0` fills, `s0` fills and strokes, `t0` writes in the first component's colour."""
     used = list(enumerate(PALETTE[:components]))
     looks = (f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}" for i, (fill, ink, _) in used)
     light = "".join(looks)
@@ -70,7 +70,7 @@ def style(components: int) -> str:
 
 
 def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
-    """About how wide a text is, in pixels; fonts differ."""
+    """Estimate how wide a text is, in pixels; fonts differ."""
     return len(text) * size * (0.58 if bold else 0.5)
 
 
@@ -115,7 +115,7 @@ class Box:
 
 
 def render_svg(view: PlanView) -> str:
-    """A self-contained SVG document, 960 wide or more where stages are many, its height by what there is to show.
+    """Draw a self-contained SVG, 960 wide or more where stages are many, its height by what there is to show.
 
     Where memory is known, blocks show the bytes they hold, and accelerators that are too small are marked.
     """
@@ -133,11 +133,11 @@ def render_svg(view: PlanView) -> str:
     rows = [dataclasses.replace(row, y=row.y + top) for row in rows]
     bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
     below = [f"and {len(folds) - _MOST_FOLDS} more kinds of node"] if len(folds) > _MOST_FOLDS else []
-    below += [f"{c.name} is on {c.spec.pool.noun}s: {c.placement}" for c in view.components if not c.spec.accelerators]
+    below += [f"{c.name} is on {c.pool.noun}s: {c.render()}" for c in view.components if not c.accelerators]
     legend, legend_height = _legend(view, left, bottom + 40 + _LINE * len(below), page)
     height = bottom + legend_height + 40 + _LINE * len(below)
     ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
-    placed = ", ".join(f"{c.name}: {c.placement}" for c in view.components)
+    placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
     summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}", {'"': "&quot;"})
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page} {height}" width="{page}" height="{height}" '
@@ -165,7 +165,7 @@ def render_svg(view: PlanView) -> str:
 
 
 def _rows(folds: Sequence[NodeFold]) -> list[Row]:
-    """The rows of the grid from its top down."""
+    """Place the rows of the grid from its top down."""
     unit = _GRID_HEIGHT / max(8, sum(f.accelerators for f in folds))
     rows: list[Row] = []
     y = 0.0
@@ -181,7 +181,7 @@ def _rows(folds: Sequence[NodeFold]) -> list[Row]:
 
 
 def _left(rows: Sequence[Row]) -> int:
-    """Room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
+    """Return the room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
     widths = [
         width_of(row.fold.label, bold=True) * row.starts_fold + (0 if row.label_below else 10 + width_of(row.label))
         for row in rows
@@ -190,11 +190,11 @@ def _left(rows: Sequence[Row]) -> int:
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Every component with its colour and its place: at the right of the title, or in lines of their own below it.
+    """Draw each component's colour and place: at the right of the title, or in lines of their own below it.
 
     Returns the parts and by how many pixels everything else moves down.
     """
-    texts = {c.name: clipped(str(c.spec.accelerators) or c.placement, 24, " \u2026") for c in view.components}
+    texts = {c.name: clipped(str(c.accelerators) or c.render(), 24, " \u2026") for c in view.components}
     widths = {c: 38 + width_of(f"{c}: {t}", 13.3) for c, t in texts.items()}
     x, y, extra = page - _MARGIN - sum(widths.values()) + 18, 43, 0
     if x < 330:
@@ -211,7 +211,7 @@ def _names(view: PlanView, page: int) -> tuple[list[str], int]:
 
 
 def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
-    """Accelerator numbers at the left: each where there is room, else each band's."""
+    """Write accelerator numbers at the left: each where there is room, else each band's."""
     yield f'<text class="soft" x="{_MARGIN}" y="{rows[0].y - 11:.1f}">accelerator</text>'
     for row in rows:
         if several and row.starts_fold:
@@ -229,7 +229,7 @@ def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
-    """(arrow, text) lines as wide as a stage: releases, then acquires."""
+    """Return (arrow, text) lines as wide as a stage: releases, then acquires."""
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
         words = [f"{move.component} {move.before.word} \u2192 {move.after.word}" for move in moves]
@@ -254,7 +254,7 @@ def _stage_head(stage: str, at: int, x: float, extra: int, notes: Sequence[tuple
 
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
-    """The meaning of the looks that occur, and the height it takes."""
+    """Draw the meaning of the looks that occur; also return the height it takes."""
     looks = {_look(held) for stage in view.stages for held in stage.held.values()}
     parts: list[str] = []
     x = float(left)
@@ -279,14 +279,14 @@ def _look(held: Held) -> str:
 
 
 def _held(view: PlanView, stage: StageView, row: Row) -> tuple[range, list[str], list[int] | None]:
-    """The nodes of a row, the components that are resident on it in a stage, and the bytes of each, where known."""
+    """Return the nodes of a row, its residents in a stage, and the bytes of each, where known."""
     resident = [c for c in row.components if stage.held[c].level > Residency.OFF]
     load = _load_of(view, stage, row)
     return row.fold.nodes, resident, None if load is None else [load[0].of(c) for c in resident]
 
 
 def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | None:
-    """What the fullest accelerator of the row holds in a stage, and its capacity; None where nothing is known."""
+    """Return what the fullest accelerator of a row holds in a stage, and its capacity; None where not known."""
     first = row.fold.first
     window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
     found = [
@@ -300,7 +300,7 @@ def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | N
 
 
 def _draw_run(view: PlanView, stage: StageView, run: Sequence[Row], x: float, width: float, page: int) -> Iterator[str]:
-    """One block for each resident component, side by side."""
+    """Draw one block for each resident component, side by side."""
     box = Box(x, run[0].y + 2, width, run[-1].y + run[-1].height - run[0].y - 4)
     _, resident, sizes = _held(view, stage, run[0])
     if not resident:
@@ -338,7 +338,7 @@ def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row],
 
 
 def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> Iterator[str]:
-    """Name, state and bytes, one below the other; on one line where the block is low, turned where it is narrow."""
+    """Write name, state and bytes below each other; on one line where the block is low, turned where it is narrow."""
     words = component.split(".")  # reward.math on two lines
     fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
     named = f'<tspan class="name">{escape(component)}</tspan>'

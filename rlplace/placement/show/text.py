@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from rlplace.placement.dedicated import ActiveAccelerators
-from rlplace.placement.language.hybrid import DISAGGREGATED
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import show_range
 from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.schedule import Move
@@ -23,10 +23,14 @@ EMULATED = "tensors on emulated accelerators are in host memory and go as items 
 
 
 def render_text(view: PlanView) -> str:
-    """Every section that has something to show."""
-    topology = view.plan.topology
+    """Write every section that has something to show."""
+    topology, placement = view.plan.topology, view.plan.placement
     order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
-    sections = [f"plan: {view.plan.placement.mode}, {view.machines}{order}", _places(view), *_pairs(view)]
+    sections = [
+        f"plan: {placement.mode}, {view.machines}{order}",
+        _places(view),
+        *_pairs(placement),
+    ]
     sections += [_stages(view), *_transfers(view), *_transports(view)]
     if view.channels:
         rows = [("name", "capacity", "on"), *((c.name, f"{c.capacity_items} items", at) for c, at in view.channels)]
@@ -43,21 +47,24 @@ def render_text(view: PlanView) -> str:
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """One line for each row, every column as wide as its widest cell."""
+    """Return one line for each row, every column as wide as its widest cell."""
     rows = list(rows)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def chapter(title: str, lines: Iterable[str]) -> str:
-    """A title with indented lines below it."""
+    """Write a title with indented lines below it."""
     return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
 
 
 def _places(view: PlanView) -> str:
     rows = [("component", "ranks", "each rank has")]
-    rows += [(c.name, str(c.spec.world_size), c.each) for c in view.components]
-    lines = _beside(table(rows), ["placement", *(c.placement for c in view.components)])
+    for c in view.components:
+        shapes = {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in c.segments}
+        words = {f"1/{n} of an accelerator" if n > 1 else f"{each} accelerator{'s' * (each > 1)}" for n, each in shapes}
+        rows.append((c.name, str(c.world_size), " or ".join(sorted(words)) or "no accelerator"))
+    lines = _beside(table(rows), ["placement", *(c.render() for c in view.components)])
     for fold in view.folds[:_MOST_FOLDS]:
         if 0 < fold.accelerators <= _WIDEST_MAP:
             lines += ["", *_map(fold)]
@@ -67,7 +74,7 @@ def _places(view: PlanView) -> str:
 
 
 def _map(fold: NodeFold) -> list[str]:
-    """One column per accelerator, one row per component; a cell names the ranks that are there."""
+    """Draw a column per accelerator, a row per component; a cell names the ranks that are there."""
     single = len(fold.nodes) == 1
     offset = fold.first if single else 0
     rows = [[str(offset + i) for i in range(fold.accelerators)]]
@@ -87,12 +94,12 @@ def _map(fold: NodeFold) -> list[str]:
     return [f"{fold.label}: each number is a rank{'' if single else ', counted from the first of the node'}", *lines]
 
 
-def _pairs(view: PlanView) -> Iterator[str]:
+def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
     rows = []
-    for a, b in itertools.combinations(view.components, 2):
-        word, shared = a.shares[b.name]
-        share = "share nothing" if word == DISAGGREGATED else f"share {shared}"
-        rows.append((f"{a.name} + {b.name}", word, clipped(share, _LONGEST_CELL)))
+    for a, b in itertools.combinations(placement.components, 2):
+        shared = placement.shared(a, b)
+        share = f"share {shared}" if shared else "share nothing"
+        rows.append((f"{a} + {b}", placement.relation(a, b), clipped(share, _LONGEST_CELL)))
     if rows:
         yield chapter("pairs", table(rows))
 
@@ -149,7 +156,7 @@ def _transports(view: PlanView) -> Iterator[str]:
 
 
 def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str]:
-    """Each row with its text in a column of its own, wrapped there."""
+    """Put a text beside each row, wrapped in a column of its own."""
     left = max(map(len, rows)) + gap
     lines: list[str] = []
     for row, text in zip(rows, texts, strict=True):
@@ -159,7 +166,7 @@ def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str
 
 
 def _savings(view: PlanView) -> Iterator[str]:
-    """Both placements by stage: the same work, on how many accelerators."""
+    """Compare both placements by stage: the same work, on how many accelerators."""
     if view.comparison is None:
         return
     savings, here, apart = view.comparison.savings, view.comparison.here, view.comparison.apart
@@ -181,13 +188,13 @@ def _savings(view: PlanView) -> Iterator[str]:
 
 
 def show_work(active: ActiveAccelerators, stage: str) -> str:
-    """Accelerators at work, of those used; "-" where this placement has no such stage."""
+    """Write accelerators at work, of those used; "-" where this placement has no such stage."""
     count = active.at_work.get(stage)
     return "-" if count is None else f"{count} ({count / active.used:.0%})"
 
 
 def _traffic(view: PlanView) -> Iterator[str]:
-    """What moving and syncing costs in each iteration, where anything is known to move."""
+    """Write what moving and syncing costs in each iteration, where anything is known to move."""
     traffic = view.traffic
     if traffic.total_bytes:
         rows = [

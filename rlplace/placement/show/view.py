@@ -30,17 +30,6 @@ from rlplace.units import show_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentView:
-    """Where one component is."""
-
-    name: str
-    spec: ComponentSpec
-    placement: str  # canonical text
-    each: str  # what a rank has: "2 accelerators"
-    shares: Mapping[str, tuple[str, Ranges]]  # every other component -> their relation and the accelerators of both
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What one component keeps on its accelerators in one stage."""
 
@@ -80,7 +69,7 @@ class NodeFold:
         return f"node {self.nodes.start}" if len(self.nodes) == 1 else f"nodes {self.nodes.start}-{self.nodes.stop - 1}"
 
     def bands(self) -> list[tuple[range, tuple[str, ...]]]:
-        """Neighbouring accelerators, numbered within the node, and the components that use them."""
+        """Return neighbouring accelerators, numbered within the node, with the components that use them."""
         used = {c: Ranges.of(s.accelerators for s in segments) for c, segments in self.local.items()}
         edges = {0, self.accelerators} | {e for r in used.values() for p in r.pieces for e in (p.start, p.stop)}
         return [(range(a, b), tuple(c for c in used if a in used[c])) for a, b in itertools.pairwise(sorted(edges))]
@@ -106,7 +95,7 @@ class PlanView:
     case: MemoryCase
     machines: str  # `8 accelerators, 0-7 (1 node x 8), H100, 80 GiB each`
     ahead: str  # how far rollout may run ahead of learn; "" where they take turns
-    components: tuple[ComponentView, ...]
+    components: tuple[ComponentSpec, ...]
     stages: tuple[StageView, ...]
     transfers: tuple[Transfer, ...]
     transports: Mapping[str, TransportDetails]
@@ -135,7 +124,7 @@ class PlanView:
 
 
 def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()) -> PlanView:
-    """`case` is the plan's own: its placement, needs and offloads, and the memory each component asks for."""
+    """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""
     placement, schedule, ledger = plan.placement, plan.schedule, case.ledger()
     stages = []
     for stage in schedule.stages:
@@ -151,7 +140,7 @@ def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Cou
         case=case,
         machines=f"{plan.topology.describe()}, {_products(plan.topology)}",
         ahead=apart(plan.needs) if plan.needs.ahead else "",
-        components=tuple(_component(placement, c) for c in placement.components),
+        components=tuple(placement.spec(c) for c in placement.components),
         stages=tuple(stages),
         transfers=transfers(plan),
         transports={transport.value: details for transport, details in transports_of(plan).items()},
@@ -184,35 +173,14 @@ def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison |
 
 
 def _products(topology: Topology) -> str:
-    """`H100, 80 GiB each`; every product where there are several."""
+    """Write `H100, 80 GiB each`; every product where there are several."""
     kinds = dict.fromkeys((run.product or node.kind, run.memory_bytes) for node in topology.nodes for run in node.alike)
     each = [f"{name}, {show_bytes(memory)} each" if memory else name for name, memory in kinds]
     return " + ".join(each) or "no accelerators"
 
 
-def _component(placement: HybridComponentPlacement, component: str) -> ComponentView:
-    spec = placement.spec(component)
-    each = {
-        f"1/{s.ranks_per_accelerator} of an accelerator"
-        if s.ranks_per_accelerator > 1
-        else f"{s.accelerators_per_rank} accelerator{'s' * (s.accelerators_per_rank > 1)}"
-        for s in spec.segments
-    }
-    return ComponentView(
-        name=component,
-        spec=spec,
-        placement=spec.render(),
-        each=" or ".join(sorted(each)) or "no accelerator",
-        shares={
-            other: (placement.relation(component, other), placement.shared(component, other))
-            for other in placement.components
-            if other != component
-        },
-    )
-
-
 def locate(channel: ChannelPlan) -> str:
-    """Where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
+    """Write where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
     locations = channel.locations()
     nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
     processes = [h.process for h in locations if h.process]
@@ -225,12 +193,12 @@ def locate(channel: ChannelPlan) -> str:
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
-    """`text`, or its beginning and a mark."""
+    """Return `text`, or its beginning and a mark."""
     return text if len(text) <= longest else text[: longest - len(mark)] + mark
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
-    """All nodes in order. Linear in nodes x components and in segments."""
+    """Fold all nodes, in order. Linear in nodes x components and in segments."""
     waiting = {
         c: sorted(placement.spec(c).segments, key=lambda s: s.accelerators.start, reverse=True)
         for c in placement.components
@@ -260,7 +228,7 @@ def _shifted(piece: range, by: int) -> range:
 
 
 def _take(waiting: list[Segment], end: int) -> list[Segment]:
-    """The parts of the next segments before accelerator `end`; what goes on after it stays in `waiting`."""
+    """Take the parts of the next segments before accelerator `end`; what goes on after it stays in `waiting`."""
     taken: list[Segment] = []
     while waiting and waiting[-1].accelerators.start < end:
         segment = waiting.pop()

@@ -17,6 +17,7 @@ from rlplace.placement import (
     Topology,
 )
 from rlplace.placement.language.groups import read_node_groups
+from tests.unit.placement import placing
 
 FRANKA = {
     "type": "Franka",
@@ -44,15 +45,12 @@ GROUPS: list[dict[str, Any]] = [
 MIXED = Topology.uneven([8, 8, 4, 0, 0, 0])
 
 
-def place(block: Mapping[str, Any], groups: Sequence[object] = GROUPS) -> HybridComponentPlacement:
-    return HybridComponentPlacement({"component_placement": block, "node_groups": groups}, MIXED)
+def place(block: Mapping[str, Any]) -> HybridComponentPlacement:
+    return placing.place(block, MIXED, node_groups=GROUPS)
 
 
 def problems(block: Mapping[str, Any], groups: Sequence[object] = GROUPS) -> tuple[Problem, ...]:
-    with pytest.raises(PlacementError) as caught:
-        place(block, groups)
-    assert all(p.why and p.fix and p.render() for p in caught.value.problems)
-    return caught.value.problems
+    return placing.problems(block, MIXED, node_groups=groups)
 
 
 def in_group(group: object, placement: object, **more: Any) -> dict[str, Any]:
@@ -153,48 +151,41 @@ def declared(**changes: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("groups", "code", "key"),
+    ("changes", "code", "key"),
     [
-        (["a800"], "bad-node-group", ""),
-        (declared(nodes=1), "unknown-key", ".nodes"),
-        (declared(label=None), "bad-label", ".label"),
-        (declared(label=["x"]), "bad-label", ".label"),
-        (declared(label="node"), "bad-label", ".label"),
-        (declared(label="a,b"), "bad-label", ".label"),
-        (declared(node_ranks=None), "empty-placement", ".node_ranks"),
-        (declared(node_ranks="0-9"), "node-out-of-range", ".node_ranks"),
-        (declared(node_ranks="0\u20131"), "not-a-hyphen", ".node_ranks"),
-        (declared(node_ranks="0-1:0-3"), "bad-placement", ".node_ranks"),
-        (declared(env_configs="x"), "bad-env-config", ".env_configs"),
-        (declared(env_configs=["x"]), "bad-env-config", ".env_configs[0]"),
-        (declared(env_configs=[{"envs": 1}]), "unknown-key", ".env_configs[0].envs"),
-        (declared(env_configs=[{"node_ranks": "0-2"}]), "node-outside-group", ".env_configs[0].node_ranks"),
-        (declared(env_configs=[{"node_ranks": "1-3"}]), "node-outside-group", ".env_configs[0].node_ranks"),
-        (declared(env_configs=[{"node_ranks": "x"}]), "bad-placement", ".env_configs[0].node_ranks"),
-        (declared(env_configs=[{"node_ranks": 9}]), "node-out-of-range", ".env_configs[0].node_ranks"),
-        (declared(env_configs=[{}, {"node_ranks": 0}]), "overlapping-env-configs", ".env_configs[1].node_ranks"),
-        (
-            declared(env_configs=[{"node_ranks": 0}, {"node_ranks": "0-1"}]),
-            "overlapping-env-configs",
-            ".env_configs[1].node_ranks",
-        ),
-        (declared(env_configs=[{"python_interpreter_path": 3}]), "bad-env-config", None),
-        (declared(env_configs=[{"env_vars": "A=1"}]), "bad-env-config", None),
-        (declared(env_configs=[{"env_vars": [{"A": 1}, {"A": 2}]}]), "env-var-twice", None),
-        (declared(hardware="Franka"), "bad-hardware", ".hardware"),
-        (declared(hardware={}), "bad-hardware", ".hardware.type"),
-        (declared(hardware={"type": "Franka"}), "bad-hardware", ".hardware.configs"),
-        (declared(hardware={"type": "Arm", "configs": ["x"]}), "bad-hardware", ".hardware.configs[0]"),
-        (declared(hardware={"type": "Arm", "configs": [{"ip": 1}]}), "node-outside-group", None),
-        (declared(hardware={"type": "Arm", "configs": [{"node_rank": 2}]}), "node-outside-group", None),
-        (declared(hardware={"type": "node", "configs": [{"node_rank": 0}]}), "bad-hardware", ".hardware.type"),
+        ({"nodes": 1}, "unknown-key", ".nodes"),
+        ({"label": None}, "bad-label", ".label"),
+        ({"label": ["x"]}, "bad-label", ".label"),
+        ({"label": "node"}, "bad-label", ".label"),
+        ({"label": "a,b"}, "bad-label", ".label"),
+        ({"node_ranks": None}, "empty-placement", ".node_ranks"),
+        ({"node_ranks": "0-9"}, "node-out-of-range", ".node_ranks"),
+        ({"node_ranks": "0\u20131"}, "not-a-hyphen", ".node_ranks"),
+        ({"node_ranks": "0-1:0-3"}, "bad-placement", ".node_ranks"),
+        ({"env_configs": "x"}, "bad-env-config", ".env_configs"),
+        ({"env_configs": ["x"]}, "bad-env-config", ".env_configs[0]"),
+        ({"env_configs": [{"envs": 1}]}, "unknown-key", ".env_configs[0].envs"),
+        ({"env_configs": [{"node_ranks": "0-2"}]}, "node-outside-group", ".env_configs[0].node_ranks"),
+        ({"env_configs": [{"node_ranks": "1-3"}]}, "node-outside-group", ".env_configs[0].node_ranks"),
+        ({"env_configs": [{"node_ranks": "x"}]}, "bad-placement", ".env_configs[0].node_ranks"),
+        ({"env_configs": [{}, {"node_ranks": 0}]}, "overlapping-env-configs", ".env_configs[1].node_ranks"),
+        ({"env_configs": [{"node_ranks": 0}, {}]}, "overlapping-env-configs", ".env_configs[1].node_ranks"),
+        ({"env_configs": [{"python_interpreter_path": 3}]}, "bad-env-config", None),
+        ({"env_configs": [{"env_vars": "A=1"}]}, "bad-env-config", None),
+        ({"env_configs": [{"env_vars": [{"A": 1}, {"A": 2}]}]}, "env-var-twice", None),
+        ({"hardware": "Franka"}, "bad-hardware", ".hardware"),
+        ({"hardware": {}}, "bad-hardware", ".hardware.type"),
+        ({"hardware": {"type": "Franka"}}, "bad-hardware", ".hardware.configs"),
+        ({"hardware": {"type": "Arm", "configs": ["x"]}}, "bad-hardware", ".hardware.configs[0]"),
+        ({"hardware": {"type": "Arm", "configs": [{"ip": 1}]}}, "node-outside-group", None),
+        ({"hardware": {"type": "Arm", "configs": [{"node_rank": 2}]}}, "node-outside-group", None),
+        ({"hardware": {"type": "node", "configs": [{"node_rank": 0}]}}, "bad-hardware", ".hardware.type"),
     ],
 )
-def test_what_a_group_cannot_say(groups: Sequence[object], code: str, key: str | None) -> None:
-    found = read_node_groups(groups, MIXED, {})[1]
-    assert [p.code for p in found] == [code]
-    assert all(p.render() for p in found)
-    assert key is None or found[0].key == f"cluster.node_groups[0]{key}"
+def test_what_a_group_cannot_say(changes: Mapping[str, Any], code: str, key: str | None) -> None:
+    (problem,) = problems({"actor": "0"}, declared(**changes))
+    assert problem.code == code
+    assert key is None or problem.key == f"cluster.node_groups[0]{key}"
 
 
 def test_env_vars_may_be_one_block() -> None:
@@ -216,13 +207,12 @@ def test_labels_are_unique_and_hardware_of_any_type_is_kept() -> None:
 def test_groups_come_from_every_form_of_config() -> None:
     block = in_group("a800", "0-3")
     cluster = ClusterConfig(component_placement=block, node_groups=tuple(GROUPS))
-    assert HybridComponentPlacement(cluster, MIXED).world_size("actor") == 4
     mapping = {"cluster": {"component_placement": block, "node_groups": GROUPS}, "env": {"id": "x"}}
-    assert HybridComponentPlacement(read_config(mapping), MIXED).world_size("actor") == 4
-    assert HybridComponentPlacement(mapping, MIXED).node_groups.labels[-2:] == ("cpu", "idle")
-    with pytest.raises(PlacementError) as caught:
-        HybridComponentPlacement({"component_placement": {"actor": 0}, "node_groups": "a800"}, MIXED)
-    assert caught.value.codes == ("bad-node-group",)
+    for cfg in (cluster, mapping, read_config(mapping)):
+        assert HybridComponentPlacement(cfg, MIXED).world_size("actor") == 4
+    assert place(block).node_groups.labels[-2:] == ("cpu", "idle")
+    (problem,) = placing.problems({"actor": 0}, MIXED, node_groups="a800")
+    assert problem.code == "bad-node-group"
 
 
 def test_a_group_with_a_problem_is_not_reported_again_where_it_is_used() -> None:

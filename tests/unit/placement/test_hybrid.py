@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
-from rlplace.config import ClusterConfig
-from rlplace.errors import PlacementError, Problem, Source
+from rlplace.errors import PlacementError, Source
 from rlplace.placement import HybridComponentPlacement, Topology
+from tests.unit.placement.placing import EIGHT, TWO, place, problems
 
-EIGHT = Topology.uniform(1, 8)
 PPO = ("actor", "rollout", "env")
 ANY = "actor: all        (or the numbers that are meant, such as 0-3)"
 
 
-def place(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> HybridComponentPlacement:
-    return HybridComponentPlacement({"component_placement": block}, topology, **options)
-
-
 def accelerators(value: object, topology: Topology = EIGHT) -> list[list[int]]:
     return [list(s.accelerators) for s in place({"actor": value}, topology).slots("actor")]
-
-
-def problems(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> tuple[Problem, ...]:
-    with pytest.raises(PlacementError) as caught:
-        place(block, topology, **options)
-    return caught.value.problems
 
 
 @pytest.mark.parametrize(
@@ -72,6 +58,7 @@ def test_segments_of_every_kind_continue_after_the_highest_rank() -> None:
         ("7-0", "reversed-range", (0, 3), "actor: 0-7"),
         ("0-3:3-0", "reversed-range", (4, 7), "actor: 0-3:0-3"),
         ("0\u20133", "not-a-hyphen", (0, 3), "actor: 0-3"),
+        ("0-1,1,5", "duplicate-accelerator", (4, 5), 'actor: "0-1,5"'),  # the gap in the ranks is no second problem
         ("0-3,2", "duplicate-accelerator", (4, 5), "actor: 0-3        (or two ranks on each: 0-3:0-7)"),
         ("0-1:1-4", "rank-gap", (4, 7), "actor: 0-1:0-3"),
         ("0-1:0-1,2-3:1-2", "duplicate-rank", (12, 15), "actor: 0-3"),
@@ -96,6 +83,7 @@ def test_segments_of_every_kind_continue_after_the_highest_rank() -> None:
         ("0:0-5000", "too-many-ranks", (2, 8), "actor: 0"),
         ("0:all", "bad-placement", (2, 5), 'actor: "0:0"'),
         ("1:2:3", "bad-placement", (3, 5), ANY),
+        ("all:0:1", "bad-placement", (5, 7), ANY),
         ("1,,2", "bad-placement", (2, 3), 'actor: "1,2"'),
         (True, "bad-placement", (0, 4), "actor: all"),
         (0.7, "bad-placement", (0, 3), "actor: all"),
@@ -139,8 +127,13 @@ def test_component_names() -> None:
         "unknown-component"
     ]
     for empty in ({}, None, "0-7"):
-        (problem,) = problems(empty, components=PPO)  # type: ignore[arg-type]
-        assert problem.code == "empty-placement"
+        assert [p.code for p in problems(empty, components=PPO)] == ["empty-placement"]
+
+
+def test_names_of_other_libraries_are_understood() -> None:
+    (problem,) = problems({"actor,rollout": "0-7", "ref": "0-3"}, components=("actor", "rollout"))
+    assert (problem.code, problem.fix) == ("unknown-component", "reference: 0-3")
+    assert "did you mean 'reference'" in problem.what
 
 
 def test_comma_keys_place_each_component() -> None:
@@ -150,22 +143,12 @@ def test_comma_keys_place_each_component() -> None:
 
 
 def test_a_rank_never_spans_nodes() -> None:
-    two = Topology.uniform(2, 4)
-    (problem,) = problems({"actor": "2-7:0-1"}, two)
+    (problem,) = problems({"actor": "2-7:0-1"}, TWO)
     assert problem.code == "rank-spans-nodes"
     assert problem.fix == "actor: 2-7        (1 accelerator for each rank)"
     assert "accelerators 2-4" in problem.what
-    assert accelerators("0-7:0-1", two) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert accelerators("0-7:0-1", TWO) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert problems({"actor": "0-7:0-1"}, Topology.uneven([3, 5]))[0].code == "rank-spans-nodes"
-
-
-def test_slots_know_their_node() -> None:
-    slots = place({"actor": "2-5:0-7"}, Topology.uniform(2, 4)).slots("actor")
-    assert [s.node for s in slots] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [s.local_rank for s in slots] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert {s.local_world_size for s in slots} == {4}
-    assert slots[4].accelerators == (4,)
-    assert slots[4].local_accelerators == slots[4].visible_accelerators == (0,)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +167,6 @@ def test_the_whole_is_hybrid_unless_all_pairs_agree() -> None:
     assert place({"actor": "0-3"}).mode == "disaggregated"
 
 
-def test_every_form_of_config_and_cluster() -> None:
-    class Cluster:
-        topology = EIGHT
-
-    block = {"actor": "0-3"}
-    for cfg in ({"cluster": {"component_placement": block}}, {"component_placement": block}):
-        assert HybridComponentPlacement(cfg, Cluster()).world_size("actor") == 4
-    assert HybridComponentPlacement(ClusterConfig(component_placement=block), EIGHT).world_size("actor") == 4
-
-
 def test_a_cluster_that_is_no_block_places_nothing() -> None:
     with pytest.raises(PlacementError, match="expected one line per component"):
         HybridComponentPlacement({"cluster": "0-7"}, EIGHT)
@@ -209,18 +182,3 @@ def test_where_no_node_has_accelerators_the_numbers_are_nodes() -> None:
 def test_asking_for_a_component_that_is_not_placed() -> None:
     with pytest.raises(KeyError, match="did you mean 'actor'"):
         place({"actor": "0-3"}).world_size("actr")
-
-
-def test_strategy_of_a_component_names_it_and_checks_the_cluster() -> None:
-    strategy = place({"actor": "0-7:0-3"}).get_strategy("actor")
-    assert [s.component for s in strategy.get_placement(EIGHT)] == ["actor"] * 4
-    with pytest.raises(PlacementError) as caught:
-        strategy.get_placement(Topology.uniform(1, 4))
-    assert set(caught.value.codes) == {"accelerator-out-of-range"}
-
-
-def test_a_duplicate_beside_a_gap_has_one_fix() -> None:
-    with pytest.raises(PlacementError) as refused:
-        HybridComponentPlacement({"component_placement": {"env": "0-1,1,5"}}, Topology.uniform(1, 8))
-    (problem,) = refused.value.problems
-    assert (problem.code, problem.fix) == ("duplicate-accelerator", 'env: "0-1,5"')

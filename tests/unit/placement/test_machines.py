@@ -8,9 +8,11 @@ import pytest
 
 from rlplace.config import ClusterConfig, read_config
 from rlplace.errors import ConfigError, PlacementError, Source
-from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
 from rlplace.placement.machines.nodes import declare_topology, in_rank_order
-from rlplace.placement.machines.topology import Links, Node
+from rlplace.placement.machines.pools import accelerator_pool
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Node
 from rlplace.workers.launch.machines import declared_topology
 
 
@@ -46,13 +48,8 @@ def test_machines_of_several_shapes() -> None:
         "cuda",
     )
     assert (first.host, second.host) == ("a", "")
-    assert third.links == Links(pcie_gb_per_s=32, network_gb_per_s=12.5)
+    assert third.pcie_gb_per_s == 32
     assert (last.accelerators, last.alike) == (0, ())
-
-
-def test_thousands_of_machines_take_no_time() -> None:
-    topology = declared({"count": 512, "accelerators": 8, "product": "H100", "nvlink_gb_per_s": 450})
-    assert topology.num_accelerators == 4096
 
 
 def test_explicit_ranks_order_the_nodes() -> None:
@@ -69,7 +66,7 @@ def test_the_number_of_nodes_is_said_once_or_rightly() -> None:
     assert declare_topology(nodes, num_nodes=3).num_nodes == 3
     with pytest.raises(PlacementError) as caught:
         declare_topology(nodes, num_nodes=18)
-    assert caught.value.problems[0].fix == "num_nodes: 3"
+    assert (caught.value.codes, caught.value.problems[0].fix) == (("node-count",), "num_nodes: 3")
     with pytest.raises(PlacementError):
         declared_topology(cluster({"accelerators": 1}, num_nodes=2))
 
@@ -93,8 +90,6 @@ def test_no_rank_uses_accelerators_of_two_products() -> None:
         with pytest.raises(PlacementError) as caught:
             place(text)
         assert caught.value.codes == ("rank-spans-products",)
-    from rlplace.placement import FlexiblePlacementStrategy
-
     with pytest.raises(PlacementError) as caught:
         FlexiblePlacementStrategy([[2, 3]]).get_placement(topology)
     assert caught.value.codes == ("rank-spans-products",)
@@ -145,49 +140,45 @@ def test_ray_labels_give_explicit_ranks() -> None:
     assert caught.value.codes == ("no-node",)
 
 
-def test_uniform_numbers_both_ways() -> None:
+def test_nodes_are_numbered_through() -> None:
     topology = Topology.uniform(2, 8, "cuda", 80 << 30)
-    assert topology.num_accelerators == 16
-    assert topology.local(11) == (1, 3)
-    assert topology.number(1, 3) == 11
     assert [n.numbers for n in topology.nodes] == [range(8), range(8, 16)]
     assert (topology.nodes[1].kind, topology.nodes[1].memory_bytes) == ("cuda", 80 << 30)
-
-
-def test_uneven_nodes_and_nodes_without_accelerators() -> None:
-    topology = Topology.uneven([2, 0, 3])
-    assert [topology.local(a) for a in range(5)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
-    assert topology.describe() == "5 accelerators, 0-4 (3 nodes: 2 + 0 + 3)"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(8, "8 accelerators, 0-7 (1 node x 8)"), (1, "1 accelerator, 0 (1 node x 1)")]
-)
-def test_description_has_the_numbers(count: int, text: str) -> None:
-    assert Topology.uniform(1, count).describe() == text
-
-
-def test_numbers_that_do_not_exist_raise() -> None:
-    topology = Topology.uniform(1, 4)
-    for bad in (-1, 4):
+    uneven = Topology.uneven([2, 0, 3])
+    assert [uneven.node_of(a).rank for a in range(5)] == [0, 0, 2, 2, 2]
+    assert uneven.describe() == "5 accelerators, 0-4 (3 nodes: 2 + 0 + 3)"
+    assert Topology.uniform(1, 1).describe() == "1 accelerator, 0 (1 node x 1)"
+    for bad in (-1, 5):
         with pytest.raises(IndexError):
-            topology.node_of(bad)
-    with pytest.raises(IndexError):
-        topology.number(0, 4)
+            uneven.node_of(bad)
 
 
 def test_boundaries_inside_a_window() -> None:
     topology = Topology.uniform(4, 8)
-    assert list(topology.boundaries(range(32))) == [1, 2, 3]
-    assert list(topology.boundaries(range(8, 16))) == []
-    assert list(topology.boundaries(range(6, 9))) == [1]
+    windows = (range(32), range(8, 16), range(6, 9))
+    assert [list(topology.boundaries(window)) for window in windows] == [[1, 2, 3], [], [1]]
+
+
+def test_a_window_of_ranges() -> None:
+    ranges = Ranges.of([range(2), range(5, 7)])
+    assert str(ranges.within(range(3, 6))) == "5"
+    assert not ranges.within(range(2, 5))
+    assert str(ranges.shifted(2)) == "2-3,7-8"
+    million = Ranges.of([range(1_000_000)])
+    assert len(million & Ranges.of([range(500_000, 2_000_000)])) == 500_000
+
+
+def test_pools_of_nodes_out_of_order() -> None:
+    nodes = Topology.uneven([2, 3, 4]).nodes
+    pool = accelerator_pool([nodes[2], nodes[0]])
+    assert pool.outside(range(3, 6)) == ((range(3, 4), range(8, 9)), (range(4, 6), range(2)))
+    assert pool.outside(range(1, 3)) == ((range(1, 3), range(6, 8)),)
+    assert [s.node for s in pool.intervals_in(range(3, 6))] == [2, 0]
+    assert [(s.node, s.numbers) for s in pool.intervals] == [(2, range(4)), (0, range(4, 6))]
 
 
 def test_nodes_must_be_numbered_through() -> None:
     with pytest.raises(ValueError, match="expected node 1 at 8"):
         Topology((Node(rank=0, accelerators=8, first=0), Node(rank=1, accelerators=8, first=7)))
-
-
-def test_a_cluster_has_a_node() -> None:
     with pytest.raises(ValueError, match="at least one node"):
         Topology.uniform(0, 8)

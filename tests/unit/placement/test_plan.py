@@ -19,7 +19,7 @@ from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.transfers import transports_of
 from rlplace.workers import arguments
-from tests.unit.placement.reports import shown
+from tests.unit.placement.reports import ON, shown
 
 HYBRID = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
 EIGHT = Topology.uniform(1, 8)
@@ -69,18 +69,18 @@ def test_proposed_sizes_are_legal() -> None:
     assert plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=8, groups=1)
 
 
-def test_minibatches_must_not_be_empty() -> None:
-    small = config(envs=8)
-    algorithm = {"rollout_steps": 1, "num_minibatches": 9}
-    mapping = {
-        "cluster": {"component_placement": HYBRID},
-        "env": {"id": "x", "total_num_envs": 8},
-        "algorithm": algorithm,
-    }
+@pytest.mark.parametrize(
+    ("blocks", "code"),
+    [
+        ({"algorithm": {"rollout_steps": 1, "num_minibatches": 9}}, "empty-minibatches"),
+        ({"actor": {"sync": {"mode": "lora"}, **ON}, "rollout": ON}, "sync-without-base"),
+    ],
+)
+def test_what_no_actor_can_do(blocks: dict[str, object], code: str) -> None:
+    mapping = {"cluster": {"component_placement": HYBRID}, "env": {"id": "x", "total_num_envs": 8, **ON}, **blocks}
     with pytest.raises(PlacementError) as caught:
         make_plan(read_config(mapping), EIGHT)
-    assert "empty-minibatches" in caught.value.codes
-    assert small.algorithm.num_minibatches <= 8
+    assert code in caught.value.codes
 
 
 def test_channels_hold_all_that_can_be_under_way() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
-from rlplace.errors import PlacementError, Problem
-from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
+from rlplace.placement import Topology
 from rlplace.placement.dedicated import dedicate
 from rlplace.placement.flow import Transport, copy_nearest, derive_routes
+from tests.unit.placement.placing import TWO, place, problems
 
-TWO = Topology.uniform(2, 4)
+placed = partial(place, topology=TWO)
 ROBOTS = [{"label": "arms", "node_ranks": 0, "hardware": {"type": "Arm", "configs": [{"node_rank": 0}]}}]
 
 
@@ -20,19 +21,8 @@ def at(numbers: object, **more: object) -> dict[str, object]:
     return {"placement": numbers, "process": "shared", **more}
 
 
-def place(block: Mapping[str, Any], **more: Any) -> HybridComponentPlacement:
-    return HybridComponentPlacement({"component_placement": block, **more}, TWO)
-
-
-def problems(block: Mapping[str, Any], **more: Any) -> list[Problem]:
-    with pytest.raises(PlacementError) as caught:
-        place(block, **more)
-    assert all(p.why and p.fix for p in caught.value.problems)
-    return list(caught.value.problems)
-
-
 def test_ranks_at_one_place_live_in_one_process() -> None:
-    placement = place({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
+    placement = placed({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
     for component in ("env", "rollout"):
         assert [s.process for s in placement.slots(component)] == [f"env+rollout {rank}" for rank in range(4)]
         assert placement.slots(component)[2].process == "env+rollout 2"
@@ -49,50 +39,31 @@ def test_ranks_at_one_place_live_in_one_process() -> None:
     ],
 )
 def test_places_are_compared_rank_by_rank(env: Mapping[str, object], rollout: Mapping[str, object]) -> None:
-    placement = place({"env": env, "rollout": rollout})
+    placement = placed({"env": env, "rollout": rollout})
     assert [s.process for s in placement.slots("env")] == [s.process for s in placement.slots("rollout")]
     assert placement.slots("env")[1].process == "env+rollout 1"
 
 
-def test_one_line_for_both() -> None:
-    assert place({"env,rollout": at("0-3")}).slots("rollout")[0].process == "env+rollout 0"
+def test_those_at_one_place_share() -> None:
+    assert placed({"env,rollout": at("0-3")}).slots("rollout")[0].process == "env+rollout 0"
+    several = placed({"a": at("0-1"), "b": at("2-3"), "c": at("2-3"), "d": at("0-1")})
+    assert [several.slots(c)[0].process for c in "abcd"] == ["a+d 0", "b+c 0", "b+c 0", "a+d 0"]
+    assert placed({"env": {"placement": "0-3", "process": "own"}}).canonical() == {"env": "0-3"}
 
 
-def test_several_groups_of_sharers() -> None:
-    placement = place({"a": at("0-1"), "b": at("2-3"), "c": at("2-3"), "d": at("0-1")})
-    assert {c: placement.slots(c)[0].process for c in "abcd"} == {
-        "a": "a+d 0",
-        "b": "b+c 0",
-        "c": "b+c 0",
-        "d": "a+d 0",
-    }
-
-
-def test_reading_the_canonical_text_gives_the_same_processes() -> None:
-    placement = place({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
+def test_processes_go_along_where_a_placement_is_used_again() -> None:
+    placement = placed({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
     assert placement.canonical()["env"] == {"placement": "0-3", "process": "shared"}
-    again = place(placement.canonical())
-    assert again.slots("env") == placement.slots("env")
-
-
-def test_own_is_what_is_meant_without_it() -> None:
-    assert place({"env": {"placement": "0-3", "process": "own"}}).canonical() == {"env": "0-3"}
-
-
-def test_who_has_accelerators_of_its_own_has_processes_of_its_own() -> None:
-    apart = dedicate(place({"env": at("0-3"), "rollout": at("0-3")}))
+    assert placed(placement.canonical()).slots("env") == placement.slots("env")
+    elsewhere = placement.get_strategy("env").get_placement(Topology.uniform(1, 8))
+    assert [s.process for s in elsewhere] == [f"env+rollout {r}" for r in range(4)]
+    apart = dedicate(placement)
     assert apart is not None
     assert {s.process for c in ("env", "rollout") for s in apart.slots(c)} == {""}
 
 
-def test_processes_go_along_to_another_cluster() -> None:
-    strategy = place({"env": at("0-3"), "rollout": at("0-3")}).get_strategy("env")
-    assert [s.process for s in strategy.get_placement(Topology.uniform(1, 8))] == [f"env+rollout {r}" for r in range(4)]
-    assert FlexiblePlacementStrategy([[0]]).get_placement(TWO)[0].process == ""
-
-
 def test_the_way_within_a_process() -> None:
-    placement = place({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
+    placement = placed({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
     routes = derive_routes(placement, 32, 2)
     assert routes.observations.shares.transports() == {Transport.SAME_PROCESS: 4}
     assert copy_nearest(placement, "actor", "rollout").shares.transports() == {Transport.SAME_ACCELERATOR: 4}
@@ -117,7 +88,7 @@ def test_the_way_within_a_process() -> None:
     ],
 )
 def test_what_cannot_share(block: Mapping[str, Any], expected: list[tuple[str, str, str]]) -> None:
-    found = problems(block)
+    found = problems(block, TWO)
     assert [(p.code, p.key.removeprefix("cluster.component_placement.").removesuffix(".process")) for p in found] == [
         (code, component if code != "accelerator-out-of-range" else f"{component}.placement")
         for code, component, _ in expected
@@ -129,5 +100,5 @@ def test_what_cannot_share(block: Mapping[str, Any], expected: list[tuple[str, s
 
 def test_a_process_has_the_runtime_environment_of_one_node_group() -> None:
     block = {"env": at(0, node_group="arms"), "rollout": at(0, node_group="node")}
-    (problem,) = problems(block, node_groups=ROBOTS)
+    (problem,) = problems(block, TWO, node_groups=ROBOTS)
     assert problem.code == "process-apart"

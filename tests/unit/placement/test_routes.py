@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 
+import pytest
+
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.flow import Route, Routes, Transport, block_edges, copy_nearest, derive_routes
+from rlplace.placement.flow import Route, Routes, Transport, block_edges, copy_nearest, derive_routes, scatter_rows
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
@@ -62,3 +65,26 @@ def test_weights_come_from_the_nearest_actor_in_turns() -> None:
 def test_several_ranks_on_one_accelerator_share_the_sending() -> None:
     found = copies("0:0-3", "0:0-3", Topology.uniform(1, 1))
     assert [s.source for s in found.shares] == [0, 1, 2, 3]
+
+
+PLACED = HybridComponentPlacement(
+    {"component_placement": dict.fromkeys(("actor", "env", "rollout"), "0-7")}, Topology.uniform(2, 4)
+)
+
+
+def test_shares_by_number_and_through_pickle() -> None:
+    routes = derive_routes(PLACED, 48, 2)
+    shares = routes.trajectories.shares
+    assert [shares[i] for i in range(len(shares))] == list(shares)
+    assert shares[-1] == tuple(shares)[-1]
+    assert shares != tuple(shares)[1:]
+    assert pickle.loads(pickle.dumps(routes)) == routes
+    with pytest.raises(IndexError):
+        shares[len(shares)]
+    with pytest.raises(TypeError):
+        hash(shares)
+
+
+def test_rows_fewer_than_ranks_go_to_the_first() -> None:
+    route = scatter_rows(PLACED, "env", "actor", 3)
+    assert [(s.source, s.target, s.start, s.stop) for s in route.shares] == [(i, i, i, i + 1) for i in range(3)]

@@ -7,9 +7,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, Topology
 from rlplace.placement.language.slots import PlacementStrategy
-
-EIGHT = Topology.uniform(1, 8)
-TWO_BY_FOUR = Topology.uniform(2, 4)
+from tests.unit.placement.placing import EIGHT, TWO, place
 
 
 def accelerators(strategy: PlacementStrategy, topology: Topology = EIGHT) -> list[tuple[int, ...]]:
@@ -57,31 +55,44 @@ def test_what_cannot_be_placed(strategy: PlacementStrategy, code: str) -> None:
 
 
 def test_no_process_spans_nodes() -> None:
-    assert codes(PackedPlacementStrategy(2, 5, 4), TWO_BY_FOUR) == {"rank-spans-nodes"}
-    assert codes(PackedPlacementStrategy(0, 7, 2, 4), TWO_BY_FOUR) == {"rank-spans-nodes"}
-    assert codes(FlexiblePlacementStrategy([[0], [3, 4]]), TWO_BY_FOUR) == {"rank-spans-nodes"}
-    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO_BY_FOUR) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert codes(PackedPlacementStrategy(2, 5, 4), TWO) == {"rank-spans-nodes"}
+    assert codes(PackedPlacementStrategy(0, 7, 2, 4), TWO) == {"rank-spans-nodes"}
+    assert codes(FlexiblePlacementStrategy([[0], [3, 4]]), TWO) == {"rank-spans-nodes"}
+    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_flexible_keeps_processes_and_sorts_their_accelerators() -> None:
-    slots = FlexiblePlacementStrategy([[5, 4], [7], [4]]).get_placement(TWO_BY_FOUR)
+    slots = FlexiblePlacementStrategy([[5, 4], [7], [4]]).get_placement(TWO)
     assert [s.accelerators for s in slots] == [(4, 5), (7,), (4,)]
     assert [s.local_accelerators for s in slots] == [(0, 1), (3,), (0,)]
 
 
 def test_isolation_decides_what_a_process_sees() -> None:
     strategy = PackedPlacementStrategy(4, 5)
-    isolated, open_ = (strategy.get_placement(TWO_BY_FOUR, isolate_accelerator=i)[1] for i in (True, False))
+    isolated, open_ = (strategy.get_placement(TWO, isolate_accelerator=i)[1] for i in (True, False))
     assert isolated.visible_accelerators == isolated.local_accelerators == (1,)
     assert open_.visible_accelerators == (0, 1, 2, 3)
     assert open_.local_accelerators == (1,)
 
 
 def test_node_placement_holds_no_accelerator() -> None:
-    slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO_BY_FOUR)
+    slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO)
     assert [(s.rank, s.node, s.local_rank, s.local_world_size) for s in slots] == [
         (0, 0, 0, 2),
         (1, 0, 1, 2),
         (2, 1, 0, 1),
     ]
     assert all(s.accelerators == s.visible_accelerators == () for s in slots)
+
+
+def test_a_placed_component_is_checked_against_another_cluster() -> None:
+    strategy = place({"agent": {"node_group": "node", "placement": "0-1:0-3"}}, TWO).get_strategy("agent")
+    assert [s.node for s in strategy.get_placement(Topology.uniform(3, 1))] == [0, 0, 1, 1]
+    assert strategy.get_placement(Topology.uniform(2, 4)) == strategy.get_placement(TWO)
+    with pytest.raises(ValueError, match="node 1 does not exist"):
+        strategy.get_placement(Topology.uniform(1, 4))
+    strategy = place({"actor": "0-7:0-3"}).get_strategy("actor")
+    assert [s.component for s in strategy.get_placement(EIGHT)] == ["actor"] * 4
+    assert codes(strategy, Topology.uniform(1, 4)) == {"accelerator-out-of-range"}
+    grouped = place({"actor": {"node_group": "a", "placement": 0}}, node_groups=[{"label": "a", "node_ranks": 0}])
+    assert codes(grouped.get_strategy("actor"), TWO) == {"unknown-node-group"}

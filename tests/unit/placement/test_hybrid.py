@@ -120,6 +120,21 @@ def test_all_problems_come_at_once_with_their_lines() -> None:
     assert "env" in found[2].what
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "fix"),
+    [
+        ("0-2:0-3,4-6:4-7", "uneven-ranks", "0-2,4-6"),
+        ("6-9,0-1,4-12", "accelerator-out-of-range", "6-7,0-1,4-7"),
+        ("2-5:0,6-9:1", "rank-spans-nodes", "2-5:0-1,6-9:2-3"),
+    ],
+)
+def test_problems_of_one_kind_have_one_fix_for_all(text: str, code: str, fix: str) -> None:
+    found = problems({"actor": text}, Topology.uniform(4, 4) if code == "rank-spans-nodes" else EIGHT)
+    assert [p.code for p in found] == [code] * len(found)
+    assert len(found) > 1
+    assert {str(p.fix).split("        (")[0] for p in found} == {f'actor: "{fix}"'}
+
+
 def test_component_names() -> None:
     assert [p.code for p in problems({"actor,env": "0-3", "env": "4-7"})] == ["component-placed-twice"]
     assert [p.code for p in problems({"actor,": "0-3"})] == ["unknown-component"]
@@ -145,7 +160,7 @@ def test_comma_keys_place_each_component() -> None:
 def test_a_rank_never_spans_nodes() -> None:
     (problem,) = problems({"actor": "2-7:0-1"}, TWO)
     assert problem.code == "rank-spans-nodes"
-    assert problem.fix == "actor: 2-7        (1 accelerator for each rank)"
+    assert problem.fix == "actor: 2-7:0-2        (2 accelerators for each rank)"
     assert "accelerators 2-4" in problem.what
     assert accelerators("0-7:0-1", TWO) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert problems({"actor": "0-7:0-1"}, Topology.uneven([3, 5]))[0].code == "rank-spans-nodes"

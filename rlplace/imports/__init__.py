@@ -2,17 +2,7 @@
 
 from rlplace.imports.command import import_settings, import_words
 from rlplace.imports.importer import Imported
-from rlplace.imports.report import render_report, render_yaml
-from rlplace.imports.rules import MappingResult
+from rlplace.imports.report import render_yaml
 from rlplace.imports.settings import Setting, settings_of
 
-__all__ = [
-    "Imported",
-    "MappingResult",
-    "Setting",
-    "import_settings",
-    "import_words",
-    "render_report",
-    "render_yaml",
-    "settings_of",
-]
+__all__ = ["Imported", "Setting", "import_settings", "import_words", "render_yaml", "settings_of"]

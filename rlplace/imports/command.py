@@ -11,18 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.errors import ConfigError, OutputError, Problem, did_you_mean
-from rlplace.imports.areal import import_areal
 from rlplace.imports.importer import Draft, Imported
+from rlplace.imports.libraries import import_areal, import_roll, import_skyrl, import_slime, import_verl
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.report import render_report, render_yaml
 from rlplace.imports.rlinf import import_rlinf, kind_of
-from rlplace.imports.roll import import_roll
 from rlplace.imports.rules import read_rules
 from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml
-from rlplace.imports.skyrl import import_skyrl
-from rlplace.imports.slime import import_slime
 from rlplace.imports.tiny import shrink
-from rlplace.imports.verl import import_verl
 
 USAGE = """\
 Turns the config of another library into one of ours, and reports what became of every line of it.
@@ -59,10 +55,14 @@ def run_import(words: list[str]) -> int:
         return 0 if words else 2
     try:
         out, words = _option(words, "--out")
-        wide, words = _option(words, "--accelerators-per-node")
-        small, words = "--tiny" in words, [word for word in words if word != "--tiny"]
-        imported = import_words(words[0] if words else "", words[1:], _width(wide))
-        imported = shrink(imported) if small else imported
+        width, words = _option(words, "--accelerators-per-node")
+        if width is not None and not (width.isdecimal() and int(width) >= 1):
+            why = "it is how many accelerators each machine has"
+            fix = "--accelerators-per-node 8"
+            raise _problem("import-value", "expected a whole number of at least 1", width, why, fix)
+        library, *sources = [word for word in words if word != "--tiny"] or [""]
+        imported = import_words(library, sources, int(width or 0))
+        imported = shrink(imported) if "--tiny" in words else imported
         if out is None:
             sys.stdout.write(render_yaml(imported))
         else:
@@ -75,7 +75,7 @@ def run_import(words: list[str]) -> int:
 
 
 def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
-    """`sources` are files, or flags and overrides as they are typed. Raises ConfigError."""
+    """Import files, or flags and overrides as they are typed. Raises ConfigError."""
     if library not in _LIBRARIES:
         near = did_you_mean(library.lower(), _LIBRARIES)
         why = f"there are importers for {', '.join(_LIBRARIES)}"
@@ -87,7 +87,7 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
 
 
 def import_settings(library: str, settings: Sequence[Setting], per_node: int = 0) -> Imported:
-    """Raises ConfigError for values that cannot be read."""
+    """Import settings that have been read. Raises ConfigError for values that cannot be read."""
     kind = kind_of(settings) if library == "rlinf" else "causal_lm"
     return _LIBRARIES[library](Draft(settings, read_rules(library, kind), kind), per_node)
 
@@ -99,21 +99,15 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
         text = _read(Path(file)) if file else _joined(sources)
         return read_flags(text, file, rules.words_after, rules.rules, rules.spellings)
     settings: list[Setting] = []
-    typed: list[str] = []
-    for word in sources:
-        if _is_path(word):
-            text = _read(Path(word))
-            settings += read_overrides(text, word) if word.endswith(".sh") else read_yaml(text, word)
-        else:
-            typed.append(word)
-    return [*settings, *read_overrides(_joined(typed), "")]
+    for word in filter(_is_path, sources):
+        text = _read(Path(word))
+        settings += read_overrides(text, word) if word.endswith(".sh") else read_yaml(text, word)
+    return [*settings, *read_overrides(_joined([word for word in sources if not _is_path(word)]), "")]
 
 
 def _joined(words: Sequence[str]) -> str:
-    """One word is a command typed in quotes; several are words that the shell has split already."""
-    if len(words) == 1:
-        return words[0]
-    return shlex.join(words)
+    """Join words that the shell has split; one word alone is a command typed in quotes."""
+    return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def _is_path(word: str) -> bool:
@@ -161,16 +155,6 @@ def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:
                 raise _problem("import-flag-value", "its value is missing", name, "nothing follows it", f"{name} VALUE")
             return words[i + 1], [*words[:i], *words[i + 2 :]]
     return None, words
-
-
-def _width(text: str | None) -> int:
-    if text is None:
-        return 0
-    if text.isdecimal() and int(text) >= 1:
-        return int(text)
-    why = "it is how many accelerators each machine has"
-    fix = "--accelerators-per-node 8"
-    raise _problem("import-value", "expected a whole number of at least 1", text, why, fix)
 
 
 def _problem(code: str, what: str, got: str, why: str, fix: str | None) -> ConfigError:

@@ -2,8 +2,8 @@
 
 ::
 
-    settings ──> library module (what takes more than one setting: placement, batches, KL)
-             ──> rules (one setting, one key)
+    settings ──> library module (what takes more than one setting: placement, offloads)
+             ──> rules (algorithm, KL, models, products of settings; then one setting, one key)
              ──> Imported: config, results, what does not hold in the original, what a run still needs
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from rlplace.config import ClusterConfig, Config, read_config
-from rlplace.config.fields import ModelKind, block_in, fields_of
+from rlplace.config.fields import Field, ModelKind, block_in, fields_of
 from rlplace.config.read import try_config
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
-from rlplace.imports.models import shape_of
-from rlplace.imports.rules import MappingResult, Outcome, Rule, Rules
+from rlplace.imports.rules import Rule, Rules, shape_of
 from rlplace.imports.settings import PLACEMENT, Setting, flow
 from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.language.spec import role_of
@@ -26,7 +27,37 @@ from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
+Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
 _MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them
+_ALGORITHMS = {  # their estimator -> the algorithm of ours that learns from the same advantages
+    "gae": "ppo",
+    "ppo": "ppo",
+    "grpo": "grpo",
+    "group_norm": "grpo",
+    "dr_grpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforce": "reinforce_pp",
+    "reinforce++": "reinforce_pp",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "reinforce++_baseline": "reinforce_pp_baseline",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+}
+_OF_VALUES = {"algorithm.gamma", "algorithm.gae_lambda", "algorithm.value_clip"}
+_KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MappingResult:
+    """What became of one setting of the original.
+
+    equal: it is in our config; differs: likewise, with another meaning; implied: it holds here without being asked for;
+    unmapped: a known setting without a key of ours; unknown: no setting that the rules have.
+    """
+
+    setting: Setting
+    outcome: Outcome
+    text: str  # "actor.optimizer.lr: 5.0e-07", or why not, or the nearest known name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +90,7 @@ class Draft:
         self._settled: set[str] = set()  # keys that rules are not applied to
         self._wrong: list[Problem] = []  # values that cannot be read at all
 
-    # what the original has
+    # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
 
     def value(self, key: str, default: object = None) -> object:
         return self.given[key].value if key in self.given else default
@@ -71,14 +102,12 @@ class Draft:
     def count(self, key: str, default: int, least: int = 0) -> int:
         """A whole number of at least `least`; anything else is a problem, and `default` stands in for it."""
         value = self.value(key, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(value, int) and not isinstance(value, bool) and (key not in self.given or value >= least):
             return value
         if value is not None:
-            self.refuse(
-                key, f"expected a whole number of at least {least}", "it counts machines, accelerators or samples"
-            )
+            why = "it counts machines, accelerators or samples"
+            self.refuse(key, f"expected a whole number of at least {least}", why)
         return default
 
     def number(self, key: str, default: float) -> float:
@@ -89,12 +118,6 @@ class Draft:
             self.refuse(key, "expected a number", "it is one in the original")
         return default
 
-    def written(self, *keys: str) -> str | None:
-        """The given ones of the settings `keys` as they are written, side by side."""
-        return " ".join(str(self.given[key]) for key in keys if key in self.given) or None
-
-    # what is wrong with it
-
     def refuse(self, key: str, what: str, why: str, fix: str | None = None) -> None:
         """Record a value that nothing can be made of. `results` raises all of them."""
         setting = self.given[key]
@@ -102,17 +125,17 @@ class Draft:
             return
         if isinstance(setting.value, str) and "$" in setting.value:
             why = "a variable or reference that is set nowhere in what was given; write its value"
-        problem = Problem(
-            code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix
+        self._wrong.append(
+            Problem(code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix)
         )
-        self._wrong.append(problem)
 
-    def find(self, code: str, key: str, what: str, *, got: str | None = None, why: str, fix: str | None = None) -> None:
-        """Record something that does not hold in the original."""
-        source = self.given[key].source if key in self.given else None
-        self.findings.append(Problem(code=code, key=key, what=what, got=got, source=source, why=why, fix=fix))
+    def find(self, code: str, what: str, *keys: str, why: str, fix: str | None = None) -> None:
+        """Record something that does not hold in the original; `keys` are the settings that say so."""
+        got = " ".join(str(s) for s in self.settings if s.key in keys and self.given[s.key] is s) or None
+        source = self.given[keys[0]].source if keys[0] in self.given else None
+        self.findings.append(Problem(code=code, key=keys[0], what=what, got=got, source=source, why=why, fix=fix))
 
-    # what becomes of it
+    # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assume(self, text: str, why: str) -> None:
         """Record something of ours that no setting asks for."""
@@ -129,10 +152,9 @@ class Draft:
         block[leaf] = value
 
     def unset(self, key: str) -> None:
-        *blocks, leaf = _split(key)
-        block = self.at(".".join(blocks))
+        block = self.at(key.rpartition(".")[0])
         if isinstance(block, dict):
-            block.pop(leaf, None)
+            block.pop(key.rpartition(".")[2], None)
 
     def at(self, key: str) -> object:
         """The value of a key of ours by now."""
@@ -163,7 +185,7 @@ class Draft:
         self._settled.add(key)
         self._decided[key] = ("implied", why)
 
-    # ours
+    # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def placed(self) -> tuple[str, ...]:
@@ -173,50 +195,42 @@ class Draft:
 
     def has_key(self, key: str) -> bool:
         """Whether our config has the dotted key; a block counts as one."""
-        block: type | None = Config
-        for name in key.split("."):
-            fields = fields_of(block, self.kind) if block is not None else {}
-            if name not in fields:
-                return False
-            block = block_in(fields[name][1])
-        return True
+        return self._field(key) is not None
 
     def default_of(self, key: str) -> object:
         """The value of our key where nothing is written; None where something must be, or where it is nothing."""
-        block: type | None = Config
-        *blocks, leaf = key.split(".")
-        for name in blocks:
-            block = block_in(fields_of(block, self.kind)[name][1]) if block is not None else None
-        assert block is not None, key
-        field, _ = fields_of(block, self.kind)[leaf]
-        default = field.metadata.get("mlp", field.default) if self.kind == "mlp" else field.default
+        found = self._field(key)
+        assert found is not None, key
+        default = found[0].metadata.get("mlp", found[0].default) if self.kind == "mlp" else found[0].default
         return None if default is dataclasses.MISSING else default
+
+    def _field(self, key: str) -> Field | None:
+        block: type | None = Config
+        found: Field | None = None
+        for name in key.split("."):
+            found = fields_of(block, self.kind).get(name) if block is not None else None
+            block = block_in(found[1]) if found is not None else None
+        return found
 
     def _used(self, key: str) -> bool:
         block = key.partition(".")[0]
         return self.has_key(key) and (block not in ROLES or block in map(role_of, self.placed))
 
-    # the rules
-
-    def set_model(self, ours: str, *keys: str) -> None:
-        """Write the config.json keys of the model that the first given of `keys` names, where they are known."""
-        key = next((key for key in keys if key in self.given), keys[0])
-        name = self.value(key)
-        if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
-            return
-        if (shape := shape_of(name)) is None:
-            if key == keys[0]:
-                self.unmapped(
-                    key, f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys"
-                )
-            return
-        self.set(ours, {"path": name, **shape})
-        self.assume(f"{ours}: keys of config.json", f"by its name, {name}; path must become a folder before a run")
-        if key == keys[0]:
-            self.becomes(key, f"{ours}.path")
+    # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply_rules(self) -> None:
-        """Write the keys that go over one by one, and the defaults of the other library where they are not ours."""
+        """Write all keys that rules decide, and the defaults of the other library where they are not ours."""
+        if self.rules.algorithm is not None:
+            self._set_algorithm(*self.rules.algorithm)
+        for ours in ("actor.model", "reward.model", "critic.model"):
+            if keys := [key for key, rule in self.rules.rules.items() if rule.keys == (ours,)]:
+                self.set_model(ours, *keys)
+        self._set_kl()
+        for ours, product in self.rules.products.items():
+            total = math.prod(self.count(key, usual, 1) for key, usual in product.of.items())
+            parts = math.prod(self.count(key, usual, 1) for key, usual in product.over.items())
+            if total and parts:
+                self.derive(ours, total // parts if product.round == "down" else -(-total // parts), product.maps)
         for key, rule in self.rules.rules.items():
             if key in self._settled or rule.action != "set":
                 continue
@@ -226,15 +240,68 @@ class Draft:
             elif targets := [target for target in rule.keys if self._used(target)]:
                 self._apply(key, rule, targets, value)
 
+    def _set_algorithm(self, key: str, usual: str) -> None:
+        """Write the algorithm. An estimator without a name here becomes ppo beside a critic, else grpo."""
+        critic = "critic" in self.placed
+        estimator = self.value(key, usual or ("gae" if critic else "grpo"))
+        name = _ALGORITHMS.get(estimator) if isinstance(estimator, str) else None
+        name = None if name == "ppo" and not critic else name
+        self.set("algorithm.name", name or ("ppo" if critic else "grpo"))
+        if not critic:
+            for setting, rule in self.rules.rules.items():
+                if rule.action == "set" and _OF_VALUES & {*rule.keys}:
+                    self.implied(setting, "there is no critic")
+        if name is None:
+            known = ", ".join(_ALGORITHMS)
+            self.unmapped(key, f"no algorithm here learns from {estimator} with these components; there are {known}")
+            return
+        self.becomes(key, "algorithm.name")
+        if key not in self.given and name != "ppo":
+            self.assume(f"algorithm.name: {name}", f"by the default of {key} there")
+
+    def set_model(self, ours: str, *keys: str) -> None:
+        """Write the config.json keys of the model that the first given of `keys` names, where they are known."""
+        key = next((key for key in keys if key in self.given), keys[0])
+        name = self.value(key)
+        if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
+            return
+        shape = shape_of(name)
+        if shape is not None:
+            self.set(ours, {"path": name, **shape})
+            self.assume(f"{ours}: keys of config.json", f"by its name, {name}; path must become a folder before a run")
+        if key == keys[0] and shape is not None:
+            self.becomes(key, f"{ours}.path")
+        elif key == keys[0]:
+            self.unmapped(key, f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys")
+
+    def _set_kl(self) -> None:
+        """Write place, weight and estimator of the first KL term that is on."""
+        kl = next((kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)), None)
+        if kl is None or "reference" not in self.placed:
+            return
+        self.derive("algorithm.kl_in", kl.place, kl.switch)
+        self.derive("algorithm.kl_coef", self.number(kl.weight, kl.coef), kl.weight)
+        word = self.value(kl.estimator, kl.usual)
+        if isinstance(word, str) and word in _KL_ESTIMATORS:
+            self.derive("algorithm.kl_estimator", _KL_ESTIMATORS[word], kl.estimator)
+        elif kl.estimator in self.given:
+            known = ", ".join(_KL_ESTIMATORS)
+            self.unmapped(kl.estimator, f"algorithm.kl_estimator has no word for it; there are words for {known}")
+
     def _apply(self, key: str, rule: Rule, targets: Sequence[str], value: object) -> None:
         given = key in self.given
-        if rule.words is not None and value is not None:
-            if flow(value) not in rule.words:
-                self._no_word(key, rule.words, targets[0], value)
-                return
-            value = rule.words[flow(value)]
         if value is None:
             return
+        if rule.words is not None:
+            if flow(value) not in rule.words:
+                ours, known = flow(self.default_of(targets[0])), ", ".join(rule.words)
+                if given:
+                    self.unmapped(key, f"{targets[0]} has no word for {flow(value)}; there are words for {known}")
+                else:
+                    why = f"our default; that of {key} there, {flow(value)}, has no word here"
+                    self.assume(f"{targets[0]}: {ours}", why)
+                return
+            value = rule.words[flow(value)]
         for target in targets:
             if given or (self.at(target) is None and value != self.default_of(target)):
                 self.set(target, value)
@@ -243,12 +310,7 @@ class Draft:
         if given:
             self._decided[key] = ("differs" if rule.note else "equal", tuple(targets))
 
-    def _no_word(self, key: str, words: Mapping[str, object], target: str, value: object) -> None:
-        if key in self.given:
-            self.unmapped(key, f"{target} has no word for {flow(value)}; there are words for {', '.join(words)}")
-        else:
-            ours = flow(self.default_of(target))
-            self.assume(f"{target}: {ours}", f"our default; that of {key} there, {flow(value)}, has no word here")
+    # ── the results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def results(self) -> tuple[MappingResult, ...]:
         """One per setting, in the order they were written. Raises ConfigError for values that cannot be read."""
@@ -273,18 +335,14 @@ class Draft:
                 return self._complete(key, "equal", rule.keys)
             case "holds" if not rule.otherwise or setting.value == rule.value:
                 return "implied", rule.why
+            case "set" if not any(map(self.has_key, rule.keys)):
+                return "unmapped", f"no key {rule.keys[0]} in such a job"
+            case "set" if not any(map(self._used, rule.keys)):
+                blocks = " and no ".join(dict.fromkeys(target.partition(".")[0] for target in rule.keys))
+                return "unmapped", f"the job has no {blocks}"
             case "set":
-                return "unmapped", self._why_not(rule.keys)
+                return "unmapped", f"has no value: {rule.keys[0]} keeps its default"
         return "unmapped", rule.otherwise or rule.why
-
-    def _why_not(self, targets: Sequence[str]) -> str:
-        """Why a rule did not apply to a setting that was given."""
-        if not any(map(self.has_key, targets)):
-            return f"no key {targets[0]} in such a job"
-        if not any(map(self._used, targets)):
-            blocks = " and no ".join(dict.fromkeys(target.partition(".")[0] for target in targets))
-            return f"the job has no {blocks}"
-        return f"has no value: {targets[0]} keeps its default"
 
     def _misspelt(self, key: str) -> str | None:
         """The exact key beside this one that it resembles, unless that is written as well."""
@@ -300,12 +358,10 @@ class Draft:
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return "unmapped", f"not enough to decide {ours[0]}, which keeps its default"
-        texts = [
-            name if value is None or name == PLACEMENT else f"{name}: {flow(value)}" for name, value in values.items()
-        ]
+        bare = {name for name, value in values.items() if value is None or name == PLACEMENT}
+        text = ", ".join(name if name in bare else f"{name}: {flow(value)}" for name, value in values.items())
         rule = self.rules.find(key)
-        note = f"; {rule.note}" if rule is not None and outcome == "differs" else ""
-        return outcome, ", ".join(texts) + note
+        return outcome, text + (f"; {rule.note}" if rule is not None and outcome == "differs" else "")
 
 
 def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
@@ -323,7 +379,14 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         draft.set("actor.model", {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}))
     results = draft.results()
     if not draft.at(PLACEMENT):
-        raise ConfigError([_nothing_placed(draft.rules.name)])
+        problem = Problem(
+            code="import-empty",
+            key=PLACEMENT,
+            what="no setting places a component",
+            why=f"the settings that do so in {draft.rules.name} are not among those that were given",
+            fix="import the whole file or command, the composed one where it includes others",
+        )
+        raise ConfigError([problem])
     layout, problems = _lay_out(draft, topology, offload)
     if staying := [p.key.removesuffix(".enable_offload") for p in problems if p.code == "residents-clash"]:
         draft.set("cluster.allow_resident", staying)
@@ -355,16 +418,6 @@ def ordered(mapping: Mapping[str, object], kind: ModelKind, root: type = Config)
     return found
 
 
-def _nothing_placed(library: str) -> Problem:
-    return Problem(
-        code="import-empty",
-        key=PLACEMENT,
-        what="no setting places a component",
-        why=f"the settings that do so in {library} are not among those that were given",
-        fix="import the whole file or command, the composed one where it includes others",
-    )
-
-
 def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Plan | None, Sequence[Problem]]:
     """The layout and its problems; without regard to batches where only they are wrong."""
     problems: Sequence[Problem] = ()
@@ -375,8 +428,8 @@ def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> t
             problems = error.problems
         except ConfigError:
             pass  # reported with the other refused values
-    groups, residents = draft.at("cluster.node_groups") or (), draft.at("cluster.allow_resident") or ()
     block = draft.at(PLACEMENT)
+    groups, residents = draft.at("cluster.node_groups") or (), draft.at("cluster.allow_resident") or ()
     assert isinstance(block, Mapping), block
     assert isinstance(groups, list | tuple), groups
     assert isinstance(residents, list | tuple), residents

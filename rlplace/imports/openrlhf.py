@@ -3,24 +3,28 @@
 There, each model asks for `num_nodes` x `num_gpus_per_node` accelerators, and three switches decide which share them:
 `colocate_all` puts everything on the actor's, `colocate_actor_ref` and `colocate_critic_reward` pair two each. A
 reference exists where there is a KL penalty, a critic where advantages are estimated by GAE, a reward model unless a
-remote one or an agent scores.
+remote one or an agent scores. Flags of learning are here where they are more than one, or become more than one key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlplace.imports.importer import Draft, Imported, finish
-from rlplace.imports.openrlhf_learning import set_learning
 from rlplace.imports.placing import Allocation, nearest_engines, place
 from rlplace.imports.settings import PLACEMENT
 from rlplace.placement.machines.ranges import Ranges
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
-_USUAL = {"num_nodes": 1, "num_gpus_per_node": 8}
+_COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
+_FOR_BOTH = {  # in the older spelling, one flag for actor and critic
+    "actor.max_norm": "max_grad_norm",
+    "actor.adam.weight_decay": "weight_decay",
+    "actor.adam.eps": "eps",
+}
 
 
-def import_openrlhf(draft: Draft, per_node: int = 0) -> Imported:
+def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     """`per_node` 0: the most that any model asks of one node."""
     absent = _absent(draft)
     per_nodes = {c: draft.count(f"{f}.num_gpus_per_node", 8, 1) for c, f in _FLAGS_OF.items() if c not in absent}
@@ -29,9 +33,20 @@ def import_openrlhf(draft: Draft, per_node: int = 0) -> Imported:
     where = _places(draft, sizes, width)
     topology = place(draft, where, {c: _copy(draft, c, len(numbers)) for c, numbers in where.items()}, width)
     for component, why in absent.items():
-        for setting in _USUAL:
+        for setting in ("num_nodes", "num_gpus_per_node"):
             draft.unmapped(f"{_FLAGS_OF[component]}.{setting}", why)
-    set_learning(draft)
+    _place_remote_reward(draft)
+    _set_dtype(draft)
+    _set_lengths(draft)
+    _set_betas(draft)
+    _set_clips(draft)
+    _set_schedule(draft)
+    _set_prompts(draft)
+    reward = "reward.model_name_or_path"
+    draft.set_model("actor.model", "actor.model_name_or_path")
+    draft.set_model("reward.model", reward)
+    draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
+    _set_passes(draft)
     draft.apply_rules()
     _check_samples(draft, sizes["actor"])
     return finish(draft, topology, {c: leaves for c, leaves in _offloads(draft).items() if c in where})
@@ -52,6 +67,9 @@ def _absent(draft: Draft) -> dict[str, str]:
     return absent
 
 
+# ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def _places(draft: Draft, sizes: Mapping[str, int], width: int) -> dict[str, Ranges]:
     """Component -> accelerators, side by side but for those that share."""
     together = draft.has("train.colocate_all")
@@ -65,13 +83,8 @@ def _places(draft: Draft, sizes: Mapping[str, int], width: int) -> dict[str, Ran
     for component, size in sizes.items():
         copy = _copy(draft, component, size)
         leader = partners.get(component, "actor")
-        if component in partners and leader in sizes:
-            _check_partner(draft, component, size, leader, sizes[leader])
-        elif together and size > sizes["actor"]:
-            _too_large(draft, component, size, sizes["actor"])
-        if component == "actor":
-            where[component] = accelerators.take(size, copy)
-        elif together:
+        _check_size(draft, component, size, leader, sizes, shares=component in partners, together=together)
+        if together and component != "actor":
             where[component] = Allocation(width).take(size, copy)
         elif component in partners and leader in where:  # the first of the leader's, then what comes next
             first = where[leader].pieces[0].start
@@ -83,6 +96,24 @@ def _places(draft: Draft, sizes: Mapping[str, int], width: int) -> dict[str, Ran
     return where
 
 
+def _check_size(
+    draft: Draft, component: str, size: int, leader: str, sizes: Mapping[str, int], *, shares: bool, together: bool
+) -> None:
+    """Two models that share accelerators must ask for the same number; under colocate_all none may exceed the actor."""
+    keys = [f"{_FLAGS_OF[component]}.{what}" for what in ("num_gpus_per_node", "num_nodes")]
+    if shares and leader in sizes and size != sizes[leader]:
+        nodes, each = draft.value(f"{leader}.num_nodes", 1), draft.value(f"{leader}.num_gpus_per_node", 8)
+        what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
+        why = "there, both must have the same num_nodes and num_gpus_per_node; here the sizes may differ"
+        fix = f"--{keys[1]} {nodes} --{keys[0]} {each}        (or keep both sizes here)"
+        draft.find("import-partners", what, *keys, why=why, fix=fix)
+    elif together and not (shares and leader in sizes) and size > sizes["actor"]:
+        pool = sizes["actor"]
+        what = f"{component} asks for {size} accelerators of {pool}"
+        why = f"colocate_all shares the {pool} accelerators of the actor, and there are no others"
+        draft.find("import-partners", what, *keys, why=why, fix=f"{component} with at most {pool}")
+
+
 def _engines(draft: Draft, actor: Ranges, accelerators: Allocation) -> Ranges:
     engines, tensor = draft.count("vllm.num_engines", 0), draft.count("vllm.tensor_parallel_size", 1, 1)
     if engines == 0:
@@ -92,14 +123,10 @@ def _engines(draft: Draft, actor: Ranges, accelerators: Allocation) -> Ranges:
         return accelerators.take(engines * tensor, tensor)
     if engines * tensor != len(actor):
         near, size = nearest_engines(len(actor), engines, tensor)
-        draft.find(
-            "import-engines",
-            "vllm.num_engines",
-            f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the actor has {len(actor)}",
-            got=draft.written("vllm.num_engines", "vllm.tensor_parallel_size"),
-            why="under colocate_all the engines use exactly the actor's accelerators there; here they may use some",
-            fix=f"--vllm.num_engines {near} --vllm.tensor_parallel_size {size}",
-        )
+        what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the actor has {len(actor)}"
+        why = "under colocate_all the engines use exactly the actor's accelerators there; here they may use some"
+        fix = f"--vllm.num_engines {near} --vllm.tensor_parallel_size {size}"
+        draft.find("import-engines", what, "vllm.num_engines", "vllm.tensor_parallel_size", why=why, fix=fix)
     return Allocation(accelerators.per_node).take(engines * tensor, tensor)
 
 
@@ -107,97 +134,230 @@ def _copy(draft: Draft, component: str, size: int) -> int:
     """Accelerators of one copy of the model; 1 where they do not divide `size`."""
     if component == "rollout":
         return draft.count("vllm.tensor_parallel_size", 1, 1) if draft.count("vllm.num_engines", 0) else 1
-    copy = draft.count("ds.tensor_parallel_size", 1, 1)
+    key = "ds.tensor_parallel_size"
+    copy = draft.count(key, 1, 1)
     if size % copy == 0:
         return copy
-    draft.find(
-        "import-counts",
-        "ds.tensor_parallel_size",
-        f"{size} accelerators of {component} do not divide into copies of {copy}",
-        got=draft.written("ds.tensor_parallel_size"),
-        why="a copy of the model takes that many accelerators",
-        fix=f"ds.tensor_parallel_size: {next(n for n in range(copy, 0, -1) if size % n == 0)}",
-    )
+    what = f"{size} accelerators of {component} do not divide into copies of {copy}"
+    fix = f"{key}: {next(n for n in range(copy, 0, -1) if size % n == 0)}"
+    draft.find("import-counts", what, key, why="a copy of the model takes that many accelerators", fix=fix)
     return 1
-
-
-def _check_partner(draft: Draft, component: str, size: int, leader: str, leader_size: int) -> None:
-    """Two models that share accelerators must ask for the same number there."""
-    if size == leader_size:
-        return
-    flags = _FLAGS_OF[component]
-    nodes, each = (draft.value(f"{leader}.{what}", usual) for what, usual in _USUAL.items())
-    draft.find(
-        "import-partners",
-        f"{flags}.num_gpus_per_node",
-        f"{component} asks for {size} accelerators and {leader} for {leader_size}, yet they are to share",
-        got=draft.written(f"{flags}.num_nodes", f"{flags}.num_gpus_per_node"),
-        why="there, both must have the same num_nodes and num_gpus_per_node; here the sizes may differ",
-        fix=f"--{flags}.num_nodes {nodes} --{flags}.num_gpus_per_node {each}        (or keep both sizes here)",
-    )
-
-
-def _too_large(draft: Draft, component: str, size: int, pool: int) -> None:
-    flags = _FLAGS_OF[component]
-    draft.find(
-        "import-partners",
-        f"{flags}.num_gpus_per_node",
-        f"{component} asks for {size} accelerators of {pool}",
-        got=draft.written(f"{flags}.num_nodes", f"{flags}.num_gpus_per_node"),
-        why=f"colocate_all shares the {pool} accelerators of the actor, and there are no others",
-        fix=f"{component} with at most {pool}",
-    )
 
 
 def _check_samples(draft: Draft, actor: int) -> None:
     """Each process of the actor needs a micro-batch of samples; there, fewer are refused at the start."""
-    samples = draft.count("rollout.batch_size", 1024, 1) * draft.count("rollout.n_samples_per_prompt", 1, 1)
-    micro = draft.count("rollout.micro_batch_size", 1, 1)
+    keys = ("rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size")
+    prompts, answers, micro = (draft.count(key, usual, 1) for key, usual in zip(keys, (1024, 1, 1), strict=True))
     copy = draft.count("ds.tensor_parallel_size", 1, 1) * draft.count("ds.ring_attn_size", 1, 1)
-    if samples // micro < actor // copy:
-        draft.find(
-            "import-batches",
-            "rollout.batch_size",
-            f"{samples} samples in micro-batches of {micro} are {samples // micro} for {actor // copy} actor processes",
-            got=draft.written("rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size"),
-            why="there, every process must get at least one micro-batch",
-            fix=f"--rollout.micro_batch_size {max(1, samples // (actor // copy))}",
-        )
+    samples, processes = prompts * answers, actor // copy
+    if samples // micro < processes:
+        what = f"{samples} samples in micro-batches of {micro} are {samples // micro} for {processes} actor processes"
+        why = "there, every process must get at least one micro-batch"
+        fix = f"--rollout.micro_batch_size {max(1, samples // processes)}"
+        draft.find("import-batches", what, *keys, why=why, fix=fix)
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
     """Engines sleep only where all models share, never while sampling goes on."""
-    sleep, together, ahead = (draft.has(k) for k in ("vllm.enable_sleep", "train.colocate_all", "train.async_enable"))
+    key = "vllm.enable_sleep"
+    sleep, together, ahead = (draft.has(k) for k in (key, "train.colocate_all", "train.async_enable"))
     if sleep and ahead:
-        draft.find(
-            "import-sleep",
-            "vllm.enable_sleep",
-            "engines cannot sleep while they sample on",
-            got=draft.written("vllm.enable_sleep", "train.async_enable"),
-            why="asynchronous training there keeps the engines busy, and refuses the two together",
-            fix="leave out --vllm.enable_sleep or --train.async_enable",
-        )
+        what, why = "engines cannot sleep while they sample on", "asynchronous training there keeps the engines busy"
+        fix = "leave out --vllm.enable_sleep or --train.async_enable"
+        draft.find("import-sleep", what, key, "train.async_enable", why=f"{why}, and refuses the two together", fix=fix)
     elif sleep and not together:
-        draft.find(
-            "import-sleep",
-            "vllm.enable_sleep",
-            "has no effect without colocate_all",
-            got=draft.written("vllm.enable_sleep"),
-            why="there it is switched off again where the engines have accelerators of their own",
-            fix="add --train.colocate_all, or leave it out",
-        )
+        why = "there it is switched off again where the engines have accelerators of their own"
+        fix = "add --train.colocate_all, or leave it out"
+        draft.find("import-sleep", "has no effect without colocate_all", key, why=why, fix=fix)
     if sleep and together and not ahead:
-        draft.derive("rollout.sleep_level", 1, "vllm.enable_sleep")
-        draft.becomes("vllm.enable_sleep", "rollout.enable_offload", "rollout.sleep_level")
+        draft.set("rollout.sleep_level", 1)
+        draft.becomes(key, "rollout.enable_offload", "rollout.sleep_level")
     elif sleep:
         draft.unset("rollout.enable_offload")
-        draft.unmapped("vllm.enable_sleep", "does nothing there unless all models share their accelerators in turn")
-    asleep = draft.has("ds.enable_sleep")
+        draft.unmapped(key, "does nothing there unless all models share their accelerators in turn")
     old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))  # speaks for both in the older spelling
     return {
-        "actor": asleep,
-        "critic": asleep,
+        "actor": draft.has("ds.enable_sleep"),
+        "critic": draft.has("ds.enable_sleep"),
         "reference": draft.has("ref.offload"),
         "reward": draft.has("reward.offload") or old,
         "rollout": sleep and together and not ahead,
     }
+
+
+# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _place_remote_reward(draft: Draft) -> None:
+    """A reward over HTTP, or a Python file with a function, needs a process and no accelerator."""
+    key = "reward.remote_url"
+    if not draft.has(key) or draft.has("train.agent_func_path"):
+        return
+    url = str(draft.value(key))
+    if "," in url:
+        draft.unmapped(key, "several: write a block reward.<name> with a url for each, and place them")
+        return
+    draft.set(f"{PLACEMENT}.reward", "cpu")
+    if url.endswith(".py"):
+        function = f"{url.rpartition('/')[2].removesuffix('.py')}:reward_func"
+        draft.derive("reward.function", function, key)
+        why = "called as f(prompts, answers, **kwargs); there, f(queries, prompts, labels)"
+        draft.assume(f"reward.function: {function}", why)
+    else:
+        draft.derive("reward.url", url, key)
+
+
+def _set_dtype(draft: Draft) -> None:
+    """DeepSpeed keeps 16-bit weights, and 32-bit ones with the optimizer state."""
+    dtype = "fp16" if draft.value("ds.param_dtype") == "fp16" else "bf16"
+    for model in ("actor", "critic"):
+        if model in draft.placed:
+            draft.set(f"{model}.weights", dtype)
+            draft.set(f"{model}.compute", dtype)
+            draft.set(f"{model}.optimizer.kind", "adamw_master")
+    for key in ("bf16", "ds.param_dtype"):
+        draft.becomes(key, "actor.weights", "actor.compute")
+    draft.assume("actor.optimizer.kind: adamw_master", "DeepSpeed keeps 32-bit weights with the optimizer state")
+
+
+def _set_lengths(draft: Draft) -> None:
+    """Of prompt and answer: together in the newer spelling, one flag for each in the older."""
+    if draft.value("data.max_len") is None:
+        for part, ours in (("prompt_max_len", "max_prompt_length"), ("rollout.max_new_tokens", "max_new_tokens")):
+            if part in draft.given:
+                draft.derive(f"algorithm.{ours}", draft.count(part, 1024, 1), part)
+        return
+    length = draft.count("data.max_len", 2048, 2)
+    answer = min(length - 1, draft.count("rollout.max_new_tokens", min(1024, length // 2), 1))
+    draft.derive("algorithm.sequence_length", length, "data.max_len")
+    draft.derive("algorithm.max_new_tokens", answer, "rollout.max_new_tokens")
+    draft.set("algorithm.max_prompt_length", length - answer)
+    draft.assume(f"algorithm.max_prompt_length: {length - answer}", "what the answer leaves of data.max_len")
+    draft.implied("prompt_max_len", "lies within algorithm.sequence_length")
+
+
+def _set_betas(draft: Draft) -> None:
+    """In the older spelling, one flag sets both models that learn."""
+    keys: tuple[str, ...] = ("actor.adam.betas",)
+    betas = _two(draft, "actor.adam.betas", (0.9, 0.95))
+    for model in ("actor", "critic"):
+        if model == "critic":
+            keys, betas = (*keys, "critic.adam.betas"), _two(draft, "critic.adam.betas", betas)
+        if model not in draft.placed or betas is None:
+            continue
+        for name, value, usual in (("beta1", betas[0], 0.9), ("beta2", betas[1], 0.999)):
+            if value != usual or any(key in draft.given for key in keys):
+                draft.derive(f"{model}.optimizer.{name}", value, *keys)
+    for key, leaf in _FOR_BOTH.items():
+        if "critic" in draft.placed and key in draft.given and not str(draft.given[key]).startswith(f"--{key}"):
+            draft.set(f"critic.optimizer.{leaf}", draft.value(key))
+
+
+def _set_clips(draft: Draft) -> None:
+    """The policy's ratio, the scores, and the weights that correct the engine's rounding."""
+    both = _two(draft, "actor.eps_clip_low_high", None)
+    if both is not None:
+        draft.derive("algorithm.clip_ratio_low", both[0], "actor.eps_clip_low_high")
+        draft.derive("algorithm.clip_ratio_high", both[1], "actor.eps_clip_low_high")
+        draft.becomes("actor.eps_clip_low_high", "algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
+    scores = _two(draft, "reward.clip_range", (-10.0, 10.0))
+    if scores is not None and scores[0] == -scores[1]:
+        draft.derive("algorithm.reward_clip", scores[1], "reward.clip_range")
+    elif scores is not None:
+        draft.unmapped("reward.clip_range", "algorithm.reward_clip clips alike on both sides of 0")
+    enabled, threshold = "algo.advantage.is_correction_enable", "algo.advantage.is_correction_threshold"
+    if not draft.has(enabled):
+        draft.set("algorithm.tis_cap", None)
+        draft.assume("algorithm.tis_cap: null", "the engine's rounding is not corrected there unless it is asked for")
+        return
+    old = draft.value("vllm_is_truncated_threshold")
+    given = old[-1] if isinstance(old, tuple) and old else old
+    cap = (_two(draft, threshold, None) or (0.0, given if isinstance(given, int | float) else 2.0))[1]
+    draft.derive("algorithm.tis_cap", float(cap), enabled, threshold, "vllm_is_truncated_threshold")
+
+
+def _set_schedule(draft: Draft) -> None:
+    """Averaged weights, staleness, the length of the run, and where the KL is; samples that can be compared."""
+    if "reference" in draft.placed and draft.has("algo.kl.use_loss"):
+        draft.derive("algorithm.kl_in", "loss", "algo.kl.use_loss")
+    if draft.has("train.enable_ema"):
+        decay = draft.number("train.ema_beta", 0.992)
+        draft.derive("actor.ema_decay", decay, "train.enable_ema", "train.ema_beta")
+    if draft.has("train.async_enable"):
+        ahead = draft.count("train.async_queue_size", 1, 1)
+        draft.derive("algorithm.max_staleness", ahead, "train.async_enable", "train.async_queue_size")
+    if "data.max_samples" in draft.given:  # otherwise as many as the data has
+        samples, rounds = draft.count("data.max_samples", 1, 1), draft.count("train.num_episodes", 1, 1)
+        iterations = max(1, samples * rounds // draft.count("rollout.batch_size", 1024, 1))
+        draft.derive("runner.total_iterations", iterations, "data.max_samples", "train.num_episodes")
+    estimator, key = draft.value("algo.advantage.estimator", "gae"), "rollout.n_samples_per_prompt"
+    if estimator in _COMPARING and (samples := draft.count(key, 1, 1)) < 2:
+        what = f"{estimator} compares the answers to a prompt with each other, and there is {samples}"
+        draft.find("import-batches", what, key, why="there, it is refused with fewer than 2", fix=f"--{key} 2")
+
+
+def _set_prompts(draft: Draft) -> None:
+    """The data becomes a task of one turn on the CPU; scores come from the reward component, where there is one."""
+    path = draft.value("data.prompt_dataset")
+    if not isinstance(path, str) or not path:
+        return
+    draft.set(f"{PLACEMENT}.env", "cpu")
+    draft.set("env.kind", "text")
+    draft.set("env.task", "prompts")
+    asked = draft.value("data.input_key", "input")
+    draft.set("env.kwargs", {"path": path, "prompt": asked, "answer": draft.value("data.label_key")})
+    draft.set("env.chat", draft.has("data.apply_chat_template"))
+    draft.assume(f"{PLACEMENT}.env: cpu", "a process that asks the prompts; it holds no accelerator")
+    if buffer := draft.count("reward.overlong_buffer_len", 0):
+        longest = draft.count("rollout.max_new_tokens", 1024, 1)
+        limits = {"free_tokens": max(0, longest - buffer), "longest_tokens": longest}
+        weight = draft.number("reward.overlong_penalty_factor", 1.0)
+        draft.set("env.rewards", [{"name": "length_penalty", "weight": weight, "kwargs": limits}])
+    elif any(c.partition(".")[0] == "reward" for c in draft.placed):
+        draft.assume("env.rewards: [{name: unscored}]", "the reward component alone scores")
+        draft.set("env.rewards", [{"name": "unscored"}])
+
+
+def _set_passes(draft: Draft) -> None:
+    """A run packs its samples, so that a pass has so many tokens; a job that is only planned counts sequences."""
+    switch, learned, scored = "train.dynamic_batch_enable", "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"
+    if "env" not in draft.placed or draft.at("actor.model") is None:
+        for key in (switch, learned, scored):
+            draft.unmapped(key, "passes are counted in sequences until actor.model and env.task are known")
+        return
+    longest = draft.at("algorithm.sequence_length")
+    if not isinstance(longest, int):
+        longest = draft.count("prompt_max_len", 1024, 1) + draft.count("rollout.max_new_tokens", 1024, 1)
+    by_tokens, tokens = draft.has(switch), draft.count(learned, 16192, 1)
+    largest: int | None = None  # larger passes of frozen models than the learners' gain nothing
+    for models, micro, usual, most, keys in (
+        (("actor", "critic"), "train.micro_batch_size", 4, tokens, (switch, learned)),
+        (("reference", "reward"), "rollout.micro_batch_size", 8, draft.count(scored, tokens, 1), (scored,)),
+    ):
+        budget = max(longest, most) if by_tokens else draft.count(micro, usual, 1) * longest
+        largest = budget if largest is None else min(largest, budget)
+        placed = [m for m in models if m in draft.placed and not draft.at(f"{m}.url")]
+        draft.implied(micro, "passes are counted in tokens here" if by_tokens else "no such model")
+        for model in placed:
+            draft.set(f"{model}.token_budget", largest)
+        for key in keys if by_tokens else (micro,):
+            if placed:
+                draft.becomes(key, *(f"{m}.token_budget" for m in placed))
+    if not by_tokens:
+        why = f"sequences of a pass x {longest} tokens; of frozen models, at most the learners'"
+        draft.assume("token_budget", why)
+        for key in (learned, scored):
+            draft.implied(key, "counts with use_dynamic_batch only")
+
+
+def _two(draft: Draft, key: str, default: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The two numbers of a flag; anything else is a problem."""
+    value = draft.value(key)
+    if value is None:
+        return default
+    numbers: Sequence[object] = value if isinstance(value, tuple | list) else ()
+    first, second = numbers if len(numbers) == 2 else (None, None)
+    if isinstance(first, int | float) and isinstance(second, int | float) and not {bool} & {type(first), type(second)}:
+        return float(first), float(second)
+    draft.refuse(key, "expected two numbers", "there are two in the original")
+    return default

@@ -29,44 +29,36 @@ class Allocation:
         return Ranges.of(pieces)
 
 
-def line(where: Ranges, copy: int = 1, per_node: int = 0, *, engine: bool = False) -> object:
-    """The value of a `component_placement` line; `copy` accelerators hold one copy of the model.
+def place(draft: Draft, where: Mapping[str, Ranges], copies: Mapping[str, int], width: int, nodes: int = 1) -> Topology:
+    """Write the lines and the machines, at least `nodes`; `copies` are the accelerators of a copy where not 1.
 
     An engine is one rank with all accelerators of its copy, which runs; a copy of a trained model, or an engine larger
     than a node, can only be planned.
     """
-    if copy == 1:
-        return str(where)
-    if per_node and copy > per_node:
-        return {"placement": str(where), "tensor_parallel_size": copy, "tensor_parallel_across_nodes": True}
-    return {"placement": str(where), "accelerators_per_rank" if engine else "tensor_parallel_size": copy}
-
-
-def place(draft: Draft, where: Mapping[str, Ranges], copies: Mapping[str, int], width: int, nodes: int = 1) -> Topology:
-    """Write the lines and the machines, at least `nodes`; `copies` are the accelerators of a copy where not 1."""
     used = max((numbers.pieces[-1].stop for numbers in where.values() if numbers), default=1)
     topology = Topology.uniform(max(nodes, -(-used // width)), width, "cuda")
     draft.set("cluster.num_nodes", topology.num_nodes)
     draft.set("cluster.accelerators_per_node", width)
     for component, numbers in where.items():
         copy = copies.get(component, 1)
-        copy = copy if len(numbers) % copy == 0 else 1
-        draft.set(f"{PLACEMENT}.{component}", line(numbers, copy, width, engine=component == "rollout"))
+        line: object = str(numbers)
+        if copy > width and len(numbers) % copy == 0:
+            line = {"placement": line, "tensor_parallel_size": copy, "tensor_parallel_across_nodes": True}
+        elif copy > 1 and len(numbers) % copy == 0:
+            line = {
+                "placement": line,
+                "accelerators_per_rank" if component == "rollout" else "tensor_parallel_size": copy,
+            }
+        draft.set(f"{PLACEMENT}.{component}", line)
     return topology
 
 
 def check_engine_size(draft: Draft, key: str, size: int, accelerators: int) -> None:
     """Engines must fill the accelerators they are placed on."""
     if accelerators % size:
-        near = min((n for n in range(1, accelerators + 1) if accelerators % n == 0), key=lambda n: (abs(n - size), n))
-        draft.find(
-            "import-engines",
-            key,
-            f"{accelerators} accelerators do not divide into engines of {size}",
-            got=str(draft.given.get(key, f"{key}: {size}")),
-            why="each engine takes that many accelerators, and none may be left over",
-            fix=f"{key}: {near}",
-        )
+        what = f"{accelerators} accelerators do not divide into engines of {size}"
+        why = "each engine takes that many accelerators, and none may be left over"
+        draft.find("import-engines", what, key, why=why, fix=f"{key}: {_nearest_divisor(accelerators, size)}")
 
 
 def nearest_engines(accelerators: int, engines: int, tensor: int) -> tuple[int, int]:
@@ -75,5 +67,10 @@ def nearest_engines(accelerators: int, engines: int, tensor: int) -> tuple[int, 
         return accelerators // tensor, tensor
     if engines and accelerators % engines == 0:
         return engines, accelerators // engines
-    best = min((t for t in range(1, accelerators + 1) if accelerators % t == 0), key=lambda t: (abs(t - tensor), t))
+    best = _nearest_divisor(accelerators, tensor)
     return accelerators // best, best
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return min(divisors, key=lambda n: (abs(n - wanted), n))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.imports.importer import Imported
-from rlplace.imports.rules import MappingResult, Outcome
+from rlplace.imports.importer import Imported, MappingResult, Outcome
 from rlplace.imports.settings import to_yaml
 
 _COLUMN = 52  # where the second column begins at the latest

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from rlplace.config.fields import ModelKind
 from rlplace.errors import did_you_mean
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
-from rlplace.imports.learning import set_algorithm
 from rlplace.imports.settings import PLACEMENT, Setting
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
@@ -20,7 +19,7 @@ from rlplace.placement.language.spec import role_of
 _USUAL_WIDTH = 8  # accelerators of a machine, where nothing gives another number
 _SINKS = ("console", "jsonl", "tensorboard")
 _ENGINE_TASKS = ("reasoning", "math", "agent", "coding")  # their engines always sleep while others work
-_PARTS = ("offload_weight", "offload_optimizer", "offload_grad")
+_TENSOR = "rollout.tensor_parallel_size"
 
 
 def kind_of(settings: Sequence[Setting]) -> ModelKind:
@@ -29,25 +28,24 @@ def kind_of(settings: Sequence[Setting]) -> ModelKind:
     return "mlp" if simulated else "causal_lm"
 
 
-def import_rlinf(draft: Draft, per_node: int = 0) -> Imported:
+def import_rlinf(draft: Draft, per_node: int) -> Imported:
     """`per_node` 0: as many as the placement needs, and at least 8."""
     nodes = draft.count("cluster.num_nodes", 1, 1)
+    lines = [setting for setting in draft.given.values() if setting.key.startswith(f"{PLACEMENT}.")]
+    width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _width(lines, nodes)
     draft.set("cluster.num_nodes", nodes)
-    width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _width(draft, nodes)
     draft.set("cluster.accelerators_per_node", width)
     if "cluster.num_gpus_per_node" not in draft.given:
         draft.assume(f"cluster.accelerators_per_node: {width}", "there, machines are counted at the start")
-    _place(draft)
+    draft.set(PLACEMENT, {})
+    tensor = draft.count(_TENSOR, 1, 1)
+    for setting in lines:
+        _place(draft, setting, tensor)
+    if _TENSOR in draft.given and tensor == 1:
+        draft.implied(_TENSOR, "an engine has one accelerator unless its line has another number")
     groups = draft.value("cluster.node_groups")
     if isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups):
         draft.set("cluster.node_groups", groups)
-    if draft.kind == "causal_lm":
-        set_algorithm(draft, "algorithm.adv_type", "gae")
-        draft.set_model("actor.model", "actor.model.model_path", "rollout.model.model_path")
-        prompts, steps = "data.rollout_batch_size", "algorithm.n_minibatches"
-        if prompts in draft.given:
-            samples = draft.count(prompts, 1, 1) * draft.count("algorithm.group_size", 1, 1)
-            draft.derive("algorithm.train_batch", -(-samples // draft.count(steps, 1, 1)), steps)
     draft.apply_rules()
     if draft.kind == "mlp":
         _set_rollout(draft)
@@ -59,56 +57,41 @@ def _names(key: str) -> list[str]:
     return [name.strip() for name in key.removeprefix(f"{PLACEMENT}.").split(",")]
 
 
-def _lines(draft: Draft) -> list[Setting]:
-    return [setting for setting in draft.given.values() if setting.key.startswith(f"{PLACEMENT}.")]
-
-
-def _width(draft: Draft, nodes: int) -> int:
+def _width(lines: Sequence[Setting], nodes: int) -> int:
     """Enough for the largest number of the cluster in any line; a block has numbers of a node group."""
-    texts = [str(setting.value) for setting in _lines(draft) if not isinstance(setting.value, Mapping)]
+    texts = [str(setting.value) for setting in lines if not isinstance(setting.value, Mapping)]
     pieces = [piece.partition(":")[0] for text in texts for piece in text.split(",")]
     largest = max((int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)), default=-1)
     return max(_USUAL_WIDTH, -(-(largest + 1) // nodes))
 
 
-def _place(draft: Draft) -> None:
-    """The lines as they are, without the components that do not exist here."""
-    draft.set(PLACEMENT, {})
-    tensor = draft.count("rollout.tensor_parallel_size", 1, 1)
-    for setting in _lines(draft):
-        names, value = _names(setting.key), setting.value
-        ours = [name for name in names if role_of(name) in ROLES]
-        others = [name for name in names if name not in ours]
-        whole = setting.key.removeprefix(f"{PLACEMENT}.")
-        lines = {",".join(ours) if others else whole: value} if ours else {}
-        if tensor > 1 and "rollout" in ours:
-            rest = ",".join(name for name in ours if name != "rollout")
-            block = dict(value) if isinstance(value, Mapping) else {"placement": value}
-            spread = ":" in str(block.get("placement", ""))  # the ranks are given, so that engines cannot be
-            key = "tensor_parallel_size" if spread else "accelerators_per_rank"
-            lines = ({rest: value} if rest else {}) | {"rollout": block | {key: tensor}}
-            draft.becomes("rollout.tensor_parallel_size", f"{PLACEMENT}.rollout")
-        for name, line in lines.items():
-            draft.set(f"{PLACEMENT}.{name}", line)
-        if lines:
-            draft.becomes(setting.key, *(f"{PLACEMENT}.{name}" for name in lines))
-        for other in others:
-            _leave_out(draft, setting, other, alone=len(others) == len(names))
-    if "rollout.tensor_parallel_size" in draft.given and tensor == 1:
-        draft.implied(
-            "rollout.tensor_parallel_size", "an engine has one accelerator unless its line has another number"
-        )
-
-
-def _leave_out(draft: Draft, setting: Setting, name: str, *, alone: bool) -> None:
-    near = did_you_mean(name, ROLES)
-    why = f"no component is called {name} here" + (f"; did you mean {near}?" if near else "")
-    if name == "inference":
-        why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
-    if alone:
-        draft.unmapped(setting.key, why)
-    else:
-        draft.find("import-component", setting.key, f"{name} is left out", got=str(setting), why=why)
+def _place(draft: Draft, setting: Setting, tensor: int) -> None:
+    """Write a line as it is, without the components that do not exist here; engines have a line of their own."""
+    names, value = _names(setting.key), setting.value
+    ours = [name for name in names if role_of(name) in ROLES]
+    others = [name for name in names if name not in ours]
+    whole = setting.key.removeprefix(f"{PLACEMENT}.")
+    lines = {",".join(ours) if others else whole: value} if ours else {}
+    if tensor > 1 and "rollout" in ours:
+        rest = ",".join(name for name in ours if name != "rollout")
+        block = dict(value) if isinstance(value, Mapping) else {"placement": value}
+        spread = ":" in str(block.get("placement", ""))  # the ranks are given, so that engines cannot be
+        key = "tensor_parallel_size" if spread else "accelerators_per_rank"
+        lines = ({rest: value} if rest else {}) | {"rollout": block | {key: tensor}}
+        draft.becomes(_TENSOR, f"{PLACEMENT}.rollout")
+    for name, line in lines.items():
+        draft.set(f"{PLACEMENT}.{name}", line)
+    if lines:
+        draft.becomes(setting.key, *(f"{PLACEMENT}.{name}" for name in lines))
+    for other in others:
+        near = did_you_mean(other, ROLES)
+        why = f"no component is called {other} here" + (f"; did you mean {near}?" if near else "")
+        if other == "inference":
+            why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
+        if ours:
+            draft.find("import-component", f"{other} is left out", setting.key, why=why)
+        else:
+            draft.unmapped(setting.key, why)
 
 
 def _set_rollout(draft: Draft) -> None:
@@ -118,50 +101,42 @@ def _set_rollout(draft: Draft) -> None:
     steps = draft.count("env.train.max_steps_per_rollout_epoch", 0)
     envs = draft.count("env.train.total_num_envs", draft.count("env.train.num_envs", 0))
     batch, key = draft.count("actor.global_batch_size", 0), "actor.global_batch_size"
-    if not steps:
-        return
     total = steps // chunk * passes
-    draft.set("algorithm.rollout_steps", total)
     samples = envs * total
+    if steps:
+        draft.set("algorithm.rollout_steps", total)
     if samples < 1 or batch < 1:
         return
     if samples % batch == 0:
         draft.derive("algorithm.num_minibatches", samples // batch, key)
         return
     below = next(n for n in range(min(batch, samples), 0, -1) if samples % n == 0)
-    draft.find(
-        "import-batches",
-        key,
-        f"{samples} samples do not divide into optimizer steps of {batch}",
-        got=str(draft.given[key]),
-        why=f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here",
-        fix=f"{key}: {below}",
-    )
+    what = f"{samples} samples do not divide into optimizer steps of {batch}"
+    why = f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here"
+    draft.find("import-batches", what, key, why=why, fix=f"{key}: {below}")
     draft.unmapped(key, "algorithm.num_minibatches would not be a whole number")
 
 
 def _set_sinks(draft: Draft) -> None:
     key = "runner.logger.logger_backends"
     backends = draft.value(key)
-    if not isinstance(backends, list):
-        return
-    draft.set("runner.sinks", [sink for sink in _SINKS if sink != "tensorboard" or sink in backends])
-    if others := [str(b) for b in backends if b not in _SINKS]:
-        draft.unmapped(key, f"no sink {' and '.join(others)}; there are {', '.join(_SINKS)}")
+    if isinstance(backends, list):
+        draft.set("runner.sinks", [sink for sink in _SINKS if sink != "tensorboard" or sink in backends])
+        if others := [str(b) for b in backends if b not in _SINKS]:
+            draft.unmapped(key, f"no sink {' and '.join(others)}; there are {', '.join(_SINKS)}")
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
     """By `enable_offload`, by the three parts of a Megatron actor, or because engines of that kind always do."""
-    leaves = {c: draft.has(f"{c}.enable_offload") for c in ("env", "rollout", "actor", "critic", "reward", "reference")}
+    leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):
-        moved = [draft.has(f"{component}.{part}") for part in _PARTS]
-        leaves[component] |= all(moved)
-        if any(moved) and not all(moved):
-            for part in _PARTS:
-                why = f"{component}.enable_offload moves weights, gradients and optimizer state together"
-                draft.unmapped(f"{component}.{part}", why)
+        parts = [f"{component}.offload_{part}" for part in ("weight", "optimizer", "grad")]
+        moved = [draft.has(part) for part in parts]
+        leaves[component] = leaves.get(component, False) or all(moved)
+        for part in parts if any(moved) and not all(moved) else ():
+            draft.unmapped(part, f"{component}.enable_offload moves weights, gradients and optimizer state together")
     task = draft.value("runner.task_type")
-    if task in _ENGINE_TASKS and not leaves["rollout"]:
+    if task in _ENGINE_TASKS and not leaves.get("rollout"):
         draft.assume("rollout.enable_offload: true", f"in a {task} job the engines sleep by themselves there")
         leaves["rollout"] = True
-    return {c: leaves.get(c, False) for c in draft.placed}
+    return {c: leaves[c] for c in draft.placed}

@@ -2,9 +2,13 @@
 
 Tables of such a file, each from their keys (`newest|older` spelling; a trailing * is for all that begin so):
 
+    algorithm     the setting that names the advantage estimator, and its default; "": gae beside a critic, else grpo
+    kl            one entry for each place of the KL term; the first whose setting `when` (else `switch`) is on counts
+    [product]     a key of ours = whole numbers of theirs multiplied, divided by those in `over`; beside each its
+                  default, 0: without the setting there is no product
     [set]         the same value under a key of ours, or several. theirs: their default, written out where ours differs;
                   words: their word -> ours; least: below it the setting is off; note: how ours differs
-    [part]        a key of ours <- the settings that it is derived from, in the library's module
+    [part]        a key of ours <- the settings that it is derived from, in the library's module; a model, by its name
     [holds]       why nothing needs to be written <- settings
     [holds_for]   likewise, for one value; otherwise: why other values have no key
     [unmapped]    why there is no key of ours <- settings
@@ -17,15 +21,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rlplace.config.fields import ModelKind
-from rlplace.imports.settings import Setting
+from rlplace.imports.settings import read_mapping
 
-_FOLDER = Path(__file__).with_name("rules")
+_RULES = Path(__file__).with_name("rules")
+_MODELS = Path(__file__).resolve().parents[2] / "configs" / "model"
+_SHIPPED = {r"llama-?3(\.\d)?-8b": "llama_3_8b", r"llama-?3(\.\d)?-70b": "llama_3_70b", r"smollm2-135m": "smollm2"}
 _WORDS = {"none": 0, "two": 2, "many": -1}  # after a flag
 
 
@@ -44,21 +51,35 @@ class Rule:
     otherwise: str = ""
 
 
-Table = Mapping[str, Any]  # of a TOML file
-Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KlRule:
+    """One place in which a library has its KL term, and the settings that decide it."""
+
+    place: Literal["loss", "reward"]
+    switch: str
+    when: str = ""  # `switch`, unless it is another setting that decides whether there is one
+    on: bool = False  # where the setting is not given
+    weight: str
+    coef: float  # where `weight` is not given
+    estimator: str
+    usual: str  # where `estimator` is not given
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MappingResult:
-    """What became of one setting of the original.
+class Product:
+    """A key of ours that is a product of settings; `of` and `over` have their defaults."""
 
-    equal: it is in our config; differs: likewise, with another meaning; implied: it holds here without being asked for;
-    unmapped: a known setting without a key of ours; unknown: no setting that the rules have.
-    """
+    of: Mapping[str, int]
+    over: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    round: Literal["up", "down"] = "up"
 
-    setting: Setting
-    outcome: Outcome
-    text: str  # "actor.optimizer.lr: 5.0e-07", or why not, or the nearest known name
+    @property
+    def maps(self) -> str:
+        """The one of the settings that becomes the key of ours; the others have keys of their own."""
+        return next(iter(self.over or self.of))
+
+
+Table = Mapping[str, Any]  # of a TOML file
 
 
 class Rules:
@@ -66,18 +87,31 @@ class Rules:
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
         self.name = name
+        self.algorithm: tuple[str, str] | None = None  # the setting, and its default
+        self.kl: list[KlRule] = []
+        self.products: dict[str, Product] = {}  # by our key
         self.rules: dict[str, Rule] = {}
         self.spellings: dict[str, str] = {}  # older -> newest
         groups: dict[str, Rule] = {}
-        for written, rule in (found for table in tables for found in _rules(table)):
-            key, *older = written.split("|")
-            self.spellings |= dict.fromkeys(older, key)
-            if key.endswith("*"):
-                groups[key[:-1]] = rule
-            else:
-                self.rules[key] = rule
+        for table in tables:
+            self.algorithm = tuple(table["algorithm"]) if "algorithm" in table else self.algorithm
+            self.kl += [KlRule(**entry) for entry in table.get("kl", ())]
+            self.products |= {ours: Product(**entry) for ours, entry in table.get("product", {}).items()}
+            for written, rule in _rules(table):
+                key, *older = written.split("|")
+                self.spellings |= dict.fromkeys(older, key)
+                if key.endswith("*"):
+                    groups[key[:-1]] = rule
+                else:
+                    self.rules[key] = rule
         self.groups = dict(sorted(groups.items(), key=lambda item: -len(item[0])))
         self.words_after = {key: _WORDS[word] for word, keys in tables[0].get("flags", {}).items() for key in keys}
+        parts = {product.maps: ours for ours, product in self.products.items()}
+        for kl in self.kl:
+            parts |= {kl.switch: "algorithm.kl_in", kl.weight: "algorithm.kl_coef"}
+            parts |= {kl.estimator: "algorithm.kl_estimator"}
+        parts |= {} if self.algorithm is None else {self.algorithm[0]: "algorithm.name"}
+        self.rules = {key: Rule(action="part", keys=(ours,)) for key, ours in parts.items()} | self.rules
 
     def find(self, key: str) -> Rule | None:
         if key in self.rules:
@@ -87,13 +121,13 @@ class Rules:
 
 @functools.cache
 def read_rules(library: str, kind: ModelKind = "causal_lm") -> Rules:
-    """The rules of a library for jobs whose actor trains that kind of model."""
-    tables = tomllib.loads((_FOLDER / f"{library}.toml").read_text(encoding="utf-8"))
+    """Return the rules of a library for jobs whose actor trains that kind of model."""
+    tables = tomllib.loads((_RULES / f"{library}.toml").read_text(encoding="utf-8"))
     return Rules(tables["name"], [tables, tables.get(kind, {})])
 
 
 def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
-    """Written key and rule of every entry."""
+    """Yield written key and rule of every entry."""
     for key, entry in tables.get("set", {}).items():
         options = dict(entry) if isinstance(entry, Mapping) else {"to": entry}
         to = options.pop("to")
@@ -102,7 +136,20 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
         yield key, Rule(action="holds", **entry)
     for part, keys in tables.get("part", {}).items():
         yield from ((key, Rule(action="part", keys=(part,))) for key in keys)
-    for why, keys in tables.get("holds", {}).items():
-        yield from ((key, Rule(action="holds", why=why)) for key in keys)
-    for why, keys in tables.get("unmapped", {}).items():
-        yield from ((key, Rule(action="unmapped", why=why)) for key in keys)
+    for action in ("holds", "unmapped"):
+        for why, keys in tables.get(action, {}).items():
+            yield from ((key, Rule(action=action, why=why)) for key in keys)
+
+
+def shape_of(name: str) -> Mapping[str, object] | None:
+    """Return the config.json keys of a model by a part of its published name, `org/Llama-3-8b-sft`; None if unknown."""
+    for pattern, file in _SHIPPED.items():
+        if re.search(pattern, name.lower()):
+            return {key: value for key, value in shipped_model(file).items() if key not in ("kind", "path")}
+    shapes: dict[str, dict[str, object]] = tomllib.loads((_RULES / "models.toml").read_text(encoding="utf-8"))
+    return next((keys for pattern, keys in shapes.items() if re.search(pattern, name.lower())), None)
+
+
+def shipped_model(file: str) -> dict[str, Any]:
+    """Return the keys of a model in configs/model."""
+    return read_mapping((_MODELS / f"{file}.yaml").read_text(encoding="utf-8"))

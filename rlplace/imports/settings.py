@@ -8,17 +8,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.imports.shell import UnclosedQuote, Word, entry_words
+from rlplace.imports.shell import UnclosedQuote, entry_words
 
 PLACEMENT = "cluster.component_placement"
-MANY = -1
+MANY = -1  # words after a flag
+_LONGEST = 90  # text of a setting
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
 _OTHER_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|0o[0-7]+")  # of YAML 1.2 and OmegaConf
@@ -57,10 +58,10 @@ def read_yaml(text: str, file: str) -> list[Setting]:
     except yaml.YAMLError as error:
         raise ConfigError([_not_yaml(error, file)]) from error
     if not isinstance(mapping, Mapping):
-        got = text.strip().split("\n", 1)[0]
-        why = "a config is a block of keys, or words such as key=value"
-        problem = Problem(code="import-yaml", key="import", what="expected a block of keys", got=got, why=why)
-        raise ConfigError([problem])
+        got, why = text.strip().split("\n", 1)[0], "a config is a block of keys, or words such as key=value"
+        raise ConfigError(
+            [Problem(code="import-yaml", key="import", what="expected a block of keys", got=got, why=why)]
+        )
     return settings_of(mapping, sources)
 
 
@@ -78,20 +79,19 @@ def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None
             resolved = leaves[match[1]]
         if isinstance(resolved, str) and not key.startswith(f"{PLACEMENT}."):
             resolved = scalar(resolved)
-        source = (sources or {}).get(key)
-        found.append(Setting(key=key, value=resolved, written=_shortened(f"{key}: {show(value)}"), source=source))
+        written = " ".join(f"{key}: {show(value)}".split())
+        written = written if len(written) <= _LONGEST else written[: _LONGEST - 4] + " ..."
+        found.append(Setting(key=key, value=resolved, written=written, source=(sources or {}).get(key)))
     return found
 
 
 def read_overrides(text: str, file: str) -> list[Setting]:
     """The `key=value` words of a command or script; other words are settings of that name without a value."""
-    words, name = _words_of(text, file)
     settings: list[Setting] = []
-    for word in words:
-        match = _OVERRIDE.fullmatch(word.text)
-        key, value = (match[2], scalar(match[3])) if match else (word.text, None)
-        source = Source(file=name, line=word.line if file else None)
-        settings.append(Setting(key=key, value=value, written=" ".join(word.text.split()), source=source))
+    for word, source in _words_of(text, file):
+        match = _OVERRIDE.fullmatch(word)
+        key, value = (match[2], scalar(match[3])) if match else (word, None)
+        settings.append(Setting(key=key, value=value, written=" ".join(word.split()), source=source))
     return settings
 
 
@@ -103,71 +103,61 @@ def read_flags(
     `file` is empty for text typed on the command line; `older` maps older spellings to keys. Raises ConfigError when a
     flag lacks its value.
     """
-    words, name = _words_of(text, file)
+    words = _words_of(text, file)
     known = frozenset(keys)
     settings: list[Setting] = []
     problems: list[Problem] = []
     at = 0
     while at < len(words):
-        word = words[at]
+        word, source = words[at]
         at += 1
-        source = Source(file=name, line=word.line if file else None)
         if not _is_flag(word):
-            settings.append(Setting(key=word.text, value=None, written=" ".join(word.text.split()), source=source))
+            settings.append(Setting(key=word, value=None, written=" ".join(word.split()), source=source))
             continue
-        spelled, equals, inline = word.text[2:].partition("=")
+        spelled, equals, inline = word[2:].partition("=")
         key = older.get(spelled, spelled)
         count = words_after.get(key, 1) if key in known else None
         most = len(words) if count in (None, MANY) else count
         values = [inline] if equals else []
-        while not equals and at < len(words) and len(values) < most and not _is_flag(words[at]):
-            values.append(words[at].text)
+        while not equals and at < len(words) and len(values) < most and not _is_flag(words[at][0]):
+            values.append(words[at][0])
             at += 1
-        written = " ".join([word.text, *([] if equals else map(shlex.quote, values))])
-        if count is not None and count > 0 and len(values) < count and not (equals and count == 1):
-            problems.append(_short(key, word.text, count, source))
-        value = _value(values, count)
+        if count is not None and len(values) < count and not (equals and count == 1):
+            what = "its value is missing" if count == 1 else f"takes {count} values"
+            why, fix = "the next word is another flag, or there is none", word + " VALUE" * count
+            problems.append(
+                Problem(code="import-flag-value", key=key, what=what, got=word, source=source, why=why, fix=fix)
+            )
+        written = " ".join([word, *([] if equals else map(shlex.quote, values))])
+        single = len(values) == 1 and count in (None, 0, 1)
+        value = True if not values else scalar(values[0]) if single else tuple(map(scalar, values))
         settings.append(Setting(key=key, value=value, written=" ".join(written.split()), source=source))
     if problems:
         raise ConfigError(problems)
     return settings
 
 
-def _is_flag(word: Word) -> bool:
-    return word.text.startswith("--") and len(word.text) > 2
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and len(word) > 2
 
 
-def _value(values: Sequence[str], count: int | None) -> object:
-    if not values:
-        return True
-    return scalar(values[0]) if len(values) == 1 and count in (None, 0, 1) else tuple(map(scalar, values))
-
-
-def _short(key: str, written: str, count: int, source: Source) -> Problem:
-    return Problem(
-        code="import-flag-value",
-        key=key,
-        what="its value is missing" if count == 1 else f"takes {count} values",
-        got=written,
-        source=source,
-        why="the next word is another flag, or there is none",
-        fix=f"{written} VALUE" + " VALUE" * (count - 1),
-    )
-
-
-def _words_of(text: str, file: str) -> tuple[list[Word], str]:
-    """The words of a command or script, and the name of their source. Raises ConfigError for an open quote."""
+def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
+    """The words of a command or script, each with its place. Raises ConfigError for an open quote."""
     name = file or "command line"
     try:
-        return entry_words(text, script=bool(file)), name
+        words = entry_words(text, script=bool(file))
     except UnclosedQuote as error:
-        got = text.splitlines()[error.line - 1].strip()
-        what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
-        source = Source(file=name, line=error.line if file else None)
         problem = Problem(
-            code="import-quote", key="import", what=what, got=got, source=source, why=why, fix="close the quote"
+            code="import-quote",
+            key="import",
+            what="a quote is opened and never closed",
+            got=text.splitlines()[error.line - 1].strip(),
+            source=Source(file=name, line=error.line if file else None),
+            why="the words of a command are read as a shell would read them",
+            fix="close the quote",
         )
         raise ConfigError([problem]) from error
+    return [(word.text, Source(file=name, line=word.line if file else None)) for word in words]
 
 
 def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -187,11 +177,6 @@ def _lines(node: yaml.Node | None, file: str, path: str = "") -> Iterator[tuple[
             below = f"{path}.{key.value}" if path else str(key.value)
             yield below, Source(file=file, line=key.start_mark.line + 1)
             yield from _lines(value, file, below)
-
-
-def _shortened(text: str, limit: int = 90) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 4] + " ..."
 
 
 def _not_yaml(error: yaml.YAMLError, file: str) -> Problem:

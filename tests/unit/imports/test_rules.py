@@ -6,8 +6,8 @@ import pytest
 
 from rlplace.config import Config
 from rlplace.config.fields import ModelKind
-from rlplace.imports.importer import Draft, ordered
-from rlplace.imports.rules import MappingResult, Rules, read_rules
+from rlplace.imports.importer import Draft, MappingResult, ordered
+from rlplace.imports.rules import Rules, read_rules
 from rlplace.imports.settings import PLACEMENT, Setting
 
 BOOKS: list[tuple[str, ModelKind]] = [

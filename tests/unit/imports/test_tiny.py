@@ -7,7 +7,7 @@ import pytest
 from rlplace.config import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, import_words
-from rlplace.imports.models import shape_of
+from rlplace.imports.rules import shape_of
 from rlplace.imports.tiny import shrink
 from rlplace.placement.memory.model import read_model
 

@@ -1,0 +1,318 @@
+"""verl, slime, SkyRL, ROLL and AReaL: how each places its models and takes them off their accelerators.
+
+`rules/*.toml` have the rest. `per_node` is 0 where the original decides how many accelerators a machine has.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from rlplace.imports.importer import Draft, Imported, finish
+from rlplace.imports.placing import Allocation, check_engine_size, nearest_engines, place
+from rlplace.imports.settings import PLACEMENT
+from rlplace.placement.machines.ranges import Ranges
+
+# ── verl ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# One pool of machines holds every model, and all take turns on it; a reward model may have a pool of its own. Training
+# state leaves the accelerators only where `*_offload` is set.
+
+_VERL = "actor_rollout_ref."
+_VERL_TENSOR = f"{_VERL}rollout.tensor_model_parallel_size"
+
+
+def import_verl(draft: Draft, per_node: int) -> Imported:
+    width = per_node or draft.count("trainer.n_gpus_per_node", 8, 1)
+    total = width * draft.count("trainer.nnodes", 1, 1)
+    kl_in_loss, kl_in_reward = draft.has(f"{_VERL}actor.use_kl_loss"), draft.has("algorithm.use_kl_in_reward")
+    critic = draft.value("critic.enable")
+    exists = {
+        "actor": True,
+        "critic": draft.value("algorithm.adv_estimator", "gae") == "gae" if critic is None else critic is True,
+        "reference": kl_in_loss or kl_in_reward,
+        "reward": draft.has("reward_model.enable"),
+        "rollout": True,
+    }
+    accelerators = Allocation(width)
+    where = dict.fromkeys([model for model, there in exists.items() if there], accelerators.take(total))
+    if "reward" in where and draft.has("reward_model.enable_resource_pool"):
+        own = draft.count("reward_model.n_gpus_per_node", 8, 1) * draft.count("reward_model.nnodes", 1, 1)
+        where["reward"] = accelerators.take(own)
+    tensor = draft.count(_VERL_TENSOR, 2, 1)
+    check_engine_size(draft, _VERL_TENSOR, tensor, total)
+    topology = place(draft, where, {"rollout": tensor}, width)
+    if _VERL_TENSOR not in draft.given:
+        draft.assume(f"rollout in engines of {tensor}", f"the default of {_VERL_TENSOR} there")
+    if kl_in_reward and not kl_in_loss and draft.value("algorithm.kl_ctrl.type") == "adaptive":
+        for ours, key in (("kl_target", "algorithm.kl_ctrl.target_kl"), ("kl_horizon", "algorithm.kl_ctrl.horizon")):
+            value = draft.number(key, 0.1) if ours == "kl_target" else draft.count(key, 10000, 1)
+            draft.derive(f"algorithm.{ours}", value, key)
+    draft.apply_rules()
+    sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
+    if f"{_VERL}rollout.free_cache_engine" in draft.given:
+        draft.set("rollout.enable_offload", sleeps)
+    offload = {
+        "actor": _both_offload(draft, f"{_VERL}actor.fsdp_config", "actor"),
+        "critic": _both_offload(draft, "critic.model.fsdp_config", "critic"),
+        "reference": draft.has(f"{_VERL}ref.fsdp_config.param_offload"),
+        "reward": draft.has("reward_model.model.fsdp_config.param_offload"),
+        "rollout": sleeps,
+    }
+    return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in where})
+
+
+def _both_offload(draft: Draft, block: str, component: str) -> bool:
+    """Parameters and optimizer state move together here."""
+    keys = [f"{block}.{part}_offload" for part in ("param", "optimizer")]
+    moved = [draft.has(key) for key in keys]
+    for key in keys:
+        draft.becomes(key, f"{component}.enable_offload")
+        if moved[0] != moved[1]:
+            draft.unset(f"{component}.enable_offload")
+            draft.unmapped(key, f"{component}.enable_offload moves parameters and optimizer state together, or neither")
+    return all(moved)
+
+
+# ── slime ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The trainer asks for nodes x accelerators; engines share them (`--colocate`) or come after them. The reference lives
+# in the actor's processes, and a critic (estimator ppo) has as many accelerators as the actor.
+
+
+def import_slime(draft: Draft, per_node: int) -> Imported:
+    each = draft.count("actor-num-gpus-per-node", 8, 1)
+    width = per_node or draft.count("num-gpus-per-node", each, 1)
+    size = each * draft.count("actor-num-nodes", 1, 1)
+    together, critic = draft.has("colocate"), draft.value("advantage-estimator", "grpo") == "ppo"
+    accelerators = Allocation(width)
+    where: dict[str, Ranges] = {"actor": accelerators.take(size)}
+    if critic:
+        where["critic"] = where["actor"] if together else accelerators.take(size)
+    if draft.number("kl-coef", 0) or draft.has("use-kl-loss") or draft.number("kl-loss-coef", 0):
+        where["reference"] = where["actor"]
+    engine, engines = draft.count("rollout-num-gpus-per-engine", 1, 1), draft.count("rollout-num-gpus", size, 1)
+    check_engine_size(draft, "rollout-num-gpus-per-engine", engine, engines)
+    whole = engines - engines % engine or engines
+    copy = engine if whole % engine == 0 else 1
+    where["rollout"] = (Allocation(width) if together else accelerators).take(whole, copy)
+    tensor = draft.count("tensor-model-parallel-size", 1, 1)
+    topology = place(draft, where, {"rollout": copy, "actor": tensor, "critic": tensor}, width)
+    draft.apply_rules()
+    everything = together or draft.has("offload")  # both, unless one is switched off
+    train = (everything or draft.has("offload-train") or critic) and not draft.has("no-offload-train")
+    engines_sleep = (everything or draft.has("offload-rollout")) and not draft.has("no-offload-rollout")
+    for component, leaves in (("actor", train), ("rollout", engines_sleep)):
+        draft.set(f"{component}.enable_offload", leaves)
+    return finish(draft, topology, {c: {"rollout": engines_sleep, "reference": True}.get(c, train) for c in where})
+
+
+# ── SkyRL ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# `colocate_all` puts policy, critic, reference, reward and the engines on the policy's accelerators; policy and critic
+# then leave them in turn, and the engines sleep. Else `colocate_policy_ref` and `colocate_critic_reward` pair two each.
+
+_SKYRL_ROLES = {"actor": "policy", "critic": "critic", "reference": "ref", "reward": "reward"}
+_SKYRL_ENGINES, _SKYRL_TENSOR = "generator.num_inference_engines", "generator.inference_engine_tensor_parallel_size"
+_SKYRL_PAIRS = {  # with which role, by which switch, and its default
+    "reference": ("actor", "colocate_policy_ref", True),
+    "reward": ("critic", "colocate_critic_reward", False),
+}
+
+
+def import_skyrl(draft: Draft, per_node: int) -> Imported:
+    kl_in_loss = bool(draft.value("trainer.algorithm.use_kl_loss", True))
+    exists = {
+        "actor": True,
+        "critic": draft.has("trainer.critic.model.path"),
+        "reference": kl_in_loss or draft.has("trainer.algorithm.use_kl_in_reward"),
+        "reward": draft.has("trainer.reward.model.path"),
+    }
+    asks = {role: f"trainer.placement.{theirs}_num_" for role, theirs in _SKYRL_ROLES.items()}
+    wide = {c: draft.count(f"{asks[c]}gpus_per_node", 4, 1) for c, there in exists.items() if there}
+    sizes = {c: n * draft.count(f"{asks[c]}nodes", 1, 1) for c, n in wide.items()}
+    width = per_node or max(wide.values())
+    tensor, engines = draft.count(_SKYRL_TENSOR, 4, 1), draft.count(_SKYRL_ENGINES, 1, 1)
+    together = bool(draft.value("trainer.placement.colocate_all", True))
+    if together:
+        _check_skyrl_engines(draft, engines, tensor, sizes["actor"])
+        where = {component: Allocation(width).take(size) for component, size in sizes.items()}
+        where["rollout"] = Allocation(width).take(engines * tensor, tensor)
+    else:
+        accelerators = Allocation(width)
+        where = _skyrl_pairs(draft, sizes, accelerators)
+        where["rollout"] = accelerators.take(engines * tensor, tensor)
+    topology = place(draft, where, {"rollout": tensor}, width)
+    for component in asks.keys() - sizes.keys():
+        for what in ("nodes", "gpus_per_node"):
+            draft.unmapped(asks[component] + what, f"there is no {component} in this job")
+    draft.apply_rules()
+    scorers = [c for c in ("reference", "reward") if c in where]
+    offload = dict.fromkeys(where, together)
+    offload |= {c: draft.has(f"trainer.{_SKYRL_ROLES[c]}.fsdp_config.cpu_offload") for c in scorers}
+    if together:
+        draft.assume("enable_offload: true of actor and rollout", "under colocate_all they leave in turn there")
+    return finish(draft, topology, offload)
+
+
+def _check_skyrl_engines(draft: Draft, engines: int, tensor: int, policy: int) -> None:
+    if engines * tensor != policy:
+        near, size = nearest_engines(policy, engines, tensor)
+        what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the policy has {policy}"
+        why = "under colocate_all the engines use just the policy's accelerators there; here they may use some"
+        fix = f"{_SKYRL_ENGINES}={near} {_SKYRL_TENSOR}={size}"
+        draft.find("import-engines", what, _SKYRL_ENGINES, why=why, fix=fix)
+
+
+def _skyrl_pairs(draft: Draft, sizes: Mapping[str, int], accelerators: Allocation) -> dict[str, Ranges]:
+    """Place roles side by side but for pairs."""
+    where: dict[str, Ranges] = {}
+    for component, size in sizes.items():
+        leader, switch, usual = _SKYRL_PAIRS.get(component, ("", "", False))
+        if leader not in where or not draft.value(f"trainer.placement.{switch}", usual):
+            where[component] = accelerators.take(size)
+            continue
+        where[component] = where[leader]
+        if size != sizes[leader]:
+            key = f"trainer.placement.{_SKYRL_ROLES[component]}_num_gpus_per_node"
+            what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
+            why = f"there, {switch} needs the same number for both; here {component} gets those of {leader}"
+            draft.find("import-partners", what, key, why=why, fix=f"{key}={sizes[leader]}")
+    return where
+
+
+# ── ROLL ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Every group of workers lists its devices by number, so the placement goes over as it is. A group without a
+# `device_mapping` runs on CPUs and takes no accelerators. States leave the accelerators after every step by themselves.
+
+_ROLL_ROLES = {
+    "actor_train": "actor",
+    "critic": "critic",
+    "reference": "reference",
+    "reward": "reward",
+    "actor_infer": "rollout",
+}
+_ROLL_BATCH = "actor_train.training_args.per_device_train_batch_size"
+_ROLL_STEPS = "actor_train.training_args.gradient_accumulation_steps"
+
+
+def import_roll(draft: Draft, per_node: int) -> Imported:
+    width = per_node or draft.count("num_gpus_per_node", 8, 1)
+    where = dict(_roll_devices(draft))
+    parallel = "strategy_args.strategy_config.tensor"
+    engine = max(
+        draft.count("actor_infer.num_gpus_per_worker", 1, 1), draft.count(f"actor_infer.{parallel}_parallel_size", 1, 1)
+    )
+    tensor = draft.count(f"actor_train.{parallel}_model_parallel_size", 1, 1)
+    if "rollout" in where:
+        check_engine_size(draft, "actor_infer.num_gpus_per_worker", engine, len(where["rollout"]))
+    topology = place(draft, where, {"rollout": engine, "actor": tensor}, width)
+    copies = len(where.get("actor", ())) // tensor
+    if _ROLL_BATCH in draft.given and copies:  # a step takes what each copy of the model accumulates
+        batch = draft.count(_ROLL_BATCH, 1, 1)
+        draft.set("actor.micro_batch", batch)
+        draft.derive("algorithm.train_batch", batch * draft.count(_ROLL_STEPS, 1, 1) * copies, _ROLL_BATCH, _ROLL_STEPS)
+        draft.becomes(_ROLL_BATCH, "actor.micro_batch", "algorithm.train_batch")
+    draft.apply_rules()
+    draft.assume("enable_offload: true of all", "states leave after every step there")
+    return finish(draft, topology, dict.fromkeys(where, True))
+
+
+def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
+    """Yield each component with its devices; each entry of `rewards` is a `reward.NAME`."""
+    keys = {f"{theirs}.device_mapping": ours for theirs, ours in _ROLL_ROLES.items()}
+    keys |= {key: f"reward.{key.split('.')[1]}" for key in draft.given if key.startswith("rewards.")}
+    for key, ours in keys.items():
+        if key.endswith(".world_size"):
+            draft.unmapped(key, f"{ours} runs on CPUs there; only what has accelerators is placed here")
+        if not key.endswith(".device_mapping") or (value := draft.value(key)) is None:
+            continue
+        try:
+            numbers = _device_numbers(ast.parse(str(value), mode="eval").body)
+        except (SyntaxError, ValueError):
+            fix = f'{key}: "list(range(0,8))"'
+            draft.refuse(key, "expected a list of device numbers", "lists, ranges and their sums are read", fix)
+            continue
+        if numbers:
+            draft.becomes(key, f"{PLACEMENT}.{ours}")
+            yield ours, Ranges.of(range(n, n + 1) for n in numbers)
+
+
+def _device_numbers(node: ast.expr) -> list[int]:
+    """Return the numbers of `list(range(0, 8)) + [12]`; ValueError for any other expression."""
+    match node:
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [number for item in items for number in _device_numbers(item)]
+        case ast.Constant(value=int(number)):
+            return [number]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _device_numbers(left) + _device_numbers(right)
+        case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
+            return _device_numbers(inner)
+        case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]) if 1 <= len(bounds) <= 3:
+            window = range(*(number for bound in bounds for number in _device_numbers(bound)))
+            if len(window) > 10**6:
+                raise ValueError("more devices than any cluster has")
+            return list(window)
+    raise ValueError(ast.dump(node))
+
+
+# ── AReaL ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# One word gives the accelerators of each model, and how the model is cut.
+#
+#     allocation_mode: sglang:d4t2+fsdp:d8                engines on 4 x 2, then the actor on 8 others
+#     allocation_mode: sglang[rollout]:d8|fsdp[actor]:d8  the same 8 in turn
+#     rollout.backend: sglang:d4     actor.backend: fsdp:d4           the newer form, one word each
+#
+# Letters are sizes: d data, t tensor, p pipeline, c context; e (experts) lies within the others. A critic or reference
+# with `scheduling_strategy: {type: colocation, target: actor}` is where the actor is.
+
+_AREAL_PART = re.compile(r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][0-9]+)+)(?:\|ffn:[^)]*)?\)?")
+_AREAL_BESIDE = r"(?![^()]*\))"  # not inside brackets
+
+
+def import_areal(draft: Draft, per_node: int) -> Imported:
+    width = per_node or draft.count("cluster.n_gpus_per_node", 8, 1)
+    accelerators, where, copies = Allocation(width), dict[str, Ranges](), dict[str, int]()
+    mode = "allocation_mode"
+    if draft.has(mode):
+        words = [(mode, part, "") for part in re.split(rf"\+{_AREAL_BESIDE}", str(draft.value(mode)))]
+    else:
+        backends = {f"{c}.backend": c for c in ("rollout", "actor")}
+        words = [(key, str(draft.value(key)), c) for key, c in backends.items() if draft.has(key)]
+    for key, word, component in words:
+        shared: Ranges | None = None
+        for text in re.split(rf"\|{_AREAL_BESIDE}", word) if key == mode else [word]:
+            match = _AREAL_PART.fullmatch(text.strip())
+            if match is None:
+                why = "it is BACKEND:SIZES, sizes being letters d, t, p, c, e with a number each"
+                draft.refuse(key, f"cannot read {text!r}", why, "sglang:d4t1+fsdp:d4")
+                break
+            sizes = {letter: int(number) for letter, number in re.findall(r"([dptce])([0-9]+)", match[3])}
+            count = math.prod(size for letter, size in sizes.items() if letter != "e")
+            name = component or _areal_component(match[1], match[2], "actor" in where)
+            copies[name] = sizes.get("t", 1)
+            shared = accelerators.take(count, copies[name]) if shared is None else shared
+            first = shared.pieces[0].start if shared else 0
+            where[name] = shared if len(shared) == count else shared.within(range(first, first + count))
+    for component, key in (("critic", "critic"), ("reference", "ref")):
+        written = any(s.key.startswith(f"{key}.") for s in draft.settings)
+        if written and component not in where and "actor" in where:
+            apart = draft.value(f"{key}.scheduling_strategy.type") not in (None, "colocation")
+            where[component] = accelerators.take(len(where["actor"])) if apart else where["actor"]
+    nodes = draft.count("cluster.n_nodes", 1, 1)
+    topology = place(draft, where, copies, width, nodes)
+    used = topology.num_accelerators
+    if "cluster.n_nodes" in draft.given and nodes * width < used:
+        what = f"the sizes need {used} accelerators, and there are {nodes * width}"
+        why, fix = "models that do not share need accelerators of their own", f"cluster.n_nodes: {used // width}"
+        draft.find("import-counts", what, "cluster.n_nodes", why=why, fix=fix)
+    draft.apply_rules()
+    return finish(draft, topology, dict.fromkeys(where, draft.has("enable_offload")))
+
+
+def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:
+    """By the name in brackets, else by what the backend is for; a trainer without a name is the actor."""
+    if name:
+        return {"ref": "reference", "gen": "rollout"}.get(name, name)
+    generates = backend in ("sglang", "vllm") or (backend is None and actor_placed)
+    return "rollout" if generates else "actor"

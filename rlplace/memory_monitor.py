@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
-from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
 from rlplace.placement.memory.remedies import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
@@ -21,8 +21,7 @@ from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
+class Resident(NamedTuple):
     """One rank on one accelerator after its last move."""
 
     component: str
@@ -41,17 +40,13 @@ class MemoryMonitor:
     """Compares measured with predicted bytes. Owned by the loop, which reports every move; `case` is the prediction."""
 
     def __init__(self, case: MemoryCase) -> None:
-        self._case = case
+        self._case, self._placement = case, case.placement
         self._now: dict[str, Sequence[MoveReport]] = {}  # component -> of each rank
         self._seen: dict[tuple[str, Residency], list[int]] = {}  # bytes of each rank, the most there ever was
 
     @functools.cached_property
     def _ledger(self) -> MemoryLedger:
         return self._case.ledger()
-
-    @property
-    def _placement(self) -> HybridComponentPlacement:
-        return self._case.placement
 
     def moved(self, component: str, reports: Sequence[MoveReport]) -> None:
         """Record what all ranks of a component hold after a move."""
@@ -86,14 +81,8 @@ class MemoryMonitor:
         for component, rank in self._occupants[accelerator]:
             report = self._now[component][rank] if component in self._now else None
             if report is not None and report.accelerator_bytes:
-                resident = Resident(
-                    component=component,
-                    rank=rank,
-                    residency=report.residency,
-                    size_bytes=report.accelerator_bytes,
-                    predicted_bytes=self._ledger.bytes(component, report.residency),
-                )
-                found.append(resident)
+                predicted = self._ledger.bytes(component, report.residency)
+                found.append(Resident(component, rank, report.residency, report.accelerator_bytes, predicted))
         return sorted(found, key=lambda resident: -resident.size_bytes)
 
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +94,8 @@ class MemoryMonitor:
         Nothing is checked while no component holds more than predicted: the plan fits.
         """
         coming = {move.component: move.after for move in moves}
-        if not any(self._larger_than_predicted(c) for c in self._now if c not in coming):
+        staying_reports = ((c, report) for c, ranks in self._now.items() if c not in coming for report in ranks)
+        if not any(r.accelerator_bytes > self._ledger.bytes(c, r.residency) for c, r in staying_reports):
             return
         for accelerator in sorted({a for c in coming for slot in self._placement.slots(c) for a in slot.accelerators}):
             capacity = self._placement.topology.node_of(accelerator).memory_bytes
@@ -116,9 +106,6 @@ class MemoryMonitor:
             lacking = sum(r.size_bytes for r in staying) + sum(wanted.values()) - capacity
             if lacking > 0:
                 raise self._no_room(accelerator, stage, coming, wanted, staying, lacking)
-
-    def _larger_than_predicted(self, component: str) -> bool:
-        return any(r.accelerator_bytes > self._ledger.bytes(component, r.residency) for r in self._now[component])
 
     def _wanted(self, component: str, after: Residency, accelerator: int) -> int:
         """Return the bytes that all ranks of `component` on this accelerator will need."""
@@ -140,14 +127,14 @@ class MemoryMonitor:
         free = capacity - sum(r.size_bytes for r in staying)
         asked = ", ".join(f"{c} {coming[c].word} {exact_bytes(size)}" for c, size in wanted.items())
         memory = [f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"]
+        elsewhere = f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>"
         problem = Problem(
             code="accelerator-out-of-memory",
             key=first,
             what=f"accelerator {accelerator} has no room for it on entry to {stage}",
             got=f"needed: {asked}",
             why="\n".join([*memory, *map(str, staying)]),
-            fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True)
-            or f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>",
+            fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True) or elsewhere,
         )
         return AcceleratorOutOfMemory(problem, accelerator, lacking)
 
@@ -158,20 +145,11 @@ class MemoryMonitor:
         cause, held = error.cause, self._case.schedule().residency.get(error.stage or "", {})
         if not isinstance(cause, AcceleratorOutOfMemory) or cause.accelerator is None or error.component not in held:
             return error
-        fix = self._fix(
-            cause.accelerator,
-            str(error.stage),
-            error.component,
-            held[error.component],
-            cause.lacking_bytes,
-            entering=error.method == "move",
-        )
+        component, entering, lacking = error.component, error.method == "move", cause.lacking_bytes
+        fix = self._fix(cause.accelerator, str(error.stage), component, held[component], lacking, entering=entering)
         residents = [f"measured after its last move: {resident}" for resident in self.on(cause.accelerator)]
-        problem = dataclasses.replace(
-            cause.problem,
-            why="\n".join(filter(None, [cause.problem.why, *residents])),
-            fix=fix or cause.problem.fix,
-        )
+        why = "\n".join(filter(None, [cause.problem.why, *residents]))
+        problem = dataclasses.replace(cause.problem, why=why, fix=fix or cause.problem.fix)
         return error.explained_by(AcceleratorOutOfMemory(problem, cause.accelerator, cause.lacking_bytes))
 
     def _fix(
@@ -180,7 +158,11 @@ class MemoryMonitor:
         """Return the nearest settings with which the plan fits, given what was measured beyond the prediction."""
         account = self._ledger.account(accelerator)
         load = next(m for m in account.loads if m.moment == Moment(stage=stage, entering=entering))
-        beyond_plan = dict(self._beyond_plan(accelerator))
+        beyond_plan = {  # of each component, at its present residency
+            r.component: {r.residency: beyond}
+            for r in self.on(accelerator)
+            if (beyond := r.size_bytes - r.predicted_bytes) > 0
+        }
         margin = account.capacity_bytes - load.total_bytes
         left = lacking + margin - sum(size for found in beyond_plan.values() for size in found.values())
         if left > 0:  # no other resident explains it
@@ -188,10 +170,3 @@ class MemoryMonitor:
             row = beyond_plan.setdefault(component, {})
             row[after] = row.get(after, 0) + -(-left // max(1, ranks))
         return proposals(find_remedies(dataclasses.replace(self._case, unforeseen=beyond_plan)))
-
-    def _beyond_plan(self, accelerator: int) -> Iterator[tuple[str, dict[Residency, int]]]:
-        """Yield each component with the measured bytes beyond the prediction, at its present residency."""
-        for resident in self.on(accelerator):
-            beyond = resident.size_bytes - resident.predicted_bytes
-            if beyond > 0:
-                yield resident.component, {resident.residency: beyond}

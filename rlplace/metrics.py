@@ -33,15 +33,14 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
             by_name.setdefault(name, []).append(metric)
     reduced: dict[str, float] = {}
     for name, metrics_of_name in by_name.items():
-        ways = {m.reduce for m in metrics_of_name}
-        if len(ways) > 1:
-            raise ValueError(f"metric {name}: reduced as {' and '.join(sorted(ways))}")
-        way, values = ways.pop(), [m.value for m in metrics_of_name if m.weight > 0]
-        if not values:
+        reductions = {m.reduce for m in metrics_of_name}
+        if len(reductions) > 1:
+            raise ValueError(f"metric {name}: reduced as {' and '.join(sorted(reductions))}")
+        seen = [m for m in metrics_of_name if m.weight > 0]
+        if not seen:
             continue
-        if way == "mean":
-            total = sum(m.weight for m in metrics_of_name)
-            reduced[name] = sum(m.value * m.weight for m in metrics_of_name if m.weight > 0) / total
+        if reductions == {"mean"}:
+            reduced[name] = sum(m.value * m.weight for m in seen) / sum(m.weight for m in metrics_of_name)
         else:
-            reduced[name] = _REDUCE[way](values)
+            reduced[name] = _REDUCE[reductions.pop()]([m.value for m in seen])
     return reduced

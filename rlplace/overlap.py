@@ -167,8 +167,7 @@ class Overlap(Loop):
 
     def _rollout(self, index: int) -> list[Metrics]:
         """Start the iterations that are due and return at once: consumers take samples one group after another."""
-        self._generation.admitting = True
-        self._scoring = self._score(index)
+        self._generation.admitting, self._scoring = True, self._score(index)
         self._generation.go_on()
         return []
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+_ALONG_ROWS = ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")  # [T, B, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         steps_rows = self.rewards.shape
-        for name in ("observations", "actions", "logprobs", "values", "terminated", "truncated"):
+        for name in _ALONG_ROWS:
             shape = getattr(self, name).shape
             if shape[:2] != steps_rows:
                 raise ValueError(f"trajectory: {name} has shape {shape}, expected [T, B] = {steps_rows}")
@@ -101,10 +102,7 @@ class Trajectory:
         if not 0 <= start < stop <= self.rows:
             raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
         cut = np.argwhere(self.truncated)[:, 1]
-        along_rows = {
-            name: getattr(self, name)[:, start:stop]
-            for name in ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")
-        }
+        along_rows = {name: getattr(self, name)[:, start:stop] for name in _ALONG_ROWS}
         return dataclasses.replace(
             self,
             first_row=self.first_row + start,
@@ -123,15 +121,11 @@ def concat(pieces: Sequence[Trajectory]) -> Trajectory:
     if not pieces:
         raise ValueError("trajectory: nothing to join")
     for left, right in itertools.pairwise(pieces):
-        if left.first_row + left.rows != right.first_row:
-            raise ValueError(
-                f"trajectory: rows end at {left.first_row + left.rows - 1} and go on at {right.first_row}: "
-                + ("rows are missing" if left.first_row + left.rows < right.first_row else "rows came twice")
-            )
-    along_rows = {
-        name: np.concatenate([getattr(p, name) for p in pieces], axis=1)
-        for name in ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")
-    }
+        next_row = left.first_row + left.rows
+        if next_row != right.first_row:
+            why = "rows are missing" if next_row < right.first_row else "rows came twice"
+            raise ValueError(f"trajectory: rows end at {next_row - 1} and go on at {right.first_row}: {why}")
+    along_rows = {name: np.concatenate([getattr(p, name) for p in pieces], axis=1) for name in _ALONG_ROWS}
     # argwhere order is by step first, so the final observations of the pieces interleave.
     cuts = np.concatenate([np.argwhere(p.truncated) + [0, p.first_row] for p in pieces])
     order = np.lexsort((cuts[:, 1], cuts[:, 0]))

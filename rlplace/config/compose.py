@@ -208,7 +208,7 @@ def _chosen(word: str, line: CommandLine) -> str:
         return f"~{key}" if among_defaults else f"++{key.partition('@')[2]}=null"
     near = did_you_mean(name, known)
     problem = Problem(
-        code=f"unknown-{group}",
+        code="unknown-model" if group == "model" else "unknown-cluster",
         key=key,
         what=f"no such {group} is declared" + suggestion(near),
         got=name,

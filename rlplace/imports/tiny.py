@@ -22,19 +22,14 @@ from rlplace.placement.plan import make_plan
 
 _TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}
 _FROZEN = {"dtype": "fp32", "token_budget": 256}
-_ENGINE: Mapping[str, object] = {
-    "engine": "transformers",
-    "dtype": "fp32",
-    "cache_dtype": "fp32",
-    "kv_cache_memory": "4MiB",
-}
-_STEP: Mapping[str, object] = {"step_tokens": 256, "step_sequences": 8, "enforce_eager": True}
+_ENGINE: Mapping[str, object] = {"engine": "transformers", "dtype": "fp32", "cache_dtype": "fp32"}
+_STEP: Mapping[str, object] = {"kv_cache_memory": "4MiB", "step_tokens": 256, "step_sequences": 8}
 _SIZES: Mapping[str, Mapping[str, object]] = {
     "actor": _TRAINED,
     "critic": _TRAINED | {"model": None},
     "reference": _FROZEN | {"model": None},
     "reward": _FROZEN,
-    "rollout": {**_ENGINE, **_STEP},
+    "rollout": {**_ENGINE, **_STEP, "enforce_eager": True},
 }
 _KEPT = ("lora_rank", "lora_alpha", "optimizer", "enable_offload", "sharded", "on_host", "warmup_iterations")
 _KEPT_OF_SOME = ("ema_decay", "url", "function", "head")

@@ -95,24 +95,18 @@ class ConsoleSink:
         self._lines = 0
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        columns = self._console.columns
         if self._lines % LINES_PER_HEADER == 0:
-            self._print(self._heading())
+            heads = "".join(column.head.rjust(column.width) for column in columns)
+            heading = f" iter{self._console.steps:>13}{heads}"
+            self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if self._stream.isatty() else f"{heading}\n")
         self._lines += 1
-        self._print(
-            f"{iteration:>5,}{env_steps:>13,}" + "".join(column.cell(metrics) for column in self._console.columns)
-        )
+        cells = "".join(column.cell(metrics) for column in columns)
+        self._stream.write(f"{iteration:>5,}{env_steps:>13,}{cells}\n")
+        self._stream.flush()
 
     def close(self) -> None:
         pass
-
-    def _heading(self) -> str:
-        heads = "".join(column.head.rjust(column.width) for column in self._console.columns)
-        text = f" iter{self._console.steps:>13}{heads}"
-        return f"\x1b[1m{text}\x1b[0m" if self._stream.isatty() else text
-
-    def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
 
 
 class WholeAppends:
@@ -132,7 +126,9 @@ class WholeAppends:
         try:
             before = os.fstat(self._fd).st_size
             try:
-                _write_all(self._fd, piece)
+                done = os.write(self._fd, piece)  # all of it, as a rule
+                while done < len(piece):  # a disk that fills up takes a part and names its error on the next call
+                    done += os.write(self._fd, piece[done:])
             except OSError:
                 if os.fstat(self._fd).st_size > before:
                     os.ftruncate(self._fd, before)
@@ -144,13 +140,6 @@ class WholeAppends:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
-
-
-def _write_all(fd: int, piece: bytes) -> None:
-    """One system call as a rule. A disk that fills up takes a part and names its error on the next call."""
-    done = os.write(fd, piece)
-    while done < len(piece):
-        done += os.write(fd, piece[done:])
 
 
 class JsonlSink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from rlplace.comm.watchdog import ChannelView
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory.ledger import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
-from rlplace.report.utilisation import usage_lines
+from rlplace.report.utilisation import usage_rows
 from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
+_LEAST_WAIT_S = 0.05  # less is shown as no time at all
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,23 +25,17 @@ class Measures:
     """The metrics that a kind of run is summed up by."""
 
     score: str  # metric of an iteration's mean return
-    episodes: str | None  # metric with the number of episodes behind it; None: an iteration counts as one episode
-    window: int  # episodes behind the mean return, rounded up to whole iterations
+    episodes: str | None = None  # metric with the number of episodes behind it; None: an iteration is one episode
+    window: int = 1  # episodes behind the mean return, rounded up to whole iterations
     steps: str  # what the steps of a run are, as summary.json calls them
-    counts: Mapping[str, str]  # key of summary.json -> metric that is summed over iterations
+    counts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key of summary.json -> metric to be summed
 
 
-SIMULATED = Measures(score="env/return", episodes="env/episodes", window=100, steps="env_steps", counts={})
+SIMULATED = Measures(score="env/return", episodes="env/episodes", window=100, steps="env_steps")
 TEXT = Measures(
     score="actor/reward",
-    episodes=None,
-    window=1,
     steps="answers",
-    counts={
-        "samples": "actor/samples",
-        "tokens_generated": "rollout/tokens",
-        "tokens_learned": "actor/tokens_learned",
-    },
+    counts={"samples": "actor/samples", "tokens_generated": "rollout/tokens", "tokens_learned": "actor/tokens_learned"},
 )
 
 
@@ -96,16 +91,11 @@ class Progress:
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the run in numbers, as summary.json has them; seconds are summed over iterations."""
-    stages = progress.seconds
+    stages, steps = progress.seconds, progress.measures.steps
     total = stages.get("time/iteration_s", 0.0)
-    evaluations = dict(sorted(progress.evaluations.items()))
-    ends = list(evaluations.values())
-    held_out = {
-        "eval_first": ends[0] if ends else None,
-        "eval_last": ends[-1] if ends else None,
-        "evaluations": {str(version): value for version, value in evaluations.items()},
-    }
-    steps = progress.measures.steps
+    evaluations = {str(version): value for version, value in sorted(progress.evaluations.items())}
+    first, last = (next(iter(order), None) for order in (evaluations.values(), reversed(evaluations.values())))
+    held_out = {"eval_first": first, "eval_last": last, "evaluations": evaluations}
     return {
         "iterations": progress.iterations,
         steps: progress.steps,
@@ -139,8 +129,8 @@ def waits_of(views: Mapping[str, ChannelView]) -> dict[str, dict[str, Any]]:
     """Return by channel which components put and took, and the summed seconds that their ranks waited."""
     return {
         name: {
-            "producers": _components(seen.stats.producers),
-            "consumers": _components(seen.stats.consumers),
+            "producers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.stats.producers)),
+            "consumers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.stats.consumers)),
             "producer_wait_s": seen.stats.producer_wait_s,
             "consumer_wait_s": seen.stats.consumer_wait_s,
             "items": seen.stats.puts,
@@ -151,44 +141,33 @@ def waits_of(views: Mapping[str, ChannelView]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _components(owners: Iterable[str]) -> list[str]:
-    """Return the components of owners such as "env rank 2"."""
-    return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
-
-
 def summary_text(report: Mapping[str, Any]) -> str:
     """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, for the console."""
     seconds = report["seconds"]
     stages = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
     each = ", ".join(f"{stage} {seconds[stage]:.1f}" for stage in stages if stage in seconds)
-    return "\n".join(
-        [
-            "",
-            *(_simulated_lines(report) if SIMULATED.steps in report else _text_lines(report)),
-            f"seconds    {report['wall_s']:.1f} in all: start {report['start_s']:.1f}, "
-            f"training {report['train_s']:.1f} ({each or 'no iteration'})",
-            f"overhead   {report['overhead_share']:.0%} of training was neither simulator, policy nor learning",
-            *usage_lines(report.get("utilisation", {})),
-            *_wait_lines(report.get("waits", {})),
-            *_memory_lines(report.get("memory", {})),
-            f"files      {report['folder']}",
-        ]
-    )
-
-
-def _simulated_lines(report: Mapping[str, Any]) -> list[str]:
-    first, last = (
-        "no episode finished" if value is None else f"{value:,.1f}"
-        for value in (report["return_first"], report["return_last"])
-    )
-    return [
-        f"return     {first} -> {last}   (first iteration, last {SIMULATED.window} episodes)",
-        f"env steps  {report['env_steps']:,} in {report['iterations']} iterations, "
-        f"{report['env_steps_per_s']:,.0f} per second",
+    parts = f"start {report['start_s']:.1f}, training {report['train_s']:.1f} ({each or 'no iteration'})"
+    rows = [
+        *(_simulated_rows(report) if SIMULATED.steps in report else _text_rows(report)),
+        ("seconds", f"{report['wall_s']:.1f} in all: {parts}"),
+        ("overhead", f"{report['overhead_share']:.0%} of training was neither simulator, policy nor learning"),
+        *usage_rows(report.get("utilisation", {})),
+        *_wait_rows(report.get("waits", {})),
+        *_memory_rows(report.get("memory", {})),
+        ("files", report["folder"]),
     ]
+    return "\n".join(["", *(f"{head:<11}{text}" for head, text in rows)])
 
 
-def _text_lines(report: Mapping[str, Any]) -> list[str]:
+def _simulated_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    ends = (report["return_first"], report["return_last"])
+    first, last = ("no episode finished" if value is None else f"{value:,.1f}" for value in ends)
+    yield "return", f"{first} -> {last}   (first iteration, last {SIMULATED.window} episodes)"
+    rate = f"{report['env_steps_per_s']:,.0f} per second"
+    yield "env steps", f"{report['env_steps']:,} in {report['iterations']} iterations, {rate}"
+
+
+def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     def number(value: float | None) -> str:
         return "none" if value is None else f"{value:,.3f}"
 
@@ -196,48 +175,37 @@ def _text_lines(report: Mapping[str, Any]) -> list[str]:
         seconds = report["seconds"].get(stage)
         return f"{tokens / seconds:,.0f} per second" if seconds else "none per second"
 
-    generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
-    lines = [
-        f"reward     {number(report['return_first'])} -> {number(report['return_last'])}   (first, last iteration)",
-    ]
+    yield "reward", f"{number(report['return_first'])} -> {number(report['return_last'])}   (first, last iteration)"
     if evaluations := list(report["evaluations"].items()):
         ends = [*evaluations[:1], *evaluations[1:][-1:]]
         values, versions = " -> ".join(number(value) for _, value in ends), " and ".join(at for at, _ in ends)
-        lines.append(f"held out   {values}   (mean reward of greedy answers, after {versions} iterations)")
-    lines.append(
-        f"tokens     {generated:,} generated, {rate(generated, 'rollout')}; "
-        f"{learned:,} learned, {rate(learned, 'learn')}; {report['iterations']} iterations"
-    )
-    return lines
+        yield "held out", f"{values}   (mean reward of greedy answers, after {versions} iterations)"
+    generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
+    texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
+    yield "tokens", f"{texts}; {report['iterations']} iterations"
 
 
-_LEAST_WAIT_S = 0.05  # less is shown as no time at all
-
-
-def _wait_lines(waits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each channel in which ranks waited noticeably."""
-    lines: list[str] = []
+def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return a row for each channel in which ranks waited noticeably."""
+    texts: list[str] = []
     for name, seen in waits.items():
         putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
-        if putting and taking and max(seen["consumer_wait_s"], seen["producer_wait_s"]) >= _LEAST_WAIT_S:
-            lines.append(
-                f"{'waited' if not lines else '':<11}{name}: {taking} for {putting} {seen['consumer_wait_s']:.1f} s, "
-                f"{putting} for {taking} {seen['producer_wait_s']:.1f} s"
-            )
-    if lines:
-        lines[-1] += "   summed over ranks"
-    return lines
+        taken_s, put_s = seen["consumer_wait_s"], seen["producer_wait_s"]
+        if putting and taking and max(taken_s, put_s) >= _LEAST_WAIT_S:
+            texts.append(f"{name}: {taking} for {putting} {taken_s:.1f} s, {putting} for {taking} {put_s:.1f} s")
+    return _headed("waited", texts, "summed over ranks")
 
 
-def _memory_lines(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
-    lines: list[str] = []
-    for component, rows in memory.items():
-        sizes = ", ".join(
-            f"{word} {show_bytes(size['measured'])} ({show_bytes(size['predicted'])})"
-            for word, size in rows.items()
-            if word != "off"
-        )
-        lines.append(f"{'memory' if not lines else '':<11}{component}: {sizes}")
-    if lines:
-        lines[-1] += "   per accelerator, measured (predicted)"
-    return lines
+def _memory_rows(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[tuple[str, str]]:
+    texts: list[str] = []
+    for component, states in memory.items():
+        shown = {word: (show_bytes(size["measured"]), show_bytes(size["predicted"])) for word, size in states.items()}
+        sizes = (f"{word} {measured} ({predicted})" for word, (measured, predicted) in shown.items() if word != "off")
+        texts.append(f"{component}: {', '.join(sizes)}")
+    return _headed("memory", texts, "per accelerator, measured (predicted)")
+
+
+def _headed(head: str, texts: Sequence[str], note: str) -> list[tuple[str, str]]:
+    """Head the first text, and end the last with a note."""
+    ends = [*[""] * (len(texts) - 1), f"   {note}"]
+    return [("" if at else head, text + end) for at, (text, end) in enumerate(zip(texts, ends, strict=False))]

@@ -7,6 +7,7 @@ are fixed: see `tensorflow/core/lib/io/record_writer.h` and `tensorflow/core/uti
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Mapping
 
@@ -17,17 +18,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffe
 
 def first_record(wall_time: float) -> bytes:
     """The record every event file begins with."""
-    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _bytes_field(3, _FILE_VERSION))
+    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(3, _BYTES, _FILE_VERSION))
 
 
 def scalars_record(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
     """One record with the value of every name at `step` (not negative)."""
-    values = b"".join(
-        _bytes_field(1, _bytes_field(1, name.encode()) + _field(2, _FIXED32, _float32(value)))
-        for name, value in scalars.items()
-    )
     event = _field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step))
-    return _record(event + _bytes_field(5, values))
+    pairs = (_field(1, _BYTES, name.encode()) + _field(2, _FIXED32, _float32(v)) for name, v in scalars.items())
+    return _record(event + _field(5, _BYTES, b"".join(_field(1, _BYTES, pair) for pair in pairs)))
 
 
 def crc32c(data: bytes) -> int:
@@ -60,11 +58,8 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def _field(number: int, wire_type: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | wire_type) + payload
-
-
-def _bytes_field(number: int, payload: bytes) -> bytes:
-    return _field(number, _BYTES, _varint(len(payload)) + payload)
+    length = _varint(len(payload)) if wire_type == _BYTES else b""
+    return _varint(number << 3 | wire_type) + length + payload
 
 
 def _varint(value: int) -> bytes:
@@ -81,4 +76,4 @@ def _float32(value: float) -> bytes:
     try:
         return struct.pack("<f", value)
     except OverflowError:
-        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+        return struct.pack("<f", math.copysign(math.inf, value))

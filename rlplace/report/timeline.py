@@ -30,9 +30,9 @@ def render_timeline(
     shown = accelerators[:_MOST_ROWS]
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     height = bottom + 62
-    shares = shares_of(uses, accelerators, total) if accelerators else None
-    shares_text = "" if shares is None else f"{shares.busy:.0%} at work, {shares.bubble:.0%} idle, "
-    shares_text += "" if shares is None else f"{shares.moves:.0%} moves, {shares.sync:.0%} sync"
+    words = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
+    shares = shares_of(uses, accelerators, total) if accelerators else {}
+    shares_text = ", ".join(f"{share:.0%} {words[name]}" for name, share in shares.items())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" aria-label="one iteration of {total:.3g} s: {shares_text}" font-family="{FONT}">',
@@ -91,9 +91,7 @@ def _stages(uses: Sequence[StageUse], scale: float, rows: int) -> Iterator[str]:
             yield _box(look, x + moving, y, staying, _LANE, f"{use.stage} {use.seconds:.3g} s")
         x += moving + staying
     taken: list[tuple[float, float]] = []
-    for begin, use in sorted(
-        zip(begins, uses, strict=True), key=lambda pair: -pair[1].seconds
-    ):  # the longest has a name
+    for begin, use in sorted(zip(begins, uses, strict=True), key=lambda pair: -pair[1].seconds):  # the longest is named
         end = begin + width_of(use.stage, bold=True) + 6
         if all(end <= left or begin >= right for left, right in taken):
             taken.append((begin, end))

@@ -5,8 +5,8 @@
     one accelerator:   moves | sync | moves | rollout ▓▓▓▓▓▓▓░░░ | moves | learn ▓▓▓▓▓▓▓▓░
                                               at work     idle
 
-At work is what ranks spent inside their methods less what they say they waited (`<component>/wait_s`, `/put_s`). Moves
-and sync hold up everybody, so they count whole, on every accelerator. A rank that waits for its siblings in a
+At work is the time of ranks inside their methods less the waiting they report (`<component>/wait_s`, `/put_s`). Moves
+and sync hold up all components, so they count whole, on every accelerator. A rank that waits for its siblings in a
 collective is at work, as it is to the accelerator.
 """
 
@@ -45,19 +45,8 @@ class StageUse:
             mine = work.setdefault(accelerator, {})
             for component, seconds in row.items():
                 mine[component] = mine.get(component, 0.0) + seconds
-        return StageUse(
-            stage=self.stage, moves_s=self.moves_s + other.moves_s, seconds=self.seconds + other.seconds, work=work
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares of the time of all accelerators in use. They add up to 1 less the time of the driver itself."""
-
-    busy: float
-    bubble: float  # idle within a stage
-    moves: float
-    sync: float
+        moves_s, seconds = self.moves_s + other.moves_s, self.seconds + other.seconds
+        return StageUse(stage=self.stage, moves_s=moves_s, seconds=seconds, work=work)
 
 
 class Usage:
@@ -95,33 +84,33 @@ class Usage:
         if not self.accelerators:
             return {}
         shares = shares_of(self.last, self.accelerators, seconds)
-        return {f"util/{name}_share": value for name, value in dataclasses.asdict(shares).items()}
-
-    def totals(self) -> tuple[StageUse, ...]:
-        """Return the sums over all iterations, by stage."""
-        return tuple(self._totals.values())
+        return {f"util/{name}_share": value for name, value in shares.items()}
 
     def record(self, planned: Mapping[str, int]) -> dict[str, Any]:
         """Return the whole run as plain values. `planned`: accelerators at work by stage, according to the plan."""
         if not self.accelerators or not self.seconds:
             return {}
-        uses = self.totals()
-        shares = shares_of(uses, self.accelerators, self.seconds)
+        uses, many = tuple(self._totals.values()), len(self.accelerators)
+        stages: dict[str, dict[str, Any]] = {}
+        for use in uses:
+            busy_s = sum(use.busy_s(a) for a in self.accelerators)
+            stages[use.stage] = {
+                "seconds": use.seconds,
+                "moves_s": use.moves_s,
+                "at_work": busy_s / use.seconds if use.seconds else 0.0,  # accelerators, on average
+                "planned_at_work": planned.get(use.stage),
+            }
         return {
-            "accelerators": len(self.accelerators),
-            "accelerator_hours": len(self.accelerators) * self.seconds / 3600,
-            "shares": dataclasses.asdict(shares),
-            "stages": {use.stage: self._stage(use, planned) for use in uses},
-            "by_accelerator": {str(a): _accelerator(uses, a) for a in self.accelerators},
-        }
-
-    def _stage(self, use: StageUse, planned: Mapping[str, int]) -> dict[str, Any]:
-        busy = sum(use.busy_s(a) for a in self.accelerators)
-        return {
-            "seconds": use.seconds,
-            "moves_s": use.moves_s,
-            "at_work": busy / use.seconds if use.seconds else 0.0,  # accelerators, on average
-            "planned_at_work": planned.get(use.stage),
+            "accelerators": many,
+            "accelerator_hours": many * self.seconds / 3600,
+            "shares": shares_of(uses, self.accelerators, self.seconds),
+            "stages": stages,
+            "by_accelerator": {
+                str(a): {
+                    u.stage: {"busy_s": u.busy_s(a), "idle_s": u.seconds - u.busy_s(a)} for u in uses if u.stage != SYNC
+                }
+                for a in self.accelerators
+            },
         }
 
 
@@ -130,30 +119,24 @@ def waited(metrics: Metrics) -> float:
     return sum(metric.value for name, metric in metrics.items() if name.rpartition("/")[2] in _WAITING)
 
 
-def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> Shares:
-    """Divide `seconds` of all accelerators into work, idle time, moves and sync."""
+def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> dict[str, float]:
+    """Divide `seconds` of all accelerators into shares: busy, bubble (idle within a stage), moves and sync.
+
+    They add up to 1 less the time of the driver itself.
+    """
     stages = [use for use in uses if use.stage != SYNC]
     everything = len(accelerators) * seconds
     busy = sum(use.busy_s(a) for use in stages for a in accelerators)
     there = len(accelerators) * sum(use.seconds for use in stages)
-    return Shares(
-        busy=busy / everything,
-        bubble=(there - busy) / everything,
-        moves=sum(use.moves_s for use in uses) / seconds,
-        sync=sum(use.seconds for use in uses if use.stage == SYNC) / seconds,
-    )
-
-
-def _accelerator(uses: Sequence[StageUse], number: int) -> dict[str, dict[str, float]]:
-    """Return busy and idle seconds of one accelerator by stage."""
     return {
-        use.stage: {"busy_s": use.busy_s(number), "idle_s": use.seconds - use.busy_s(number)}
-        for use in uses
-        if use.stage != SYNC
+        "busy": busy / everything,
+        "bubble": (there - busy) / everything,
+        "moves": sum(use.moves_s for use in uses) / seconds,
+        "sync": sum(use.seconds for use in uses if use.stage == SYNC) / seconds,
     }
 
 
-def usage_lines(record: Mapping[str, Any]) -> list[str]:
+def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Render the record for the summary of a run."""
     if not record:
         return []
@@ -163,9 +146,8 @@ def usage_lines(record: Mapping[str, Any]) -> list[str]:
         for stage, row in record["stages"].items()
         if stage != SYNC
     )
-    return [
-        f"at work    {shares['busy']:.0%} of the time of {many} accelerator{'s' * (many > 1)}, idle "
-        f"{shares['bubble']:.0%}, moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; "
-        f"{record['accelerator_hours']:.3g} accelerator hours",
-        f"           {stages}   accelerators at work, measured (planned)",
-    ]
+    whole = (
+        f"{shares['busy']:.0%} of the time of {many} accelerator{'s' * (many > 1)}, idle {shares['bubble']:.0%}, "
+        f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; {record['accelerator_hours']:.3g} accelerator hours"
+    )
+    return [("at work", whole), ("", f"{stages}   accelerators at work, measured (planned)")]

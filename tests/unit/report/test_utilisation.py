@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.metrics import Metric
 from rlplace.report.timeline import render_timeline
-from rlplace.report.utilisation import StageUse, Usage, usage_lines, waited
+from rlplace.report.utilisation import StageUse, Usage, usage_rows, waited
 
 SEATS = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 
@@ -53,9 +53,9 @@ def test_a_run_is_summed_by_stage_and_accelerator() -> None:
     assert record["stages"]["sync"]["planned_at_work"] is None
     assert record["by_accelerator"]["0"]["rollout"] == {"busy_s": 4.0, "idle_s": 4.0}
     assert len(usage.last) == 3
-    assert usage_lines(record) == [
-        "at work    52% of the time of 4 accelerators, idle 18%, moves 10%, sync 10%; 0.0222 accelerator hours",
-        "           rollout 2.2 (4), learn 4.0 (4)   accelerators at work, measured (planned)",
+    assert usage_rows(record) == [
+        ("at work", "52% of the time of 4 accelerators, idle 18%, moves 10%, sync 10%; 0.0222 accelerator hours"),
+        ("", "rollout 2.2 (4), learn 4.0 (4)   accelerators at work, measured (planned)"),
     ]
 
 
@@ -73,7 +73,7 @@ def test_without_accelerators_there_is_nothing_to_say() -> None:
     usage.worked("env", [3.0, 2.0], [{}, {}])
     usage.stage_ended("rollout", moves_s=0.0, seconds=4.0)
     assert usage.iteration_ended(4.0) == {}
-    assert usage_lines(usage.record({})) == []
+    assert usage_rows(usage.record({})) == []
 
 
 def test_only_waiting_counts_as_waiting() -> None:

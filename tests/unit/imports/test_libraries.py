@@ -1,0 +1,535 @@
+"""Every library in its own way of placing models, and what takes more than one of its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplace.config import read_config
+from rlplace.errors import ConfigError
+from rlplace.imports import Imported, Setting, import_settings, import_words, settings_of
+from rlplace.placement import HybridComponentPlacement
+
+ALL = ("actor", "critic", "reference", "reward", "rollout")
+
+
+def bring(library: str, text: str, per_node: int = 0) -> Imported:
+    return import_words(library, [text], per_node)
+
+
+def spots(imported: Imported) -> dict[str, str]:
+    """Component -> accelerators, by the config alone, without the importer."""
+    placement = HybridComponentPlacement(imported.config, imported.topology)
+    nodes = imported.topology.nodes
+    assert (at(imported, "cluster.num_nodes"), at(imported, "cluster.accelerators_per_node")) == (
+        len(nodes),
+        nodes[0].accelerators,
+    )
+    return {name: str(placement.accelerators(name)) for name in placement.components}
+
+
+def at(imported: Imported, path: str) -> Any:
+    value: Any = imported.config
+    for name in path.split("."):
+        value = value.get(name, {})
+    return value
+
+
+def outcomes(imported: Imported, part: str) -> set[str]:
+    """The outcomes of the settings that have `part` in their text."""
+    return {r.outcome for r in imported.results if part in str(r.setting)}
+
+
+def codes(imported: Imported) -> list[str]:
+    return [p.code for p in imported.findings]
+
+
+# ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SIZES_70B = (
+    "--actor_num_nodes 2 --critic_num_nodes 2 --ref_num_nodes 1 --reward_num_nodes 1 --zero_stage 3 --bf16 "
+    "--vllm_num_engines 4 --vllm_tensor_parallel_size 4 "
+)
+ALONE = "--init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x "
+VERL = "trainer.nnodes=2 trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
+SKYRL = "trainer.placement.policy_num_gpus_per_node=8 trainer.placement.ref_num_gpus_per_node=8 "
+APART = "trainer.placement.colocate_all=false trainer.critic.model.path=x trainer.reward.model.path=y "
+ROLL = (
+    "rollout_batch_size=512 num_return_sequences_in_group=8 'actor_train.device_mapping=list(range(0,16))' "
+    "actor_train.training_args.per_device_train_batch_size=4 actor_train.training_args.gradient_accumulation_steps=16 "
+    "'actor_infer.device_mapping=list(range(0,12))' actor_infer.num_gpus_per_worker=2 rewards.rule.world_size=8 "
+    "'reference.device_mapping=[0, 1, 2, 3] + list(range(8, 12, 2))' 'rewards.judge.device_mapping=[12,13]'"
+)
+SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 "
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "expected"),
+    [
+        ("openrlhf", SIZES_70B, ["0-15", "16-31", "32-39", "40-47", "48-63"]),
+        (
+            "openrlhf",
+            SIZES_70B + "--colocate_actor_ref --colocate_critic_reward",
+            ["0-15", "16-31", "0-7", "16-23", "32-47"],
+        ),
+        ("openrlhf", "--actor_num_gpus_per_node 4 " + ALONE, {"actor": "0-3", "rollout": "0-3", "reward": ""}),
+        ("verl", VERL + "actor_rollout_ref.actor.use_kl_loss=True reward_model.enable=True", ["0-15"] * 5),
+        ("verl", VERL + "algorithm.adv_estimator=grpo", {"actor": "0-15", "rollout": "0-15"}),
+        (
+            "verl",
+            VERL + "critic.enable=False reward_model.enable=True reward_model.enable_resource_pool=True "
+            "reward_model.n_gpus_per_node=4",
+            {"actor": "0-15", "reward": "16-19", "rollout": "0-15"},
+        ),
+        ("roll", ROLL, {"actor": "0-15", "reference": "0-3,8,10", "rollout": "0-11", "reward.judge": "12-13"}),
+        (
+            "slime",
+            "--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --num-gpus-per-node 8",
+            {"actor": "0-3", "rollout": "4-7"},
+        ),
+        (
+            "slime",
+            SLIME + "--advantage-estimator ppo --use-kl-loss",
+            dict.fromkeys(("actor", "critic", "reference", "rollout"), "0-15"),
+        ),
+        (
+            "skyrl",
+            SKYRL + "generator.num_inference_engines=2",
+            dict.fromkeys(("actor", "reference", "rollout"), "0-7"),
+        ),
+        (
+            "skyrl",
+            SKYRL + APART + "trainer.placement.colocate_critic_reward=true",
+            ["0-7", "8-11", "0-7", "8-11", "12-15"],
+        ),
+        ("areal", "allocation_mode=sglang:d4p1t1+d4p1t1", {"rollout": "0-3", "actor": "4-7"}),
+        ("areal", "allocation_mode=sglang:d2t2+fsdp:d4", {"rollout": "0-3", "actor": "4-7"}),
+        ("areal", "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8'", {"rollout": "0-7", "actor": "0-7"}),
+        (
+            "areal",
+            "'allocation_mode=sglang:d4t4+archon:(attn:d1p4t2c2|ffn:d1p4t1e4)'",
+            {"rollout": "0-15", "actor": "16-31"},
+        ),
+        ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d4", {"rollout": "0-3", "actor": "4-7"}),
+        (
+            "areal",
+            "allocation_mode=sglang:d4+d4 critic.path=x ref.path=y ref.scheduling_strategy.type=separation",
+            {"rollout": "0-3", "actor": "4-7", "critic": "4-7", "reference": "8-11"},
+        ),
+    ],
+)
+def test_accelerators_of_each_component(library: str, text: str, expected: dict[str, str] | list[str]) -> None:
+    wanted = expected if isinstance(expected, dict) else dict(zip(ALL, expected, strict=True))
+    assert spots(bring(library, text)) == wanted
+
+
+def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:
+    engines = "--actor_num_gpus_per_node 6 --vllm_num_engines 2 --vllm_tensor_parallel_size 4 "
+    assert spots(bring("openrlhf", engines + ALONE, per_node=8))["rollout"] == "8-15"
+    large = bring("openrlhf", "--vllm_num_engines 1 --vllm_tensor_parallel_size 16")
+    line = {"placement": "32-47", "tensor_parallel_size": 16, "tensor_parallel_across_nodes": True}
+    assert at(large, "cluster.component_placement.rollout") == line
+    assert large.layout is not None
+    assert at(bring("verl", VERL), "cluster.component_placement.rollout.accelerators_per_rank") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "used", "dedicated"),  # the counts of OpenRLHF's own documents
+    [
+        (SIZES_70B, 64, 64),
+        (SIZES_70B + "--colocate_actor_ref --colocate_critic_reward", 48, 64),
+        (SIZES_70B.replace("_num_nodes 1", "_num_nodes 2") + "--colocate_actor_ref --colocate_critic_reward", 48, 80),
+        (SIZES_70B.replace("--vllm_num_engines 4", "--vllm_num_engines 8"), 80, 80),
+    ],
+)
+def test_seventy_billion_counted(text: str, used: int, dedicated: int) -> None:
+    layout = bring("openrlhf", text).layout
+    assert layout is not None
+    assert (layout.savings.used, layout.savings.dedicated) == (used, dedicated)
+
+
+PAIRS = "--colocate_actor_ref --colocate_critic_reward"
+NEW_PAIR = "--ref.num_nodes 2 --ref.num_gpus_per_node 8        (or keep both sizes here)"
+THREE = "--actor_num_nodes 2 --ref_num_nodes 2 --vllm_num_engines 3 --vllm_tensor_parallel_size 4 --colocate_all_models"
+ENGINES = "--vllm_num_engines 8 "
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "code", "fix"),
+    [
+        ("openrlhf", SIZES_70B + PAIRS, "import-partners", NEW_PAIR),
+        ("openrlhf", THREE, "import-engines", "--vllm.num_engines 4 --vllm.tensor_parallel_size 4"),
+        (
+            "openrlhf",
+            ENGINES + "--critic_num_nodes 2 --colocate_all_models",
+            "import-partners",
+            "critic with at most 8",
+        ),
+        ("openrlhf", ENGINES + "--vllm_enable_sleep", "import-sleep", "add --train.colocate_all, or leave it out"),
+        ("openrlhf", ENGINES + "--vllm_enable_sleep --async_train --colocate_all_models", "import-sleep", "leave out "),
+        (
+            "openrlhf",
+            ENGINES + "--rollout_batch_size 8 --micro_rollout_batch_size 8 --train_batch_size 8",
+            "import-batches",
+            "--rollout.micro_batch_size 1",
+        ),
+        ("openrlhf", ENGINES + "--advantage_estimator rloo", "import-batches", "--rollout.n_samples_per_prompt 2"),
+        ("openrlhf", ENGINES + "--train_batch_size 100", "uneven-batches", ""),
+        ("openrlhf", ENGINES + "--ds_tensor_parallel_size 3", "import-counts", "ds.tensor_parallel_size: 2"),
+        ("openrlhf", ENGINES + "--vllm_gpu_memory_utilization 1.5", "out-of-bounds", ""),
+        ("verl", VERL.replace("=4", "=3"), "import-engines", f"{VERL.split()[2].split('=')[0]}: 2"),
+        (
+            "slime",
+            "--actor-num-gpus-per-node 8 --rollout-num-gpus 6 --rollout-num-gpus-per-engine 4",
+            "import-engines",
+            "",
+        ),
+        ("skyrl", SKYRL, "import-engines", "generator.num_inference_engines=2 "),
+        ("skyrl", APART + "trainer.placement.policy_num_gpus_per_node=8", "import-partners", "trainer.placement.ref_"),
+        (
+            "areal",
+            "allocation_mode=sglang:d8+fsdp:d8 cluster.n_nodes=1 cluster.n_gpus_per_node=8",
+            "import-counts",
+            "cluster.n_nodes: 2",
+        ),
+    ],
+)
+def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, code: str, fix: str) -> None:
+    imported = bring(library, text)
+    problem = next(p for p in imported.findings if p.code == code)
+    assert (problem.fix or "").startswith(fix)
+    assert spots(imported)["rollout"]
+
+
+def test_larger_machines_than_needed_stay() -> None:
+    assert bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3").topology.num_nodes == 3
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OFFLOADS = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True " for part in ("param", "optimizer")]
+TOGETHER = ENGINES + "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep "
+BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true train_dataset.batch_size=256 "
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "expected"),
+    [
+        (
+            "openrlhf",
+            TOGETHER + "--ref_reward_offload",
+            {"reference.enable_offload": True, "reward.enable_offload": True, "cluster.allow_resident": {}},
+        ),
+        (
+            "openrlhf",
+            "--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload",
+            {
+                "actor.weights": "fp16",
+                "actor.optimizer": {"kind": "adamw_master", "beta2": 0.95, "on_host": True},
+                "actor.lora_rank": {},
+                "algorithm.sequence_length": 4096,
+                "algorithm.max_prompt_length": 3072,
+            },
+        ),
+        (  # FSDP states stay unless offload is switched on; only the engines sleep by themselves
+            "verl",
+            VERL,
+            {"cluster.allow_resident": ["actor", "critic"], "rollout.enable_offload": True},
+        ),
+        ("verl", VERL + "".join(OFFLOADS), {"actor.enable_offload": True}),
+        ("verl", VERL + OFFLOADS[0], {"actor.enable_offload": {}}),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.rollout.free_cache_engine=False",
+            {"rollout.enable_offload": False, "cluster.allow_resident": ["actor", "critic", "rollout"]},
+        ),
+        (
+            "verl",
+            VERL + "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5",
+            {
+                "algorithm": {
+                    "name": "grpo",
+                    "max_prompt_length": 512,
+                    "max_new_tokens": 512,
+                    "prompts": 1024,
+                    "samples_per_prompt": 5,
+                    "train_batch": 1280,
+                }
+            },
+        ),
+        (
+            "verl",
+            VERL + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
+            {"algorithm.kl_in": "reward", "algorithm.kl_target": 0.2, "algorithm.kl_horizon": 10000},
+        ),
+        ("roll", ROLL, {"algorithm.train_batch": 4 * 16 * 16, "reward": {"enable_offload": True}}),
+        (
+            "slime",
+            SLIME + "--advantage-estimator ppo --rollout-batch-size 33 --n-samples-per-prompt 8 "
+            "--num-steps-per-rollout 5",
+            {"algorithm.train_batch": 52, "critic.enable_offload": True, "rollout.enable_offload": True},
+        ),
+        (
+            "slime",
+            "--colocate --use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl --hf-checkpoint /root/Qwen3-4B "
+            "--num-rollout 3000 --eval-interval -1",
+            {
+                "algorithm": {"name": "grpo", "kl_coef": 0.01, "kl_in": "loss", "kl_estimator": "k3"},
+                "runner": {"total_iterations": 3000},
+                "actor.model.hidden_size": 2560,
+            },
+        ),
+        ("skyrl", SKYRL + "generator.num_inference_engines=2", {"actor.enable_offload": True}),
+        (
+            "areal",
+            BOTH + "gconfig.n_samples=4 gconfig.max_new_tokens=1024 train_dataset.max_length=512",
+            {
+                "algorithm": {
+                    "name": "grpo",
+                    "max_prompt_length": 512,
+                    "max_new_tokens": 1024,
+                    "prompts": 256,
+                    "samples_per_prompt": 4,
+                    "train_batch": 256,
+                },
+                "actor.enable_offload": True,
+            },
+        ),
+    ],
+)
+def test_values(library: str, text: str, expected: dict[str, object]) -> None:
+    imported = bring(library, text)
+    assert {path: at(imported, path) for path in expected} == expected
+
+
+def test_both_spellings_of_openrlhf_mean_the_same() -> None:
+    old, new = (
+        f"--{actor} 8 --{engines} 8 --{together} --{share} 0.6 --{batch} 256 --{zero} 3 --{sleep} --bf16"
+        for actor, engines, together, share, batch, zero, sleep in (
+            (
+                "actor_num_gpus_per_node",
+                "vllm_num_engines",
+                "colocate_all_models",
+                "vllm_gpu_memory_utilization",
+                "train_batch_size",
+                "zero_stage",
+                "deepspeed_enable_sleep",
+            ),
+            (
+                "actor.num_gpus_per_node",
+                "vllm.num_engines",
+                "train.colocate_all",
+                "vllm.gpu_memory_utilization",
+                "train.batch_size",
+                "ds.zero_stage",
+                "ds.enable_sleep",
+            ),
+        )
+    )
+    assert bring("openrlhf", old).config == bring("openrlhf", new).config
+    assert bring("openrlhf", old).missing == ("env.task", "actor.model", "cluster.component_placement.env")
+
+
+def test_each_flag_has_exactly_one_result() -> None:
+    more = "--packing_samples --use_wandb key --colocate_all_modls --vllm_sync_backend nccl --dynamic_filtering"
+    imported = bring("openrlhf", TOGETHER + more)
+    assert len(imported.results) == (TOGETHER + more).count("--")
+    assert {str(r.setting): r.outcome for r in imported.results if r.outcome != "equal"} == {
+        "--packing_samples": "implied",
+        "--vllm_sync_backend nccl": "implied",
+        "--use_wandb key": "unmapped",
+        "--colocate_all_modls": "unknown",
+        "--dynamic_filtering": "differs",  # dropped groups are not replaced here
+    }
+    assert next(r.text for r in imported.results if r.outcome == "unknown") == "colocate_all_models"
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "part", "why"),
+    [
+        ("openrlhf", "--critic_num_nodes 1 --advantage_estimator group_norm", "critic_num", "group_norm needs no"),
+        ("openrlhf", "--ref_num_nodes 1 --init_kl_coef 0", "ref_num", "there is no reference"),
+        ("openrlhf", "--reward_num_nodes 1 --remote_rm_url x", "reward_num", "it is remote"),
+        ("openrlhf", "--reward_num_nodes 1 --agent_func_path x", "reward_num", "the agent scores"),
+        ("openrlhf", ENGINES + "--vllm_enable_sleep", "sleep", "does nothing there"),
+        ("verl", VERL + OFFLOADS[0], "param_offload", "together, or neither"),
+        ("roll", ROLL, "world_size", "runs on CPUs there"),
+    ],
+)
+def test_what_has_no_key_has_a_reason(library: str, text: str, part: str, why: str) -> None:
+    imported = bring(library, text)
+    (result,) = (r for r in imported.results if part in str(r.setting))
+    assert result.outcome == "unmapped"
+    assert why in result.text
+    assert "rollout.enable_offload" not in result.text
+
+
+def test_values_that_cannot_be_read_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        bring("openrlhf", "--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL --adam_betas 1 x")
+    assert caught.value.codes == ("import-value",) * 4
+    assert {str(p.got).split()[0] for p in caught.value.problems} == {
+        "--actor_num_nodes",
+        "--critic_num_gpus_per_node",
+        "--init_kl_coef",
+        "--adam_betas",
+    }
+    assert "set nowhere" in str(next(p.why for p in caught.value.problems if "$KL" in str(p.got)))
+
+
+@pytest.mark.parametrize(
+    ("library", "key", "value"),
+    [
+        *(
+            ("roll", "actor_train.device_mapping", text)
+            for text in ("__import__('os')", "range(10**12)", "list(range(x))", "[", "{1}", "'a'")
+        ),
+        *(("areal", "allocation_mode", text) for text in ("sglang:x4+fsdp:d4", "sglang", "sglang:d4t1+:")),
+    ],
+)
+def test_other_expressions_are_refused(library: str, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="import-value"):
+        import_settings(library, [Setting(key=key, value=value, written=value)])
+
+
+# ── RLinf ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+EMBODIED: dict[str, Any] = {
+    "cluster": {"num_nodes": 1, "component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
+    "runner": {"max_epochs": 10, "logger": {"log_path": "../results", "logger_backends": ["tensorboard", "wandb"]}},
+    "algorithm": {"adv_type": "gae", "gamma": 0.99, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "update_epoch": 4},
+    "env": {"enable_offload": True, "train": {"total_num_envs": 128, "max_steps_per_rollout_epoch": 80}},
+    "rollout": {"backend": "huggingface", "enable_offload": True, "pipeline_stage_num": 2},
+    "actor": {"enable_offload": True, "global_batch_size": 640, "seed": 7, "optim": {"lr": "1e-4"}},
+}
+MOVED = {"offload_weight": True, "offload_optimizer": True, "offload_grad": True}
+
+
+def rlinf(mapping: dict[str, Any], per_node: int = 0) -> Imported:
+    return import_settings("rlinf", settings_of(mapping), per_node)
+
+
+def placed(block: dict[str, Any], nodes: int = 1, per_node: int = 0, **more: Any) -> Imported:
+    return rlinf({"cluster": {"num_nodes": nodes, "component_placement": block, **more}}, per_node)
+
+
+def test_an_embodied_job_needs_only_its_simulator() -> None:
+    imported = rlinf(EMBODIED)
+    assert (imported.missing, imported.findings) == (("env.id",), ())
+    assert imported.layout is not None
+    env = {"total_num_envs": 128, "enable_offload": True, "id": "InvertedPendulum-v5"}
+    config = read_config({**imported.config, "env": env})
+    assert config.cluster.component_placement == EMBODIED["cluster"]["component_placement"]
+    assert (config.rollout.engine, config.rollout.pipeline_stage_num) == ("torch", 2)
+    assert (config.actor.enable_offload, config.actor.optimizer.lr) == (True, 1e-4)
+    algorithm, runner = config.algorithm, config.runner
+    assert (algorithm.name, algorithm.epochs, algorithm.rollout_steps, algorithm.num_minibatches) == ("ppo", 4, 80, 16)
+    assert (runner.total_iterations, runner.seed, runner.output_dir) == (10, 7, "../results")
+    assert runner.sinks == ("console", "jsonl", "tensorboard")
+
+
+def test_a_job_without_simulators_is_one_with_language_models() -> None:
+    imported = rlinf(
+        {
+            "cluster": {"num_nodes": 2, "component_placement": {"actor,critic,rollout,reward": "all"}},
+            "runner": {"task_type": "reasoning", "seq_length": 12288},
+            "algorithm": {"group_size": 8, "n_minibatches": 4, "adv_type": "gae"},
+            "rollout": {"tensor_parallel_size": 2},
+            "data": {"rollout_batch_size": 512},
+            "actor": MOVED,
+            "critic": MOVED,
+        }
+    )
+    assert at(imported, "cluster.component_placement") == {
+        "actor,critic,reward": "all",
+        "rollout": {"placement": "all", "accelerators_per_rank": 2},
+    }
+    assert imported.config["algorithm"] == {
+        "name": "ppo",
+        "sequence_length": 12288,
+        "prompts": 512,
+        "samples_per_prompt": 8,
+        "train_batch": 1024,
+    }
+    assert imported.config["actor"] == {"model": {"kind": "causal_lm"}, "enable_offload": True}
+    assert imported.config["critic"] == imported.config["rollout"] == {"enable_offload": True}
+    assert imported.layout is not None
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"actor": "0-7", "env": "0-3:0-7", "rollout": "4-7"},
+        {"actor, env, rollout": "0-7"},
+        {"actor": "all", "env": 0, "rollout": "1-3,5-7"},
+        {"env": "0-3", "rollout": [4, "5-7"], "actor": "0-7"},
+    ],
+)
+def test_lines_go_over_as_they_are(block: dict[str, Any]) -> None:
+    imported = placed(block)
+    assert at(imported, "cluster.component_placement") == block
+    HybridComponentPlacement(imported.config, imported.topology)
+
+
+def test_node_groups_go_over_as_they_are() -> None:
+    groups = [{"label": "a800", "node_ranks": "0"}, {"label": "4090", "node_ranks": "1"}]
+    where = {"actor": ("a800", "0-7"), "rollout": ("4090", "0-7"), "env": ("4090", "0-3")}
+    block = {c: {"node_group": group, "placement": text} for c, (group, text) in where.items()}
+    imported = placed(block, 2, node_groups=groups)
+    assert at(imported, "cluster.node_groups") == groups
+    assert spots(imported)["env"] == "8-11"
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "per_node", "width"),
+    [("0-3", 1, 0, 8), ("0-15", 1, 0, 16), ("0-9", 1, 0, 10), ("all", 2, 0, 8), ("0-3", 1, 4, 4)],
+)
+def test_machines_are_as_wide_as_the_numbers_need(line: str, nodes: int, per_node: int, width: int) -> None:
+    imported = placed({"actor,env,rollout": line}, nodes, per_node)
+    assert [n.accelerators for n in imported.topology.nodes] == [width] * nodes
+
+
+def test_inference_is_the_actors_own_work() -> None:
+    imported = placed({"actor,inference": "0-7", "env": "0-3", "rollout": "4-7", "invironment": "0"})
+    assert at(imported, "cluster.component_placement") == {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
+    assert codes(imported) == ["import-component"]
+    alone = placed({"actor": "0-7", "inference": "0-3", "env": "0-3", "rollout": "4-7"})
+    assert [r.text for r in alone.results if "inference" in r.setting.key and "stage infer" in r.text]
+
+
+def test_components_that_stay_are_written_down() -> None:
+    imported = rlinf({**EMBODIED, "actor": {"enable_offload": False}})
+    assert at(imported, "cluster.allow_resident") == ["actor"]
+    assert imported.layout is not None
+
+
+def test_a_placement_that_does_not_hold_is_reported_and_still_written() -> None:
+    imported = placed({"actor": "0-7", "env": "0-3", "rollout": "4--7"})
+    assert imported.layout is None
+    assert imported.findings
+    assert at(imported, "cluster.component_placement.rollout") == "4--7"
+
+
+def test_a_misspelt_key_is_not_taken_for_one_that_has_no_counterpart() -> None:
+    imported = rlinf({**EMBODIED, "actor": {"enable_ofload": True}})
+    (result,) = (r for r in imported.results if r.setting.key == "actor.enable_ofload")
+    assert (result.outcome, result.text) == ("unknown", "actor.enable_offload")
+
+
+def test_uneven_steps_are_reported() -> None:
+    imported = rlinf({**EMBODIED, "actor": {"enable_offload": True, "global_batch_size": 600}})
+    assert [(p.code, p.fix) for p in imported.findings] == [("import-batches", "actor.global_batch_size: 512")]
+
+
+def test_parts_of_an_actor_move_together() -> None:
+    some = rlinf({**EMBODIED, "actor": {"offload_weight": True, "offload_grad": False}})
+    assert outcomes(some, "actor.offload") == {"unmapped"}
+    assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {"enable_offload": True}
+
+
+def test_nothing_placed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="import-empty"):
+        rlinf({"cluster": {"num_nodes": 1}})
+    with pytest.raises(ConfigError, match="import-value"):
+        placed({"actor": "0"}, nodes="x")  # type: ignore[arg-type]

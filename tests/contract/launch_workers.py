@@ -67,10 +67,6 @@ class Probe(Worker):
             raise ValueError(f"rank {rank} was told to fail")
         return self.context.rank
 
-    def fail_or_get(self, rank: int, channel: str) -> Any:
-        """One rank fails, the others wait for an item that nobody will put."""
-        return self.fail_on(rank) if self.context.rank == rank else self.context.channels[channel].get()
-
     def die_or_get(self, rank: int, channel: str) -> Any:
         if self.context.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -157,12 +153,3 @@ class Collective(Worker):
                 with door.accept()[0] as peer:
                     met.append(peer.recv(1)[0])
         return sorted(met)
-
-
-class Talker(Worker):
-    """Sends to the next rank of the other component and receives from the one before."""
-
-    def exchange(self, others: str, others_world_size: int) -> Any:
-        channel, context = self.context.channels["talk"], self.context
-        channel.put(context.owner, key=f"{others} rank {context.rank % others_world_size}")
-        return channel.get(key=context.owner)

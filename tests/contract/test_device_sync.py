@@ -81,8 +81,8 @@ def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
 def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_path: Path) -> None:
     with ends_of(mixture, channel_of(), tmp_path) as ends:
-        for version in (1, 2, 5):
-            sync(ends, version, weights(version))
+        for version, sent in ((1, weights(1)), (2, {}), (3, {"scale": weights(3)["scale"]}), (5, weights(5))):
+            sync(ends, version, sent)
 
 
 def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: Path) -> None:
@@ -99,13 +99,6 @@ def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: 
             {"same_node": size},
             {"same_node": size},
         ]
-
-
-def test_weights_of_nothing_and_some_weights_are_versions_too(tmp_path: Path) -> None:
-    with ends_of(MIXTURES["some shared, some free"], channel_of(), tmp_path) as ends:
-        sync(ends, 1, {})
-        sync(ends, 2, weights(2))
-        sync(ends, 3, {"scale": weights(3)["scale"]})
 
 
 def test_who_does_not_come_is_named_and_the_next_version_arrives(tmp_path: Path) -> None:

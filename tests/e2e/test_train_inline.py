@@ -80,12 +80,6 @@ def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
     assert run.summary()["return_last"] >= 5.0
 
 
-def test_several_actor_ranks_do_not_fit_one_process(tmp_path: Path) -> None:
-    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0-1", "0", "1"))
-    assert run.code == 2
-    assert "[inline-needs-one-rank]" in run.err
-
-
 def test_what_does_not_fit_is_refused_before_launch(tmp_path: Path) -> None:
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, "cluster.accelerator.memory=200MiB", "env.accelerator_memory=256MiB")
     assert run.code == 3

@@ -1,6 +1,6 @@
 """What a job asks of real machines and whether it got it: demands per node, processes, visible GPUs, what is missing.
 
-CUDA_VISIBLE_DEVICES of a worker is decided here (`expected`) and set by RayHost before anything imports torch. The
+CUDA_VISIBLE_DEVICES of a worker is decided here (`visible_ids`) and set by RayHost before anything imports torch. The
 report of a started process shows which node it is on, and that nothing there changed the variable.
 """
 
@@ -36,10 +36,10 @@ class Demand:
     kind: str
 
     @property
-    def resources(self) -> dict[str, float]:
-        if self.kind == "cuda" and self.accelerators:
-            return {"GPU": float(len(self.accelerators))}
-        return {"CPU": CPU_SHARE}
+    def resource(self) -> tuple[str, float]:
+        return (
+            ("GPU", float(len(self.accelerators))) if self.kind == "cuda" and self.accelerators else ("CPU", CPU_SHARE)
+        )
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
@@ -117,10 +117,8 @@ def still_missing(
 
 
 def _lack(demand: Demand, has: Mapping[str, float]) -> str | None:
-    lacks = [
-        f"needs {n:g} {kind}, has {has.get(kind, 0):g}" for kind, n in demand.resources.items() if has.get(kind, 0) < n
-    ]
-    return "; ".join(lacks) or None
+    kind, needed = demand.resource
+    return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
 
 
 def _count(number: int, word: str) -> str:
@@ -139,35 +137,28 @@ class WorkerReport:
     port: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """Where the plan wants a rank: the machine, and the ids of the GPUs it may see there."""
+def visible_ids(slot: Slot, physical: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the ids of the GPUs that a rank sees. `physical`: by reserved local number; empty where emulated."""
+    return tuple(physical[n] for n in visible_to(slot) if physical)
 
-    machine: str
-    visible: tuple[str, ...]
 
-    def misfit(self, slot: Slot, report: WorkerReport) -> Problem | None:
-        """Compare where the worker is with the plan."""
-        if (report.machine, report.visible) == (self.machine, self.visible):
-            return None
-        elsewhere = report.machine != self.machine
-        return Problem(
-            code="worker-misplaced",
-            key=slot.owner,
-            what="runs on another node than planned" if elsewhere else "sees other accelerators than planned",
-            got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
-            why=f"planned is node {slot.node}, {self.machine[:8]}, visible {_names(self.visible)}",
-            fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
-        )
+def misplaced(slot: Slot, machine: Machine, visible: tuple[str, ...], report: WorkerReport) -> Problem | None:
+    """Compare where a worker is with the plan: a machine, and the ids of the GPUs that it may see there."""
+    elsewhere = report.machine != machine.id
+    if not elsewhere and report.visible == visible:
+        return None
+    return Problem(
+        code="worker-misplaced",
+        key=slot.owner,
+        what="runs on another node than planned" if elsewhere else "sees other accelerators than planned",
+        got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
+        why=f"planned is node {slot.node}, {machine.id[:8]}, visible {_names(visible)}",
+        fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
+    )
 
 
 def _names(ids: Iterable[object]) -> str:
     return ",".join(map(str, ids)) or "none"
-
-
-def expected(slot: Slot, machine: Machine, physical: Mapping[int, str]) -> Expected:
-    """Decide what a rank sees. `physical`: a node's reserved local numbers -> GPU ids; empty where emulated."""
-    return Expected(machine=machine.id, visible=tuple(physical[n] for n in visible_to(slot) if physical))
 
 
 def rendezvous_host(reserved: Mapping[int, Demand]) -> str:

@@ -30,7 +30,7 @@ from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import make_device
 from rlplace.workers.launch.handle import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
-from rlplace.workers.launch.reservation import VISIBLE, Demand, Expected, Machine, WorkerReport, rendezvous_host
+from rlplace.workers.launch.reservation import VISIBLE, Demand, Machine, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
@@ -87,7 +87,7 @@ class RayLauncher:
         if problem is not None:
             raise ClusterError(problem)
         self._bundles = placement_group(
-            [demand.resources for demand in needed.values()],
+            [dict([demand.resource]) for demand in needed.values()],
             strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
             bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
         )
@@ -125,11 +125,8 @@ class RayLauncher:
         problem = reservation.unreserved(slots, self._reserved) or reservation.cannot_share(specs, running)
         if problem is not None:
             raise ClusterError(problem)
-        expected = {
-            slot: reservation.expected(slot, self._machines[slot.node], self._physical.get(slot.node, {}))
-            for slot in slots
-        }
-        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, expected[s[0]])}
+        visible = {slot: reservation.visible_ids(slot, self._physical.get(slot.node, {})) for slot in slots}
+        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, visible[s[0]])}
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
         here = ray.get_runtime_context().get_node_id()
@@ -138,7 +135,7 @@ class RayLauncher:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
                     self._processes.append(psutil.Process(found.pid))
         for slot, found in reports.items():
-            problem = expected[slot].misfit(slot, found)
+            problem = reservation.misplaced(slot, self._machines[slot.node], visible[slot], found)
             if problem is not None:
                 raise ClusterError(problem)
         for spec in specs:
@@ -155,17 +152,16 @@ class RayLauncher:
         pickled, meeting = ray.put(cloudpickle.dumps(addressed)), Rendezvous(host=first.address, port=first.port)
         for worker in workers:
             slot = worker.slot
-            visible = reservation.visible_to(slot)
-            index = visible.index(slot.local_accelerators[0]) if slot.accelerators else 0
+            index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
             device = make_device(slot, self._topology, self._account, index=index)
             worker.make(pickled, device, folders[slot.node], meeting)
 
-    def _process(self, slots: Sequence[Slot], expected: Expected) -> list[RayWorker]:
+    def _process(self, slots: Sequence[Slot], visible: tuple[str, ...]) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers."""
         slot, runtime_env = slots[0], slots[0].runtime_env
         environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars)}
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
-        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(expected.visible)}
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(visible)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         # The stubs of ray.remote leave out concurrency_groups.
         host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Asks a reward model behind HTTP for the scores of a batch; retries what may succeed, a limited number of times.
+"""Ask a reward model behind HTTP for the scores of a batch; retry what may succeed, a limited number of times.
 
 ::
 
@@ -65,7 +65,19 @@ class RewardClient:
         Raises RewardError: refused, unreachable after all tries, or an answer that is no list of finite numbers.
         """
         body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}, default=str)
-        return self._numbers(self._retried(body.encode()), len(queries))
+        answer = self._retried(body.encode())
+        try:
+            numbers = [float(reward) for reward in json.loads(answer)["rewards"]]
+            short = len(numbers) != len(queries)
+            why = (
+                f"it has {len(numbers)} rewards for {len(queries)} queries" if short else "a reward is a finite number"
+            )
+        except (ValueError, KeyError, TypeError, OverflowError):
+            numbers, why = [], 'it is not {"rewards": [number, ...]}'
+        if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
+            return numbers
+        fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
+        raise self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
 
     def reach(self) -> None:
         """Check by a GET that a server answers, whatever its answer. Raises RewardError."""
@@ -137,21 +149,6 @@ class RewardClient:
             raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
         return text
 
-    def _numbers(self, answer: str, expected: int) -> list[float]:
-        try:
-            numbers = [float(reward) for reward in json.loads(answer)["rewards"]]
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise self._bad_answer(answer, 'it is not {"rewards": [number, ...]}') from error
-        if len(numbers) != expected:
-            raise self._bad_answer(answer, f"it has {len(numbers)} rewards for {expected} queries")
-        if not all(map(math.isfinite, numbers)):
-            raise self._bad_answer(answer, "a reward is a finite number")
-        return numbers
-
-    def _bad_answer(self, answer: str, why: str) -> RewardError:
-        fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
-        return self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
-
     def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
         key, got = f"{self._endpoint.key}.url", self._endpoint.shown
         return RewardError(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
@@ -172,26 +169,15 @@ def endpoint_of(
     except ValueError:  # the port is no number
         well_formed = False
     if not well_formed:
-        problems.append(
-            Problem(
-                code="bad-reward-url",
-                key=f"{key}.url",
-                what="this is no address of an HTTP endpoint",
-                got=url,
-                why="batches are posted there",
-                fix="url: http://<host>:<port>/get_reward",
-            )
-        )
+        what, why = "this is no address of an HTTP endpoint", "batches are posted there"
+        fix = "url: http://<host>:<port>/get_reward"
+        problems.append(Problem(code="bad-reward-url", key=f"{key}.url", what=what, got=url, why=why, fix=fix))
     if api_key_env is not None and not environ.get(api_key_env):
+        what = "there is no such environment variable, or it is empty"
+        why = "its value is sent with every request as a bearer token"
+        fix = f"export {api_key_env}=<token>        (where the workers start)"
         problems.append(
-            Problem(
-                code="no-api-key",
-                key=f"{key}.api_key_env",
-                what="there is no such environment variable, or it is empty",
-                got=api_key_env,
-                why="its value is sent with every request as a bearer token",
-                fix=f"export {api_key_env}=<token>        (where the workers start)",
-            )
+            Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=api_key_env, why=why, fix=fix)
         )
     if problems:
         raise ConfigError(problems)

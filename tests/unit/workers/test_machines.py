@@ -1,4 +1,4 @@
-"""What is learned of this machine's GPUs, from a program that stands in for nvidia-smi."""
+"""The machines of a job: what the config declares, and what a program in place of nvidia-smi answers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
+from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.placement.show.text import render_text
+from rlplace.workers.launch.cluster import Cluster, whole
 from rlplace.workers.launch.machines import Gpu, declared_topology, list_gpus, parse, runs_of, visible
 from tests.unit.placement.reports import LLAMA_8B, llm
 
@@ -45,7 +47,7 @@ def answering(folder: Path, text: str) -> None:
     install(folder, f'[ "$*" = "{question}" ] || exit 2\n{read}')
 
 
-def topology(**changes: object) -> Topology:
+def topology_of(**changes: object) -> Topology:
     return declared_topology(
         ClusterConfig(component_placement={}, **{"accelerator": AcceleratorConfig(kind="cuda"), **changes})  # type: ignore[arg-type]
     )
@@ -95,27 +97,18 @@ def test_without_an_answer_they_are_only_counted(
         ("0,GPU-9,1", (H100_A,)),  # CUDA stops at the first that does not exist
         ("MIG-1c", (Gpu(),)),
         ("all", ()),
+        ("0,9,1", (H100_A,)),
+        (" 1 , 2 ", (H100_B, L4)),
+        ("-1", ()),
     ],
 )
 def test_visible_devices_by_number_and_uuid(names: str | None, left: tuple[Gpu, ...]) -> None:
     assert visible((H100_A, H100_B, L4), names) == left
 
 
-@pytest.mark.parametrize(
-    ("names", "found", "count"),
-    [
-        (None, 4, 4),
-        ("", 4, 0),
-        ("0,2", 4, 2),
-        (" 1 , 3 ", 4, 2),
-        ("0,9,1", 4, 1),  # CUDA stops at the first that does not exist
-        ("-1", 4, 0),
-        ("GPU-8f2e,MIG-1c", 4, 2),
-        ("0", 0, 0),
-    ],
-)
-def test_visible_devices_limit_what_is_counted(names: str | None, found: int, count: int) -> None:
-    assert len(visible((Gpu(),) * found, names)) == count
+def test_gpus_that_are_only_counted_are_visible_by_any_name() -> None:
+    assert visible((Gpu(),) * 4, "GPU-8f2e,MIG-1c") == (Gpu(),) * 2
+    assert visible((), "0") == ()
 
 
 def test_runs_are_neighbours_that_are_alike() -> None:
@@ -128,38 +121,31 @@ def test_runs_are_neighbours_that_are_alike() -> None:
 
 def test_counted_nodes_have_what_this_machine_has(says: Path) -> None:
     answering(says, ALIKE)
-    nodes = topology(num_nodes=2).nodes
+    nodes = topology_of(num_nodes=2).nodes
     assert {(n.accelerators, n.product, n.memory_bytes, n.runs) for n in nodes} == {(2, "H100 80GB HBM3", 80 * GIB, ())}
 
 
 def test_two_products_are_two_runs_and_the_least_memory(says: Path) -> None:
     answering(says, MIXED)
-    (node,) = topology().nodes
+    (node,) = topology_of().nodes
     assert (node.accelerators, node.product, node.memory_bytes) == (3, "H100 80GB HBM3 + L4", 23 * GIB)
     assert [(run.count, run.memory_bytes) for run in node.runs] == [(2, 80 * GIB), (1, 23 * GIB)]
-    (fewer,) = topology(accelerators_per_node=2).nodes
+    (fewer,) = topology_of(accelerators_per_node=2).nodes
     assert (fewer.memory_bytes, fewer.runs) == (80 * GIB, ())
 
 
 def test_only_what_is_visible_is_counted(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(says, MIXED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2c")
-    (node,) = topology().nodes
+    (node,) = topology_of().nodes
     assert (node.accelerators, node.product, node.memory_bytes) == (1, "L4", 23 * GIB)
 
 
 def test_of_another_cluster_a_given_count_says_nothing_about_memory(says: Path) -> None:
     answering(says, ALIKE)
     elsewhere = RayConfig(address="auto")
-    assert topology(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
-    assert topology(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, "auto: its nodes are like this one"
-
-
-def test_emulated_accelerators_ask_nobody(says: Path) -> None:
-    install(says, f": > {says}/asked")
-    emulated = AcceleratorConfig(kind="emulated", memory=123)
-    assert topology(accelerator=emulated, accelerators_per_node=2).nodes[0].memory_bytes == 123
-    assert not (says / "asked").exists()
+    assert topology_of(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
+    assert topology_of(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, "auto: its nodes are like this one"
 
 
 def test_an_engine_gets_its_share_of_what_was_found(says: Path) -> None:
@@ -168,3 +154,28 @@ def test_an_engine_gets_its_share_of_what_was_found(says: Path) -> None:
     report = llm(placement, model=SMALL, rollout={"gpu_memory_utilization": "auto"}, cluster={"nodes": []})
     assert report.fits
     assert "rollout.gpu_memory_utilization: auto is 0.9" in render_text(report)
+
+
+def test_emulated_accelerators_have_the_memory_of_the_config(says: Path) -> None:
+    install(says, f": > {says}/asked")
+    emulated = AcceleratorConfig(kind="emulated", memory=123)
+    topology = topology_of(num_nodes=2, accelerators_per_node=3, accelerator=emulated)
+    assert topology.num_accelerators == 6
+    assert {(n.kind, n.memory_bytes) for n in topology.nodes} == {("emulated", 123)}
+    assert topology_of(accelerator=emulated).num_accelerators == 8
+    assert not (says / "asked").exists()
+
+
+def test_more_gpus_than_there_are() -> None:
+    with pytest.raises(ClusterError) as refused:
+        topology_of(accelerators_per_node=4096)
+    assert refused.value.code == "too-few-accelerators"
+    assert refused.value.problem.got == "4096"
+
+
+def test_the_whole_topology_is_one_slot_per_node() -> None:
+    cluster = Cluster(2, 3, accelerator=AcceleratorConfig(kind="emulated"), launcher="inline")
+    assert [(s.node, s.accelerators, s.local_accelerators) for s in whole(cluster.topology)] == [
+        (0, (0, 1, 2), (0, 1, 2)),
+        (1, (3, 4, 5), (0, 1, 2)),
+    ]

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -87,28 +82,3 @@ def test_the_config_says_how_nodes_trust_each_other(
     keys = make_keys(security)
     assert keys.mechanism == mechanism
     assert make_keys(security) != keys, "each job has its own"
-
-
-KILLED = """
-    import sys
-    from pathlib import Path
-    from rlplace.comm.channel import ChannelSpec
-    from rlplace.workers.ray_launch.channels import NodeChannels
-
-    node = NodeChannels(Path(sys.argv[1]))
-    node.create(ChannelSpec(name="mail", capacity_items=2))
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_killed_process_leaves_nothing(shm: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(shm)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert len(list(shm.iterdir())) == 1
-        process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while list(shm.iterdir()):  # by a process that is nobody's child, so there is nothing to wait for
-        assert time.monotonic() < deadline, "the guard did not remove the folder"

@@ -13,17 +13,17 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.reservation import (
     CPU_SHARE,
-    Expected,
     Machine,
     WorkerReport,
     cannot_share,
     demands,
-    expected,
+    misplaced,
     processes,
     rendezvous_host,
     still_missing,
     too_small,
     unreserved,
+    visible_ids,
 )
 from rlplace.workers.worker import Worker
 
@@ -42,9 +42,9 @@ def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ..
 def test_one_demand_per_used_node_for_what_is_used_there() -> None:
     needed = demands(slots([0], [2, 3], [2], [5]), GPUS)
     assert {node: d.accelerators for node, d in needed.items()} == {0: (0, 2, 3), 1: (1,)}
-    assert [d.resources for d in needed.values()] == [{"GPU": 3.0}, {"GPU": 1.0}]
+    assert [d.resource for d in needed.values()] == [("GPU", 3.0), ("GPU", 1.0)]
     emulated = Topology.uniform(1, 8)
-    assert demands(slots([0], [7], topology=emulated), emulated)[0].resources == {"CPU": CPU_SHARE}
+    assert demands(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", CPU_SHARE)
 
 
 def test_what_was_not_reserved_is_refused() -> None:
@@ -81,21 +81,20 @@ def test_a_reservation_that_waits_says_what_is_missing_and_where() -> None:
 
 def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
     (slot,) = slots([2, 3])
-    assert expected(slot, machine(1), {0: "4", 2: "5", 3: "GPU-a"}).visible == ("5", "GPU-a")
-    assert expected(slot, machine(1), {}).visible == (), "emulated accelerators are nothing to see"
+    assert visible_ids(slot, {0: "4", 2: "5", 3: "GPU-a"}) == ("5", "GPU-a")
+    assert visible_ids(slot, {}) == (), "emulated accelerators are nothing to see"
     (shared,) = FlexiblePlacementStrategy([[1]]).get_placement(GPUS, isolate_accelerator=False)
-    assert expected(shared, machine(1), {n: str(n) for n in range(4)}).visible == ("0", "1", "2", "3")
+    assert visible_ids(shared, {n: str(n) for n in range(4)}) == ("0", "1", "2", "3")
 
 
 def test_a_worker_that_sits_wrong_is_found() -> None:
     (slot,) = slots([1])
-    plan = Expected(machine="id-1", visible=("1",))
     right = WorkerReport(machine="id-1", host="a", pid=1, visible=("1",))
-    assert plan.misfit(slot, right) is None
-    elsewhere = plan.misfit(slot, dataclasses.replace(right, machine="id-2"))
+    assert misplaced(slot, machine(1), ("1",), right) is None
+    elsewhere = misplaced(slot, machine(1), ("1",), dataclasses.replace(right, machine="id-2"))
     assert elsewhere is not None
     assert (elsewhere.code, elsewhere.what) == ("worker-misplaced", "runs on another node than planned")
-    blind = plan.misfit(slot, dataclasses.replace(right, visible=()))
+    blind = misplaced(slot, machine(1), ("1",), dataclasses.replace(right, visible=()))
     assert blind is not None
     assert blind.what == "sees other accelerators than planned"
     assert blind.got == "node id-1 (a), visible none"

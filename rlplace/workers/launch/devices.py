@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.errors import AcceleratorOutOfMemory, Problem
+from rlplace.errors import AcceleratorOutOfMemory, ClusterError, Problem
 from rlplace.placement.language.slots import Slot, component_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
@@ -150,18 +150,40 @@ class EmulatedDevice(Device):
 class CudaDevice(Device):
     """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
-    def __init__(self, index: int = 0, slot: Slot | None = None) -> None:
-        """`index` counts among the GPUs visible to the process; `slot` names the worker in errors."""
+    def __init__(self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()) -> None:
+        """`index` counts among the GPUs visible to the process; `slot` names the worker in errors.
+
+        `uuids`: of the planned GPU, then of the others of its node.
+        """
         self.torch_name = f"cuda:{index}"
         self._index = index
         self._owner = "this process" if slot is None else slot.owner
         self._number = slot.accelerators[0] if slot is not None and slot.accelerators else index
+        self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
         self._asked: dict[str, int] = {}  # label -> bytes; what was there before it was asked for counts as well
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
+        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it.
+
+        The first call raises ClusterError where CUDA shows another GPU of the node than the planned one. A MIG slice
+        has a UUID of its own, which is in no list.
+        """
         import torch
 
+        seen = str(torch.cuda.get_device_properties(self._index).uuid) if self._uuids else ""
+        if seen in self._uuids[1:]:
+            raise ClusterError(
+                Problem(
+                    code="worker-misplaced",
+                    key=self._owner,
+                    what="computes on another GPU than planned",
+                    got=f"GPU-{seen}",
+                    why=f"planned is GPU-{self._uuids[0]}; the variable CUDA_VISIBLE_DEVICES names it, and CUDA counts "
+                    "otherwise",
+                    fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
+                )
+            )
+        self._uuids = ()
         asked = self._asked | {what: size_bytes}
         free, capacity = torch.cuda.mem_get_info(self._index)
         reserved = torch.cuda.memory_reserved(self._index)  # by this process, in use or not
@@ -184,11 +206,21 @@ class CudaDevice(Device):
         return torch.cuda.memory_reserved(self._index)
 
 
-def make_device(slot: Slot, topology: Topology, account: MemoryAccount | RayAccount | None, *, index: int) -> Device:
-    """Make the device of a slot. `index`: its first accelerator among the GPUs visible to its process."""
+def make_device(
+    slot: Slot,
+    topology: Topology,
+    account: MemoryAccount | RayAccount | None,
+    *,
+    index: int,
+    uuids: Sequence[str] = (),
+) -> Device:
+    """Make the device of a slot. `index`: its first accelerator among the GPUs visible to its process.
+
+    `uuids`: of this GPU, then of the others of its node, where they are known.
+    """
     if not slot.accelerators:
         return Device()
     if topology.nodes[slot.node].kind == "cuda":
-        return CudaDevice(index, slot)
+        return CudaDevice(index, slot, uuids)
     assert account is not None, "emulated accelerators have an account"
     return EmulatedDevice(account, slot)

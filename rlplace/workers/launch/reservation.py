@@ -1,7 +1,8 @@
 """What a job asks of real machines and whether it got it: demands per node, processes, visible GPUs, what is missing.
 
 CUDA_VISIBLE_DEVICES of a worker is decided here (`visible_ids`) and set by RayHost before anything imports torch. The
-report of a started process shows which node it is on, and that nothing there changed the variable.
+report of a started process shows which node it is on, and that nothing there changed the variable; CudaDevice compares
+the UUID of the GPU that CUDA shows.
 """
 
 from __future__ import annotations

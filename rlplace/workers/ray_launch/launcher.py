@@ -30,6 +30,7 @@ from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import make_device
 from rlplace.workers.launch.handle import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
+from rlplace.workers.launch.machines import Gpu, list_gpus, visible
 from rlplace.workers.launch.reservation import VISIBLE, Demand, Machine, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
@@ -56,6 +57,7 @@ class RayLauncher:
         self._reserved: dict[int, Demand] = {}
         self._bundles: PlacementGroup | None = None
         self._physical: dict[int, dict[int, str]] = {}  # node -> local number -> GPU id
+        self._gpus: dict[int, tuple[Gpu, ...]] = {}  # of each node, as nvidia-smi lists them there
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
@@ -100,10 +102,9 @@ class RayLauncher:
             for node, d in needed.items()
             if d.kind == "cuda" and d.accelerators
         }
-        self._physical = {
-            node: dict(zip(needed[node].accelerators, ids, strict=True))
-            for node, ids in zip(asked, ray.get(list(asked.values())), strict=True)
-        }
+        for node, (ids, gpus) in zip(asked, ray.get(list(asked.values())), strict=True):
+            self._physical[node] = dict(zip(needed[node].accelerators, ids, strict=True))
+            self._gpus[node] = gpus
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return the options that put a process into the bundle of a node."""
@@ -125,8 +126,8 @@ class RayLauncher:
         problem = reservation.unreserved(slots, self._reserved) or reservation.cannot_share(specs, running)
         if problem is not None:
             raise ClusterError(problem)
-        visible = {slot: reservation.visible_ids(slot, self._physical.get(slot.node, {})) for slot in slots}
-        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, visible[s[0]])}
+        ids = {slot: reservation.visible_ids(slot, self._physical.get(slot.node, {})) for slot in slots}
+        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, ids[s[0]])}
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
         here = ray.get_runtime_context().get_node_id()
@@ -135,7 +136,7 @@ class RayLauncher:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
                     self._processes.append(psutil.Process(found.pid))
         for slot, found in reports.items():
-            problem = reservation.misplaced(slot, self._machines[slot.node], visible[slot], found)
+            problem = reservation.misplaced(slot, self._machines[slot.node], ids[slot], found)
             if problem is not None:
                 raise ClusterError(problem)
         for spec in specs:
@@ -153,15 +154,21 @@ class RayLauncher:
         for worker in workers:
             slot = worker.slot
             index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
-            device = make_device(slot, self._topology, self._account, index=index)
+            device = make_device(slot, self._topology, self._account, index=index, uuids=self._uuids(slot))
             worker.make(pickled, device, folders[slot.node], meeting)
 
-    def _process(self, slots: Sequence[Slot], visible: tuple[str, ...]) -> list[RayWorker]:
+    def _uuids(self, slot: Slot) -> tuple[str, ...]:
+        """List the UUID of the slot's first GPU, then those of the others of its node; nothing where not known."""
+        ids, gpus = self._physical.get(slot.node, {}), self._gpus.get(slot.node, ())
+        planned = visible(gpus, ids[slot.local_accelerators[0]])[:1] if ids and slot.accelerators else ()
+        return tuple(gpu.uuid for own in planned if own.uuid for gpu in (own, *(g for g in gpus if g != own)))
+
+    def _process(self, slots: Sequence[Slot], ids: tuple[str, ...]) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers."""
         slot, runtime_env = slots[0], slots[0].runtime_env
         environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars)}
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
-        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(visible)}
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         # The stubs of ray.remote leave out concurrency_groups.
         host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]
@@ -250,6 +257,7 @@ class RayLauncher:
                     process.kill()
 
 
-def _given_gpus() -> list[str]:
-    """List the GPUs that Ray gave to this process, in order."""
-    return sorted(map(str, ray.get_gpu_ids()), key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu))
+def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:
+    """List the ids of the GPUs that Ray gave to this process, in order, and all GPUs of its node."""
+    ids = sorted(map(str, ray.get_gpu_ids()), key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu))
+    return ids, list_gpus()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from rlplace.errors import AcceleratorOutOfMemory
+from rlplace.errors import AcceleratorOutOfMemory, ClusterError
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount
 
 
 def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
@@ -86,3 +88,20 @@ def test_many_threads_never_overfill() -> None:
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(take, [f"worker {i}" for i in range(6)]))
     account.acquire("last", (0,), 100, "all")
+
+
+@pytest.mark.parametrize(("seen", "fits"), [("1a", True), ("2b", False), ("of a MIG slice", True)])
+def test_the_gpu_that_cuda_shows_is_compared_with_the_plan(
+    seen: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=seen))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    gpu = CudaDevice(uuids=("GPU-1a", "GPU-2b", "GPU-3c"))
+    if fits:
+        gpu.acquire(10, "weights")
+        return
+    with pytest.raises(ClusterError) as refused:
+        gpu.acquire(10, "weights")
+    assert refused.value.code == "worker-misplaced"
+    assert refused.value.problem.got == "GPU-2b"

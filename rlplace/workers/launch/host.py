@@ -80,39 +80,31 @@ def _revived(what: str, text: str | None, cause: bytes) -> Failure:
 Outcome = Done | Failure
 
 
-@dataclasses.dataclass(slots=True)
-class _Hosted:
-    """One worker of the process, from the moment it is expected."""
-
-    worker: Worker | None = None
-    context: WorkerContext | None = None
-    failure: Failure | None = None  # why there is no worker; every call answers with it
-    running: tuple[int, str] | None = None  # thread and method
-    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-
 class WorkerHost:
-    """Holds the workers of one process, by number.
+    """One worker, from the moment it is expected; `ends` of channels are shared by the workers of a process.
 
-    `build` and `call` of a worker come from one thread, which is its own; `cancel` and `where` from any other.
+    `build` and `call` come from one thread, which is the worker's own; `cancel` and `where` from any other.
     """
 
-    def __init__(self, workers: int = 1) -> None:
-        self._ends = ProcessChannels()
-        self._hosted = [_Hosted() for _ in range(workers)]
+    def __init__(self, ends: ProcessChannels | None = None) -> None:
+        self._ends = ends or ProcessChannels()
+        self._worker: Worker | None = None
+        self._context: WorkerContext | None = None
+        self._failure: Failure | None = None  # why there is no worker; every call answers with it
+        self._running: tuple[int, str] | None = None  # thread and method
+        self._cancelled = threading.Event()
 
     def build(
-        self, number: int, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, folder: Path | None
+        self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, folder: Path | None = None
     ) -> None:
-        """Make a worker. A constructor that raises fails the first call, so that no caller needs to wait in between."""
-        hosted = self._hosted[number]
+        """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between."""
         place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
             ends = {
                 name: channel.connect(place) if isinstance(channel, ChannelAddress) else channel
                 for name, channel in spec.channels.items()
             }
-            hosted.context = WorkerContext(
+            self._context = WorkerContext(
                 slot=slot,
                 world_size=len(spec.slots),
                 device=device,
@@ -120,29 +112,28 @@ class WorkerHost:
                 channels={name: end.named(slot.owner) for name, end in ends.items()},
                 seed=spec.seed,
                 folder=folder,
-                cancelled=hosted.cancelled,
+                cancelled=self._cancelled,
             )
-            hosted.worker = spec.worker(spec.config, hosted.context)
+            self._worker = spec.worker(spec.config, self._context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            self.refuse(number, error)
+            self.refuse(error)
 
-    def refuse(self, number: int, error: BaseException) -> None:
-        """Answer every call to this worker, which will not be made, with `error`."""
-        self._hosted[number].failure = Failure.of(error)
+    def refuse(self, error: BaseException) -> None:
+        """Answer every call to the worker, which will not be made, with `error`."""
+        self._failure = Failure.of(error)
 
-    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method of a worker. After `close`, which is called at most once, there is no worker."""
-        hosted = self._hosted[number]
-        worker, context = hosted.worker, hosted.context
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+        """Run a method. After `close`, which is called at most once, there is no worker."""
+        worker, context = self._worker, self._context
         if method == "close":
             if worker is None:
                 return Done(None)
-            hosted.worker, hosted.failure = None, Failure.of(RuntimeError("the worker is closed"))
-        elif hosted.failure is not None:
-            return hosted.failure
+            self._worker, self._failure = None, Failure.of(RuntimeError("the worker is closed"))
+        elif self._failure is not None:
+            return self._failure
         assert worker is not None, f"{method} was called before build"
         assert context is not None, "a worker has a context"
-        hosted.running = (threading.get_ident(), method)
+        self._running = (threading.get_ident(), method)
         began = time.perf_counter()
         try:
             value = getattr(worker, method)(*args, **kwargs)
@@ -154,19 +145,14 @@ class WorkerHost:
             full = cuda_out_of_memory(error, context.slot)
             return Failure.of(error if full is None else full.with_traceback(error.__traceback__))
         finally:
-            hosted.running = None
-            self._ran(method)
+            self._running = None
 
-    def _ran(self, method: str) -> None:
-        """Do what follows a method that has ended."""
+    def cancel(self) -> None:
+        self._cancelled.set()
 
-    def cancel(self, number: int) -> None:
-        self._hosted[number].cancelled.set()
-
-    def where(self, number: int) -> str:
+    def where(self) -> str:
         """Name the method that runs and the lines it is at, "" when none: `generate, at rollout.py:83 in generate`."""
-        running = self._hosted[number].running
-        if running is None:
+        if (running := self._running) is None:
             return ""
         frame = sys._current_frames().get(running[0])
         lines: list[str] = []

@@ -95,7 +95,7 @@ class InlineWorker(WorkerHandle):
         super().__init__(slot)
         self._host = WorkerHost()
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._mailbox.put(lambda: self._host.build(0, spec, slot, device, rendezvous, None))
+        self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous))
         threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 
     def _work(self) -> None:
@@ -103,17 +103,17 @@ class InlineWorker(WorkerHandle):
             task()
 
     def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._mailbox.put(lambda: self.settle(call, self._host.call(0, method, args, kwargs)))
+        self._mailbox.put(lambda: self.settle(call, self._host.call(method, args, kwargs)))
 
     def where(self) -> Future[str]:
         future: Future[str] = Future()
-        future.set_result(self._host.where(0))
+        future.set_result(self._host.where())
         return future
 
     def cancel(self) -> None:
-        self._host.cancel(0)
+        self._host.cancel()
 
     def _end(self) -> None:
-        self._host.cancel(0)
-        self._mailbox.put(lambda: self._host.call(0, "close", (), {}))  # once it gives up
+        self._host.cancel()
+        self._mailbox.put(lambda: self._host.call("close", (), {}))  # once it gives up
         self._mailbox.put(None)

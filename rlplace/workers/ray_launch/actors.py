@@ -16,6 +16,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
+from rlplace.comm.address import ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
@@ -28,13 +29,14 @@ from rlplace.workers.worker import Rendezvous
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
 
 
-class RayHost(WorkerHost):
-    """A WorkerHost that is a Ray actor: each of its workers has one thread, in which all its methods run."""
+class RayHost:
+    """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
 
     def __init__(self, environment: Mapping[str, str], workers: int) -> None:
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        super().__init__(workers)
+        self._ends = ProcessChannels()
+        self._hosts = [WorkerHost(self._ends) for _ in range(workers)]
         self._listening: socket.socket | None = None
 
     def report(self, serve_at: str | None) -> WorkerReport:
@@ -58,14 +60,22 @@ class RayHost(WorkerHost):
         try:
             spec: GroupSpec = cloudpickle.loads(pickled)
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
-            self.refuse(number, error)
+            self._hosts[number].refuse(error)
             return
-        self.build(number, spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
+        self._hosts[number].build(spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
 
-    def _ran(self, method: str) -> None:
+    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+        outcome = self._hosts[number].call(method, args, kwargs)
         if method == "setup":
             gc.freeze()  # modules stay for good: no later collection needs to look at them
             gc.enable()
+        return outcome
+
+    def cancel(self, number: int) -> None:
+        self._hosts[number].cancel()
+
+    def where(self, number: int) -> str:
+        return self._hosts[number].where()
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method that does not wait on a channel inside this process."""

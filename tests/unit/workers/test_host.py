@@ -61,9 +61,9 @@ def test_an_exception_that_cannot_travel_keeps_its_text() -> None:
 
 def test_a_host_without_a_worker_answers_with_the_reason() -> None:
     host = WorkerHost()
-    assert host.where(0) == ""
-    host.refuse(0, ImportError("no module called simulator"))
-    for outcome in (host.call(0, "setup", (), {}), host.call(0, "run", (), {})):
+    assert host.where() == ""
+    host.refuse(ImportError("no module called simulator"))
+    for outcome in (host.call("setup", (), {}), host.call("run", (), {})):
         assert isinstance(outcome, Failure)
         assert outcome.what == "ImportError: no module called simulator"
 
@@ -79,7 +79,7 @@ def host_of(worker: type[Worker], slot: Slot = ENV, channels: Mapping[str, Local
         name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {}, seed=0
     )
     device = EmulatedDevice(MemoryAccount([0] * 12), slot)
-    host.build(0, spec, slot, device, Rendezvous(host="", port=0), None)
+    host.build(spec, slot, device, Rendezvous(host="", port=0))
     return host
 
 
@@ -95,7 +95,7 @@ def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywher
         threads.submit(channels["observations"].named("rollout rank 0").get)
         while not channels["observations"].stats().waits:
             pass
-        failure = host.call(0, "take", (), {})
+        failure = host.call("take", (), {})
         channels["observations"].break_("the test is over")
     assert isinstance(failure, Failure)
     assert isinstance(failure.cause, ChannelTimeout)
@@ -121,7 +121,7 @@ def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster()
         accelerators=(10, 11),
         local_accelerators=(2, 3),
     )
-    failure = host_of(Large, slot).call(0, "learn", (), {})
+    failure = host_of(Large, slot).call("learn", (), {})
     assert isinstance(failure, Failure)
     failure = pickle.loads(pickle.dumps(failure))
     assert isinstance(failure.cause, AcceleratorOutOfMemory)
@@ -138,7 +138,7 @@ class Counting(Worker):
 
 
 def test_a_method_s_seconds_come_with_its_value() -> None:
-    outcome = host_of(Counting).call(0, "count", (threading.Event(),), {})
+    outcome = host_of(Counting).call("count", (threading.Event(),), {})
     assert isinstance(outcome, Done)
     assert outcome.value == 7
     assert outcome.seconds >= 0.01

@@ -124,15 +124,15 @@ def encrypted(site: Site, keys: Any) -> Callable[[int], list[float]]:
 
 
 def put_remote(site: Site, endpoint: str, keys: Any, spec: Any, size_bytes: int, count: int, pipe: Any) -> None:
-    from rlplace.comm.network import RemoteChannel
+    from rlplace.comm.network import Connection, RemoteChannel
 
     site.go_far()
-    end, item = RemoteChannel.connect(endpoint, keys, spec, spec.name), item_of(size_bytes)
+    end, item = RemoteChannel(Connection(endpoint, keys), keys, spec, spec.name), item_of(size_bytes)
     for _ in range(count):
         pipe.recv()
         pipe.send(time.monotonic())
         end.put(item)
-    end.disconnect()
+    end.connection.close()
 
 
 def serve(site: Site, path: Any, keys: Any, pipe: Any) -> None:

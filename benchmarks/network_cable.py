@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.network import MIB, SIZES, SMALL, WARM_UP, Site, bare, figure, gated, ours, process, show
-from rlplace.comm.network import JobKeys, JobPassword, RemoteChannel
+from rlplace.comm.network import Connection, JobKeys, JobPassword, RemoteChannel
 from tests.e2e.cables import ADDRESSES, laid
 from tests.e2e.delayed_cable import enter
 
@@ -60,9 +60,9 @@ def bare_trips(site: Site) -> list[float]:
 
 def put_trips(site: Site, endpoint: str, keys: Any, spec: Any, count: int, pipe: Any) -> None:
     site.go_far()
-    end = RemoteChannel.connect(endpoint, keys, spec, spec.name)
+    end = RemoteChannel(Connection(endpoint, keys), keys, spec, spec.name)
     pipe.send([seconds(lambda: end.put(SMALL)) for _ in range(count)])
-    end.disconnect()
+    end.connection.close()
 
 
 def our_trips(site: Site, keys: Any) -> list[float]:

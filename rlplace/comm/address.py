@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
@@ -46,64 +46,36 @@ class Branch:
             return self._channel
 
 
-class SpreadChannel:
+class SpreadChannel(Channel):
     """Implements Channel over branches. Order and waiting lines are per key, so they are what one queue would give."""
 
-    def __init__(self, spec: ChannelSpec, branches: Sequence[Branch], owner: str = "an unnamed worker") -> None:
+    def __init__(self, spec: ChannelSpec, branches: Sequence[Branch]) -> None:
         """No two of the `branches` have a key in common."""
-        self._spec = spec
+        super().__init__(spec)
         self._branches = tuple(branches)
-        self._owner = owner
         self._branch_of: Mapping[str, Branch] = {key: branch for branch in branches for key in branch.keys or ()}
         self._rest = next((branch for branch in branches if branch.keys is None), None)
         self._ends: dict[str, Channel] = {}  # by key, filled on first use
 
-    @property
-    def spec(self) -> ChannelSpec:
-        return self._spec
-
-    def named(self, owner: str) -> SpreadChannel:
-        return SpreadChannel(self._spec, self._branches, owner)
+    def named(self, owner: str) -> Self:
+        end = super().named(owner)
+        end._ends = {}
+        return end
 
     def _end(self, key: str) -> Channel:
-        channel_errors.check_key(self._spec, self._owner, key)
         end = self._ends.get(key)
         if end is None:
             branch = self._branch_of.get(key, self._rest)
             if branch is None:
-                raise channel_errors.unknown_key(self._spec, self._owner, key)
-            end = self._ends[key] = branch.channel().named(self._owner)
+                raise channel_errors.unknown_key(self.spec, self.owner, key)
+            end = self._ends[key] = branch.channel().named(self.owner)
         return end
 
-    # ── by key ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+        self._end(key)._put(item, key, weight, version, patience_s)
 
-    def put(
-        self,
-        item: Any,
-        *,
-        key: str = "",
-        weight: float = 1.0,
-        version: int | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self._end(key).put(item, key=key, weight=weight, version=version, timeout_s=timeout_s)
-
-    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
-        self._end(key).put_nowait(item, key=key, weight=weight, version=version)
-
-    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
-        return self._end(key).get(key=key, timeout_s=timeout_s)
-
-    def get_nowait(self, *, key: str = "") -> Any:
-        return self._end(key).get_nowait(key=key)
-
-    def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
-        return self._end(key).get_batch(weight, key=key, timeout_s=timeout_s)
-
-    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
-        return self._end(key).get_batch_nowait(weight, key=key)
-
-    # ── all branches ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        return self._end(key)._items(limit, key, patience_s)
 
     def close(self) -> None:
         self._on_all(lambda branch: branch.close())
@@ -116,7 +88,7 @@ class SpreadChannel:
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
-                act(branch.channel().named(self._owner))
+                act(branch.channel().named(self.owner))
             except ChannelError as error:
                 failed = failed or error
         if failed is not None:
@@ -140,16 +112,12 @@ def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
         consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
         waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
         depth_by_key={key: depth for branch in branches for key, depth in branch.depth_by_key.items()},
-        producers=_once(name for branch in branches for name in branch.producers),
-        consumers=_once(name for branch in branches for name in branch.consumers),
-        dead=_once(name for branch in branches for name in branch.dead),
+        producers=tuple(dict.fromkeys(name for branch in branches for name in branch.producers)),
+        consumers=tuple(dict.fromkeys(name for branch in branches for name in branch.consumers)),
+        dead=tuple(dict.fromkeys(name for branch in branches for name in branch.dead)),
         oldest_version=min(oldest, default=None),
         staleness_max=max(branch.staleness_max for branch in branches),
     )
-
-
-def _once(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 class ProcessChannels:
@@ -204,17 +172,6 @@ class Place:
     ends: ProcessChannels = dataclasses.field(default_factory=ProcessChannels, repr=False)
 
 
-class Location(Protocol):
-    """Where one branch of a channel lives."""
-
-    @property
-    def spec(self) -> ChannelSpec:
-        """The branch's own: its keys and its capacity under the whole channel's name."""
-        ...
-
-    def connect(self, place: Place) -> Channel: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocation:
     """All users of these keys are workers of one process."""
@@ -251,7 +208,10 @@ class NodeLocation:
         from rlplace.comm.network import RemoteChannel
 
         assert self.server is not None, f"{self} was asked for at {place}"
-        return RemoteChannel.over(place.ends.connection(self.server), self.server.keys, self.spec, self.spec.name)
+        return RemoteChannel(place.ends.connection(self.server), self.server.keys, self.spec, self.spec.name)
+
+
+Location = ProcessLocation | NodeLocation  # where one branch of a channel lives: its keys and its capacity
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,15 @@ call only (ChannelTimeout).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, Literal, Protocol, runtime_checkable
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import Any, Literal, Self
+
+from rlplace.errors import ChannelMisuse, Problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +77,7 @@ class ChannelStats:
         return tuple(wait.owner for wait in self.waits if wait.wants == "item")
 
 
-@runtime_checkable
-class Channel(Protocol):
+class Channel(abc.ABC):
     """FIFO per key, any number of producers and consumers. Ends may be pickled to other workers.
 
     Errors: ChannelTimeout, ChannelClosed (put), EndOfStream (get), ChannelBroken; ChannelMisuse, a ValueError, for a
@@ -86,12 +92,16 @@ class Channel(Protocol):
     death may have left its state wrong, in the middle of a change.
     """
 
-    @property
-    def spec(self) -> ChannelSpec: ...
+    def __init__(self, spec: ChannelSpec, owner: str = "an unnamed worker") -> None:
+        self.spec = spec
+        self.owner = owner
+        self._failed: dict[str, deque[Exception]] = {}  # by key: why items of a batch could not be opened
 
-    def named(self, owner: str) -> Channel:
+    def named(self, owner: str) -> Self:
         """The same channel seen from `owner` ("env rank 2"), the name used in errors and statistics."""
-        ...
+        end = object.__new__(type(self))
+        end.__dict__.update(self.__dict__, owner=owner, _failed={})
+        return end
 
     def put(
         self,
@@ -102,34 +112,114 @@ class Channel(Protocol):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Blocks until credit is granted; data moves only then. `version`: of the policy that made the item."""
-        ...
+        """Block until credit is granted; data moves only then. `version`: of the policy that made the item."""
+        self._check_put(key, weight, version)
+        self._put(item, key, weight, version, self.spec.timeout_s if timeout_s is None else self._patience(timeout_s))
 
     def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
-        """Raises ChannelFull instead of waiting."""
-        ...
+        """Raise ChannelFull instead of waiting."""
+        self._check_put(key, weight, version)
+        self._put(item, key, weight, version, None)
 
-    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any: ...
+    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
+        return self._items(None, key, self.spec.timeout_s if timeout_s is None else self._patience(timeout_s))[0]
 
     def get_nowait(self, *, key: str = "") -> Any:
-        """Raises ChannelEmpty instead of waiting."""
-        ...
+        """Raise ChannelEmpty instead of waiting."""
+        return self._items(None, key, None)[0]
 
     def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
         """Wait for one item, then take what is there while the summed weight stays within `weight`, atomically.
 
         The first item always comes, whatever it weighs.
         """
-        ...
+        patience_s = self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
+        return self._items(self._limit(weight), key, patience_s)
 
-    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]: ...
+    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
+        return self._items(self._limit(weight), key, None)
 
+    @abc.abstractmethod
     def close(self) -> None:
         """End the stream. Puts that wait fail. Idempotent."""
-        ...
 
+    @abc.abstractmethod
     def break_(self, why: str) -> None:
         """End every wait with ChannelBroken and drop what is inside. Idempotent; the first reason stays."""
-        ...
 
+    @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
+
+    # ── of one transport ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abc.abstractmethod
+    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+        """`patience_s` None: at once or not at all."""
+
+    @abc.abstractmethod
+    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        """One item for `limit` None, else a batch up to this weight."""
+
+    def _open_all(self, payloads: Iterable[Any], open_: Callable[[Any], Any], key: str) -> list[Any]:
+        """The items that can be opened. Why others cannot is raised now if there is none, else by the next get."""
+        items = []
+        for payload in payloads:
+            try:
+                items.append(open_(payload))
+            except Exception as error:  # noqa: BLE001 -- whatever unpickling raises must not lose the rest of the batch
+                self._failed.setdefault(key, deque()).append(error)
+        if not items:
+            self._raise_failed(key)
+        return items
+
+    # ── arguments, checked before anything of the channel is touched ─────────────────────────────────────────────────
+
+    def _items(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        if type(key) is not str:
+            raise self._misuse("key", key, "a text", f"key={str(key)!r}")
+        if self._failed:
+            self._raise_failed(key)
+        return self._get(limit, key, patience_s)
+
+    def _raise_failed(self, key: str) -> None:
+        """Raise what an earlier batch at `key` could not open, if anything."""
+        errors = self._failed.get(key)
+        if errors:
+            error = errors.popleft()
+            if not errors:
+                del self._failed[key]
+            raise error
+
+    def _check_put(self, key: str, weight: float, version: int | None) -> None:
+        if type(key) is not str:
+            raise self._misuse("key", key, "a text", f"key={str(key)!r}")
+        if not ((type(weight) is float or _is_number(weight)) and 0 <= weight < math.inf):
+            raise self._misuse("weight", weight, "a finite number of at least 0", "weight=1.0")
+        if version is not None and not (_is_number(version) and version % 1 == 0 and abs(version) < 1 << 62):
+            raise self._misuse("version", version, "a whole number, or None", "version=0")
+
+    def _limit(self, weight: float) -> float:
+        if not (_is_number(weight) and 0 < weight < math.inf):
+            raise self._misuse("weight", weight, "a finite number above 0", "get_batch(1.0)")
+        return weight
+
+    def _patience(self, timeout_s: float) -> float:
+        if not (_is_number(timeout_s) and timeout_s < math.inf):
+            raise self._misuse("timeout_s", timeout_s, "a finite number of seconds, or None", "timeout_s=60.0")
+        return timeout_s
+
+    def _misuse(self, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
+        return ChannelMisuse(
+            Problem(
+                code="bad-argument",
+                key=f"channel {self.spec.name}",
+                what=f"{self.owner} gave a wrong {name}",
+                got=repr(got),
+                why=f"{name} is {wanted}",
+                fix=fix,
+            )
+        )
+
+
+def _is_number(given: object) -> bool:
+    return not isinstance(given, bool) and isinstance(given, Real)

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import ChannelStats, Wait
-from rlplace.comm.names import Memory, Names
 from rlplace.comm.table import (
     AWAITED,
     BROKEN,
@@ -52,14 +51,17 @@ from rlplace.comm.table import (
     NO_VERSION,
     P_CONSUMED,
     P_DEAD,
-    P_PROCESS,
     P_PRODUCED,
+    P_UNCONFIRMED,
+    PROCESS,
     PRODUCER_WAIT,
     PUTS,
     PUTTERS,
     REASON,
     RESERVED,
+    SPARE_ENTRIES,
     STALENESS_MAX,
+    UNCONFIRMED,
     W_KEY,
     W_LINE,
     W_NEXT,
@@ -70,9 +72,13 @@ from rlplace.comm.table import (
     W_WOKEN,
     WAITER_WORDS,
     WAITERS_USED,
+    Names,
+    Table,
 )
 
 STALLED_S = 0.1  # a waiter that was woken this long ago and has not tried again loses its precedence
+
+Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, version
 
 
 class Payloads(Protocol):
@@ -85,7 +91,7 @@ class Payloads(Protocol):
         ...
 
     def drop(self, entry: int) -> None:
-        """The channel breaks with the item inside."""
+        """The channel breaks, perhaps with an item in this entry."""
         ...
 
 
@@ -94,33 +100,27 @@ class Put:
 
     __slots__ = ("entry", "key", "key_name", "owner", "owner_name", "payload", "version", "waiter", "weight")
 
-    def __init__(self, owner_name: str, key_name: str, weight: float, version: int, payload: Any) -> None:
+    def __init__(self, owner_name: str, key_name: str, weight: float, version: int | None, payload: Any) -> None:
         self.owner_name = owner_name
         self.key_name = key_name
         self.weight = weight
-        self.version = version
+        self.version = NO_VERSION if version is None else version
         self.payload = payload  # None: the item follows by `fill`, once credit was granted
         self.owner = self.key = self.waiter = 0
         self.entry = 0  # while credit is held for an item that is still to come
 
 
-class Taken(NamedTuple):
-    """An item that left its line."""
-
-    payload: Any
-    weight: float
-    version: int
-
-
 class Get:
     """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once it is done."""
 
-    __slots__ = ("key", "key_name", "limit", "owner", "owner_name", "taken", "waiter")
+    __slots__ = ("key", "key_name", "limit", "owner", "owner_name", "remote", "taken", "waiter")
 
-    def __init__(self, owner_name: str, key_name: str, limit: float | None) -> None:
+    def __init__(self, owner_name: str, key_name: str, limit: float | None, *, remote: bool = False) -> None:
+        """`remote`: the items may come back by `restore`, until `confirm`."""
         self.owner_name = owner_name
         self.key_name = key_name
         self.limit = limit  # None: one item
+        self.remote = remote
         self.owner = self.key = self.waiter = 0
         self.taken: list[Taken] = []
 
@@ -131,16 +131,15 @@ class QueueMachine:
     A step leaves in `wakes` the numbers of the wakers that are to be woken after the lock was released.
     """
 
-    def __init__(self, memory: Memory, process: int, payloads: Payloads) -> None:
-        self.spec = memory.spec
-        self.memory = memory
+    def __init__(self, table: Table, process: int, payloads: Payloads) -> None:
+        self.table, self.spec = table, table.spec
+        self.process = process
         self.payloads = payloads
-        self.words, self.reals = memory.words, memory.reals
+        self.words, self.reals = table.words, table.reals
         self.wakes: list[int] = []
+        self.participants, self.keys = Names(table, keys=False), Names(table, keys=True)
         self._declared = None if self.spec.keys is None else frozenset(self.spec.keys)
         self._capacity = self.spec.capacity_items
-        self._entries, self._entry_words = memory.layout.entries, memory.layout.entry_words
-        self.names = Names(memory, process)
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -156,30 +155,29 @@ class QueueMachine:
             raise channel_errors.closed(self.spec, put.owner_name, put.key_name)
         if waiter:
             self.reals[waiter + W_WOKEN] = 0.0
-        credit = self._capacity - words[ITEMS]
+        credit = self._credit()
         if credit > 0 and (not words[PUTTERS + COUNT] or credit > self._ahead(PUTTERS, waiter, credit, now)):
             entry = self._hold(put.owner, put.key, put.weight, put.version)
-            if entry:
-                if waiter:
-                    self._depart(put, now)
-                    self._wake(PUTTERS, credit - 1, now)
-                if put.payload is None:
-                    put.entry = entry
-                    words[RESERVED] += 1
-                    words[put.key + K_RESERVED] += 1
-                else:
-                    self._append(entry, put.key, put.payload, now)
-                return True
+            if waiter:
+                self._depart(put, now)
+                self._wake(PUTTERS, credit - 1, now)
+            if put.payload is None:
+                put.entry = entry
+                words[entry + E_STATE] = AWAITED
+                words[RESERVED] += 1
+                words[put.key + K_RESERVED] += 1
+            else:
+                self._append(entry, put.key, put.payload, now)
+            return True
         if waker and not waiter:
             self._join(put, PUTTERS, waker, now)
         return False
 
     def fill(self, put: Put, payload: Any, now: float) -> None:
         """The item of a put that holds credit enters its line."""
-        if self.words[BROKEN]:
-            put.entry = 0
-            raise self._broken(put)
         entry, put.entry = put.entry, 0
+        if self.words[BROKEN]:
+            raise self._broken(put)
         self._end_reservation(put.key)
         self._append(entry, put.key, payload, now)
 
@@ -193,47 +191,49 @@ class QueueMachine:
         key = self.words[entry + E_KEY]
         self._end_reservation(key)
         self._free(entry)
-        self._wake(PUTTERS, self._capacity - self.words[ITEMS], now)
-        if self.ended(key):
+        self._wake(PUTTERS, self._credit(), now)
+        if self._ended(key):
             self._wake_all(key + K_GETTERS)
 
+    def _credit(self) -> int:
+        """How many items may still be put. Entries for what may come back stay free; some are there to spare."""
+        unconfirmed = self.words[UNCONFIRMED]
+        credit = self._capacity - self.words[ITEMS]
+        return credit if unconfirmed <= SPARE_ENTRIES else credit + SPARE_ENTRIES - unconfirmed
+
     def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
-        """A new entry that awaits its item; 0 where more came back than there is room to spare."""
+        """A new entry, which is in no line yet."""
         words = self.words
-        entry = words[FREE_ENTRY]
+        entry: int = words[FREE_ENTRY]
         if entry:
             words[FREE_ENTRY] = words[entry + E_NEXT]
         else:
-            used = words[ENTRIES_USED]
-            if used == self.memory.layout.entry_count:
-                return 0
-            words[ENTRIES_USED] = used + 1
-            entry = self._entries + used * self._entry_words
+            entry = self.table.entries + words[ENTRIES_USED] * self.table.entry_words
+            words[ENTRIES_USED] += 1
         items = words[ITEMS] = words[ITEMS] + 1
         if items > words[HIGH_ITEMS]:
             words[HIGH_ITEMS] = items
-        words[entry + E_STATE] = AWAITED
         words[entry + E_KEY] = key
         words[entry + E_OWNER] = owner
         words[entry + E_VERSION] = version
         self.reals[entry + E_WEIGHT] = weight
-        return int(entry)
+        return entry
 
     def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
-        words = self.words
-        line = key + K_ITEMS
-        words[entry + E_NEXT] = 0
-        words[words[line + LAST] + E_NEXT if words[line + COUNT] else line + FIRST] = entry
-        words[line + LAST] = entry
-        words[line + COUNT] += 1
-        words[entry + E_STATE] = IN_LINE
+        words, line = self.words, key + K_ITEMS
         self.payloads.place(entry, payload)
+        words[entry + E_STATE] = IN_LINE
+        words[entry + E_NEXT] = 0
+        depth = words[line + COUNT] + 1
+        words[words[line + LAST] + E_NEXT if depth > 1 else line + FIRST] = entry
+        words[line + LAST] = entry
+        words[line + COUNT] = depth
         words[PUTS] += 1
         version = words[entry + E_VERSION]
         if version > words[NEWEST_VERSION]:
             words[NEWEST_VERSION] = version
         if words[key + K_GETTERS + COUNT]:
-            self._wake(key + K_GETTERS, words[line + COUNT], now)
+            self._wake(key + K_GETTERS, depth, now)
 
     def _end_reservation(self, key: int) -> None:
         self.words[RESERVED] -= 1
@@ -268,40 +268,49 @@ class QueueMachine:
                 self._take(get, key, count)
                 if words[getters + COUNT]:
                     self._wake(getters, depth - count, now)
+                    if depth == count and self._ended(key):
+                        self._wake_all(getters)
                 if words[PUTTERS + COUNT]:
-                    self._wake(PUTTERS, self._capacity - words[ITEMS], now)
+                    self._wake(PUTTERS, self._credit(), now)
                 return True
-        elif words[CLOSED] and self.ended(key):
+        elif self._ended(key):
             self.withdraw(get, now)
             raise channel_errors.end_of_stream(self.spec, get.owner_name, get.key_name)
         if waker and not waiter:
             self._join(get, getters, waker, now)
         return False
 
+    def confirm(self, get: Get, now: float) -> None:
+        """A remote client has what was taken for it."""
+        if not self.words[BROKEN]:
+            self._confirm(get)
+            self._wake(PUTTERS, self._credit(), now)
+
     def restore(self, get: Get, payloads: Iterable[Any], now: float) -> None:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
-        words = self.words
+        words, line = self.words, get.key + K_ITEMS
         if words[BROKEN]:
             raise self._broken(get)
-        line = get.key + K_ITEMS
-        for payload, taken in reversed(list(zip(payloads, get.taken, strict=True))):
-            entry = self._hold(get.owner, get.key, taken.weight, taken.version)
-            if not entry:
-                self.break_(f"what {get.owner_name} took and could not receive found no place to go back to")
-                raise self._broken(get)
+        for payload, (_, weight, version) in reversed(list(zip(payloads, get.taken, strict=True))):
+            entry = self._hold(get.owner, get.key, weight, version)
+            self.payloads.place(entry, payload)
+            words[entry + E_STATE] = IN_LINE
             words[entry + E_NEXT] = words[line + FIRST]
             if not words[line + COUNT]:
                 words[line + LAST] = entry
             words[line + FIRST] = entry
             words[line + COUNT] += 1
-            words[entry + E_STATE] = IN_LINE
-            self.payloads.place(entry, payload)
             words[GETS] -= 1
-        get.taken = []
+        self._confirm(get)
         self._wake(get.key + K_GETTERS, words[line + COUNT], now)
 
-    def ended(self, key: int) -> bool:
-        """Whether nothing will follow at this key: the channel is closed, and no put holds credit."""
+    def _confirm(self, get: Get) -> None:
+        self.words[UNCONFIRMED] -= len(get.taken)
+        self.words[get.owner + P_UNCONFIRMED] -= len(get.taken)
+        get.taken = []
+
+    def _ended(self, key: int) -> bool:
+        """Whether nothing will be put at this key any more: the channel is closed, and no put holds credit."""
         return bool(self.words[CLOSED] and not self.words[key + K_RESERVED])
 
     def _count(self, key: int, limit: float, most: int) -> int:
@@ -320,28 +329,31 @@ class QueueMachine:
         line, newest = key + K_ITEMS, words[NEWEST_VERSION]
         for _ in range(count):
             entry = words[line + FIRST]
-            payload, version = self.payloads.take(entry), words[entry + E_VERSION]
-            get.taken.append(Taken(payload, reals[entry + E_WEIGHT], version))
+            version = words[entry + E_VERSION]
+            get.taken.append((self.payloads.take(entry), reals[entry + E_WEIGHT], version))
             words[line + FIRST] = words[entry + E_NEXT]
             words[line + COUNT] -= 1
             self._free(entry)
             if version != NO_VERSION and newest - version > words[STALENESS_MAX]:
                 words[STALENESS_MAX] = newest - version
         words[GETS] += count
+        if get.remote:
+            words[UNCONFIRMED] += count
+            words[get.owner + P_UNCONFIRMED] += count
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, request: Put | Get, side: int) -> None:
         """Look up the participant and the key of a new request. `side`: P_PRODUCED or P_CONSUMED."""
-        words, key_name = self.words, request.key_name
-        owner = self.names.participant(request.owner_name)
+        words, owner_name, key_name = self.words, request.owner_name, request.key_name
+        owner = self.participants.find(owner_name, owner_name, self.process)
         if not words[owner + side]:
             words[owner + side] = 1
         if words[owner + P_DEAD]:
             words[owner + P_DEAD] = 0
         if self._declared is not None and key_name not in self._declared:
-            raise channel_errors.unknown_key(self.spec, request.owner_name, key_name)
-        request.owner, request.key = owner, self.names.key(key_name, request.owner_name)
+            raise channel_errors.unknown_key(self.spec, owner_name, key_name)
+        request.owner, request.key = owner, self.keys.find(key_name, owner_name)
 
     def withdraw(self, request: Put | Get, now: float) -> None:
         """The request waits no longer. Idempotent."""
@@ -365,7 +377,7 @@ class QueueMachine:
             if used == self.spec.participants:
                 raise channel_errors.crowded(self.spec, request.owner_name, "waiters")
             words[WAITERS_USED] = used + 1
-            waiter = self.memory.layout.waiters + used * WAITER_WORDS
+            waiter = self.table.waiters + used * WAITER_WORDS
         before = words[line + LAST]
         words[waiter + W_LINE] = line
         words[waiter + W_OWNER] = request.owner
@@ -416,9 +428,7 @@ class QueueMachine:
 
     def _wake_after(self, line: int, now: float) -> None:
         """A waiter left this line: what it was woken for is for the next."""
-        words = self.words
-        supply = self._capacity - words[ITEMS] if line == PUTTERS else words[line - K_GETTERS + K_ITEMS + COUNT]
-        self._wake(line, supply, now)
+        self._wake(line, self._credit() if line == PUTTERS else self.words[line - K_GETTERS + K_ITEMS + COUNT], now)
 
     def _wake_all(self, line: int) -> None:
         self.wakes += [self.words[waiter + W_WAKER] for waiter in self._waiters(line)]
@@ -431,7 +441,7 @@ class QueueMachine:
 
     def _waiting(self) -> list[int]:
         """All records in use, even where the lines are damaged."""
-        first, words = self.memory.layout.waiters, self.words
+        first, words = self.table.waiters, self.words
         records = range(first, first + words[WAITERS_USED] * WAITER_WORDS, WAITER_WORDS)
         return [waiter for waiter in records if words[waiter + W_LINE]]
 
@@ -462,31 +472,31 @@ class QueueMachine:
             self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
 
     def break_(self, why: str) -> None:
-        """Trusts no line: a process may have died while changing one."""
-        words, data = self.words, self.memory.data
+        """Trust no line and no state of an entry: a process may have died while changing one."""
+        words = self.words
         if words[BROKEN]:
             return
-        text = why.encode("utf-8", "replace")[:MAX_REASON_BYTES]
-        at = (REASON + 1) * 8
+        text, at = why.encode("utf-8", "replace")[:MAX_REASON_BYTES], 8 * (REASON + 1)
         words[REASON] = len(text)
-        data[at : at + len(text)] = text
+        self.table.data[at : at + len(text)] = text
         for entry in self._all_entries():
-            if words[entry + E_STATE] == IN_LINE:
-                self.payloads.drop(entry)
+            self.payloads.drop(entry)
         words[ITEMS] = 0
         words[BROKEN] = 1
         self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
 
     def broken_why(self) -> str:
-        at = (REASON + 1) * 8
-        return str(self.memory.data[at : at + self.words[REASON]], "utf-8", "replace")
+        at = 8 * (REASON + 1)
+        return str(self.table.data[at : at + self.words[REASON]], "utf-8", "replace")
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
-        """These processes have ended: their waits and reservations vanish."""
+        """These processes have ended: their waits and reservations vanish, and what they took does not come back."""
         words, gone = self.words, set(dead)
-        participants = {p for p in self.names.participants() if words[p + P_PROCESS] in gone}
+        participants = {p for p in self.participants.all() if words[p + PROCESS] in gone}
         for participant in participants:
             words[participant + P_DEAD] = 1
+            words[UNCONFIRMED] -= words[participant + P_UNCONFIRMED]
+            words[participant + P_UNCONFIRMED] = 0
         if words[BROKEN]:
             return
         for waiter in self._waiting():
@@ -494,26 +504,23 @@ class QueueMachine:
                 line = words[waiter + W_LINE]
                 self._remove(waiter, now)
                 self._wake_after(line, now)
-        for entry in self._awaited():
-            if words[entry + E_OWNER] in participants:
+        for entry in self._all_entries() if words[RESERVED] else ():
+            if words[entry + E_STATE] == AWAITED and words[entry + E_OWNER] in participants:
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
         """Mark `owner` as dead. Its waits were withdrawn by the process that acted for it, which lives."""
-        self.words[self.names.participant(owner) + P_DEAD] = 1
+        self.words[self.participants.find(owner, owner, self.process) + P_DEAD] = 1
 
     def _all_entries(self) -> range:
-        return range(self._entries, self._entries + self.words[ENTRIES_USED] * self._entry_words, self._entry_words)
-
-    def _awaited(self) -> list[int]:
-        words = self.words
-        return [e for e in self._all_entries() if words[e + E_STATE] == AWAITED] if words[RESERVED] else []
+        table = self.table
+        return range(table.entries, table.entries + self.words[ENTRIES_USED] * table.entry_words, table.entry_words)
 
     # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
         words, reals = self.words, self.reals
-        names, keys = self.names.participants(), self.names.keys()
+        names, keys = self.participants.all(), self.keys.all()
         lines = [] if words[BROKEN] else [PUTTERS, *(key + K_GETTERS for key in keys)]
         waits = []
         for line in lines:

@@ -7,18 +7,21 @@
 All state is 8-byte words, read as integers or, where a name below says so, as reals. A pointer is the index of a
 record's first word; 0 points at nothing. Records have fixed places, so nothing is ever allocated: the table is bounded
 by the channel's spec. Between threads it is a bytearray, between processes a mapped file. Only the holder of the
-channel's lock reads or writes, except that a waiter looks at the counts of its line before it sleeps.
+channel's lock writes; without the lock, a request that is about to wait looks at counts and endings for a moment, and
+statistics name the process that keeps the lock.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import mmap
 
+from rlplace.comm import channel_errors
 from rlplace.comm.channel import ChannelSpec
 
-MAGIC_NUMBER = 0x726C706C61636503  # the last byte is the version of this layout
+MAGIC_NUMBER = 0x726C706C61636504  # the last byte is the version of this layout
 
 # ── header ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+LOCK = 0  # eight words, between processes
 (
     MAGIC,
     SPEC_AT,  # byte
@@ -40,21 +43,26 @@ MAGIC_NUMBER = 0x726C706C61636503  # the last byte is the version of this layout
     _PUTTERS_LAST,
     _PUTTERS_COUNT,
     RESERVED,  # entries whose item is still to come
+    UNCONFIRMED,  # items that were taken for clients on other nodes and may come back
     PARTICIPANTS,  # records in use
     KEYS,  # records in use
     NEWEST_VERSION,  # NO_VERSION: none was given so far
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
-    HEADER_WORDS,
-) = range(26)
-
+    REASON,  # bytes, then text: why the channel is broken
+) = range(8, 35)
 FIRST, LAST, COUNT = range(3)  # words of a line
+NO_VERSION = -(2**63)
+MAX_REASON_BYTES = 2048
+_FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 
-# ── a name under which a process puts or gets ────────────────────────────────────────────────────────────────────────
-P_PROCESS, P_LENGTH, P_PRODUCED, P_CONSUMED, P_DEAD, P_NAME = range(6)  # P_LENGTH: bytes of the name
-
-# ── a key with its line of entries and its line of waiting gets ──────────────────────────────────────────────────────
-K_LENGTH, K_RESERVED, K_ITEMS, K_GETTERS, K_NAME = 0, 1, 2, 5, 8
+# ── a name under which a process puts or gets, and a key ─────────────────────────────────────────────────────────────
+_LENGTH, PROCESS = 0, 1  # bytes of the name; PROCESS: 0 for a key
+P_PRODUCED, P_CONSUMED, P_DEAD, P_UNCONFIRMED = range(2, 6)
+K_RESERVED, K_ITEMS, K_GETTERS = 2, 3, 6  # lines of entries and of waiting gets
+_NAME = 9
+MAX_NAME_BYTES = 256  # in UTF-8
+_NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8
 
 # ── a put or get that waits ──────────────────────────────────────────────────────────────────────────────────────────
 (
@@ -81,58 +89,78 @@ K_LENGTH, K_RESERVED, K_ITEMS, K_GETTERS, K_NAME = 0, 1, 2, 5, 8
     E_SEGMENT,  # where in shared memory it lies instead; 0: here
     E_DATA,
 ) = range(9)
-
 FREE, IN_LINE, AWAITED = range(3)
-NO_VERSION = -(2**63)
-
-MAX_NAME_BYTES = 256  # of a key or a participant, in UTF-8
-MAX_REASON_BYTES = 2048
-_NAME_WORDS = MAX_NAME_BYTES // 8
-PARTICIPANT_WORDS = P_NAME + _NAME_WORDS
-KEY_WORDS = K_NAME + _NAME_WORDS
-
-REASON = HEADER_WORDS  # length, then text: why the channel is broken
-
 SPARE_ENTRIES = 16  # beyond the capacity: for items that were taken and came back
 _INLINE_BYTES = (512, 16 << 10)  # least and most room for a small item
 _INLINE_BUDGET = 16 << 20  # between these, what all entries together may take
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where the tables of one channel begin, in words, and how many records they have."""
+class Table:
+    """The memory of one channel, as integers, as reals and as bytes, and where its records begin, in words."""
 
-    participants: int
-    keys: int
-    key_count: int
-    waiters: int
-    entries: int
-    entry_count: int
-    inline_bytes: int  # room for an item in its entry
-    words: int
-
-    @property
-    def entry_words(self) -> int:
-        return E_DATA + self.inline_bytes // 8
-
-    @classmethod
-    def of(cls, spec: ChannelSpec, *, inline: bool = True) -> Layout:
-        """`inline`: whether small items lie in their entries."""
-        key_count = spec.participants if spec.keys is None else max(len(spec.keys), 1)
+    def __init__(self, spec: ChannelSpec, memory: bytearray | mmap.mmap | None = None, *, inline: bool = True) -> None:
+        """`inline`: whether small items lie in their entries. `memory` None: only the sizes are asked for."""
+        self.spec = spec
         least, most = _INLINE_BYTES
-        inline_bytes = min(max(_INLINE_BUDGET // spec.capacity_items, least), most) // 64 * 64 if inline else 0
-        entry_count = spec.capacity_items + SPARE_ENTRIES
-        participants = REASON + 1 + MAX_REASON_BYTES // 8
-        keys = participants + spec.participants * PARTICIPANT_WORDS
-        waiters = keys + key_count * KEY_WORDS
-        entries = waiters + spec.participants * WAITER_WORDS
-        return cls(
-            participants=participants,
-            keys=keys,
-            key_count=key_count,
-            waiters=waiters,
-            entries=entries,
-            entry_count=entry_count,
-            inline_bytes=inline_bytes,
-            words=entries + entry_count * (E_DATA + inline_bytes // 8),
-        )
+        self.inline_bytes = min(max(_INLINE_BUDGET // spec.capacity_items, least), most) // 64 * 64 if inline else 0
+        self.key_count = spec.participants if spec.keys is None else max(len(spec.keys), 1)
+        self.keys = _FIRST_RECORD + spec.participants * _NAMED_WORDS
+        self.waiters = self.keys + self.key_count * _NAMED_WORDS
+        self.entries = self.waiters + spec.participants * WAITER_WORDS
+        self.entry_count = spec.capacity_items + SPARE_ENTRIES
+        self.entry_words = E_DATA + self.inline_bytes // 8
+        self.size_bytes = 8 * (self.entries + self.entry_count * self.entry_words)
+        self.data = memoryview(b"" if memory is None else memory)
+        self.words = self.data.cast("q")
+        self.reals: memoryview[float] = self.data.cast("d")
+
+    def clear(self) -> None:
+        """Make the table of a new channel, from zeros."""
+        self.words[NEWEST_VERSION] = NO_VERSION
+        self.words[MAGIC] = MAGIC_NUMBER
+
+    def release(self) -> None:
+        """Let go of the memory. Any later access is a ValueError."""
+        for view in (self.words, self.reals, self.data):
+            view.release()
+
+
+class Names:
+    """The participants of a channel, or its keys: named records that are only added, under the channel's lock."""
+
+    def __init__(self, table: Table, *, keys: bool) -> None:
+        self._table = table
+        self._used, self._first = (KEYS, table.keys) if keys else (PARTICIPANTS, _FIRST_RECORD)
+        self._most, self._kind = (table.key_count, "keys") if keys else (table.spec.participants, "names")
+        self._names: dict[int, str] = {}  # by record, as far as they were read
+        self._records: dict[tuple[str, int], int] = {}  # by name and process
+
+    def all(self) -> dict[int, str]:
+        """Every record and its name, in the order in which they came."""
+        table, words = self._table, self._table.words
+        first = self._first + len(self._names) * _NAMED_WORDS
+        for record in range(first, self._first + words[self._used] * _NAMED_WORDS, _NAMED_WORDS):
+            at = 8 * (record + _NAME)
+            name = str(table.data[at : at + words[record + _LENGTH]], "utf-8", "surrogatepass")
+            self._names[record] = name
+            self._records[name, words[record + PROCESS]] = record
+        return self._names
+
+    def find(self, name: str, owner: str, process: int = 0) -> int:
+        """The record of this name, and of this process for a participant; a new one if need be. `owner`: for errors."""
+        found = self._records.get((name, process))
+        if found is None:
+            self.all()
+            found = self._records.get((name, process))
+        if found is None:
+            table, encoded = self._table, name.encode("utf-8", "surrogatepass")
+            if len(encoded) > MAX_NAME_BYTES:
+                raise channel_errors.name_too_long(table.spec, owner, name, MAX_NAME_BYTES)
+            if table.words[self._used] == self._most:
+                raise channel_errors.crowded(table.spec, owner, self._kind)
+            found = self._first + table.words[self._used] * _NAMED_WORDS
+            table.words[found + _LENGTH], table.words[found + PROCESS] = len(encoded), process
+            table.data[8 * (found + _NAME) : 8 * (found + _NAME) + len(encoded)] = encoded
+            table.words[self._used] += 1
+            self.all()
+        return found

@@ -81,7 +81,7 @@ def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[
     def create(spec: ChannelSpec) -> RemoteChannel:
         name, channel = f"channel {next(names)}", behind(spec)
         server.add(name, channel)
-        end = RemoteChannel.over(connection, keys, spec, name)
+        end = RemoteChannel(connection, keys, spec, name)
         end.destroy = channel.destroy  # type: ignore[attr-defined]
         return end
 

@@ -83,12 +83,12 @@ def serve(namespace: str, keys: Any, pipe: Pipe) -> None:
 
 
 def use(namespace: str, endpoint: str, keys: Any, owner: str, pipe: Pipe) -> None:
-    from rlplace.comm.network import RemoteChannel
+    from rlplace.comm.network import Connection, RemoteChannel
 
     enter(namespace)
-    end = RemoteChannel.connect(endpoint, keys, SPEC, "test").named(owner)
+    end = RemoteChannel(Connection(endpoint, keys), keys, SPEC, "test").named(owner)
     answer(end, pipe)
-    end.disconnect()
+    end.connection.close()
 
 
 def answer(channel: Any, pipe: Pipe) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalMemory, References
+from rlplace.comm.local import References, local_table
 from rlplace.comm.queue import STALLED_S, Get, Put, QueueMachine
-from rlplace.comm.table import NO_VERSION
+from rlplace.comm.table import NO_VERSION, SPARE_ENTRIES
 from rlplace.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream
 
 KEYS, OWNERS = ("a", "ü"), ("env rank 0", "env rank 1", "rollout rank 0")
@@ -27,13 +27,13 @@ class RandomWalk(RuleBasedStateMachine):
     def begin(self, capacity: int, keys: tuple[str, ...] | None, seed: int) -> None:
         self.capacity, self.random, self.now = capacity, random.Random(seed), 1.0
         spec = ChannelSpec(name="q", capacity_items=capacity, keys=keys, participants=64)
-        self.queue = QueueMachine(LocalMemory(spec), 1, References())
+        self.queue = QueueMachine(local_table(spec), 1, References())
         self.requests: list[Put | Get] = []  # a request's waker is its place here, from 1
         self.stopped: set[int] = set()  # wakers of requests that do not try when they are woken
         self.waiting: list[Put | Get] = []
         self.reserved: list[Put] = []
-        self.granted: dict[str, list[int]] = {key: [] for key in KEYS}
-        self.taken: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.lines: dict[str, list[int]] = {key: [] for key in KEYS}  # what is inside, in order
+        self.remote: list[Get] = []  # whose items may still come back
         self.items, self.closed = 0, False
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -54,9 +54,21 @@ class RandomWalk(RuleBasedStateMachine):
         key=st.sampled_from(KEYS),
         limit=st.sampled_from([None, 0.5, 1.0, 3.0]),
         waits=st.booleans(),
+        remote=st.booleans(),
     )
-    def get(self, owner: str, key: str, limit: float | None, waits: bool) -> None:
-        self.ask(Get(owner, key, limit), waits)
+    def get(self, owner: str, key: str, limit: float | None, waits: bool, remote: bool) -> None:
+        self.ask(Get(owner, key, limit, remote=remote), waits)
+
+    @precondition(lambda self: self.remote)
+    @rule(data=st.data(), arrives=st.booleans())
+    def confirm_or_restore(self, data: st.DataObject, arrives: bool) -> None:
+        get = self.remote.pop(data.draw(st.integers(0, len(self.remote) - 1)))
+        if arrives:
+            self.queue.confirm(get, self.now)
+            return
+        payloads = [payload for payload, _, _ in get.taken]
+        self.lines[get.key_name][:0] = [item for (item,) in payloads]
+        self.queue.restore(get, payloads, self.now)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), fills=st.booleans())
@@ -67,7 +79,7 @@ class RandomWalk(RuleBasedStateMachine):
             return
         self.items += 1
         self.queue.fill(put, (self.items,), self.now)
-        self.granted[put.key_name].append(self.items)
+        self.lines[put.key_name].append(self.items)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), patient=st.booleans())
@@ -96,17 +108,19 @@ class RandomWalk(RuleBasedStateMachine):
             return
         self.settle()
         stats = self.queue.stats(self.now)
-        inside = sum(map(len, self.granted.values())) - sum(map(len, self.taken.values()))
-        assert stats.depth_items == inside + len(self.reserved) <= self.capacity
+        inside = sum(map(len, self.lines.values()))
+        unconfirmed = sum(len(get.taken) for get in self.remote)
+        assert stats.depth_items == inside + len(self.reserved)
+        assert stats.depth_items + unconfirmed <= self.capacity + SPARE_ENTRIES, "what comes back has a place"
         assert stats.puts - stats.gets == inside
-        for key in KEYS:
-            assert self.granted[key][: len(self.taken[key])] == self.taken[key], "once, and in order"
         running = [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]
         for request in running:
             if isinstance(request, Put):
-                assert stats.depth_items == self.capacity, "a put waits though there is credit"
+                most = min(self.capacity, self.capacity + SPARE_ENTRIES - unconfirmed)
+                assert stats.depth_items >= most, "a put waits though there is credit"
             else:
-                assert len(self.granted[request.key_name]) == len(self.taken[request.key_name]), "a get waits in vain"
+                assert not self.lines[request.key_name], "a get waits in vain"
+                assert not self.closed or any(put.key_name == request.key_name for put in self.reserved), "it has ended"
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,17 +147,21 @@ class RandomWalk(RuleBasedStateMachine):
                 if request.entry:
                     self.reserved.append(request)
                 else:
-                    self.granted[request.key_name].append(request.payload[0])
+                    self.lines[request.key_name].append(request.payload[0])
         if done and request in self.waiting:
             self.waiting.remove(request)
 
     def take(self, get: Get, waker: int) -> bool:
         done = self.queue.get(get, waker, self.now)
         if done:
-            self.taken[get.key_name] += [taken.payload[0] for taken in get.taken]
-            weights = [taken.weight for taken in get.taken]
+            line, items = self.lines[get.key_name], [payload[0] for payload, _, _ in get.taken]
+            assert line[: len(items)] == items, "once, and in order"
+            del line[: len(items)]
+            if get.remote:
+                self.remote.append(get)
+            weights = [weight for _, weight, _ in get.taken]
             assert len(weights) == 1 or sum(weights) <= (get.limit or 0.0)
-            assert all(taken.version != NO_VERSION for taken in get.taken)
+            assert all(version != NO_VERSION for _, _, version in get.taken)
         return done
 
     def settle(self) -> None:

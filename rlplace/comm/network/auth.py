@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from typing import Protocol
+from typing import ClassVar
 
 import zmq
 from zmq.utils import z85
@@ -21,33 +21,17 @@ _BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: env
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 
-class Keys(Protocol):
-    """Made once per job and given to its workers only. Both ends of a connection hold the same."""
-
-    @property
-    def mechanism(self) -> bytes: ...
-
-    @property
-    def frame_bytes(self) -> int:
-        """A larger buffer is cut into frames of so many bytes: while one is sent, the next is prepared."""
-        ...
-
-    def guard(self, server: zmq.Socket) -> None:
-        """Prepares the listening socket, before it binds."""
-        ...
-
-    def show(self, client: zmq.Socket) -> None:
-        """Prepares a connecting socket, before it connects."""
-        ...
-
-    def admits(self, credentials: list[bytes]) -> bool:
-        """Whether these are a client of this job; of the mechanism above."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobKeys:
-    """CURVE: all is encrypted, and each side proves that it is of this job. Costs most of a fast network's speed."""
+    """CURVE: all is encrypted, and each side proves that it is of this job. Costs most of a fast network's speed.
+
+    Made once per job and given to its workers only. Both ends of a connection hold the same.
+    """
+
+    mechanism: ClassVar[bytes] = b"CURVE"
+    # A larger buffer is cut into frames of so many bytes: while one is sent, the next is prepared. Encrypting takes
+    # longer than sending: both ends at work make half as much again.
+    frame_bytes: ClassVar[int] = 1 << 20
 
     server_public: bytes
     server_secret: bytes = dataclasses.field(repr=False)
@@ -65,25 +49,20 @@ class JobKeys:
             client_secret=client_secret,
         )
 
-    @property
-    def mechanism(self) -> bytes:
-        return b"CURVE"
-
-    @property
-    def frame_bytes(self) -> int:
-        return 1 << 20  # encrypting takes longer than sending: both ends at work make half as much again
-
     def guard(self, server: zmq.Socket) -> None:
+        """Prepare the listening socket, before it binds."""
         server.curve_server = True
         server.curve_publickey = self.server_public
         server.curve_secretkey = self.server_secret
 
     def show(self, client: zmq.Socket) -> None:
+        """Prepare a connecting socket, before it connects."""
         client.curve_serverkey = self.server_public
         client.curve_publickey = self.client_public
         client.curve_secretkey = self.client_secret
 
     def admits(self, credentials: list[bytes]) -> bool:
+        """Whether these are a client of this job."""
         return len(credentials) == 1 and secrets.compare_digest(z85.encode(credentials[0]), self.client_public)
 
 
@@ -91,19 +70,14 @@ class JobKeys:
 class JobPassword:
     """PLAIN: keeps strangers and other jobs out, hides nothing. For an interface that only the cluster uses."""
 
+    mechanism: ClassVar[bytes] = b"PLAIN"
+    frame_bytes: ClassVar[int] = 32 << 20  # large: there is nothing to prepare, and joining frames is a copy
+
     password: str = dataclasses.field(repr=False)
 
     @classmethod
     def create(cls) -> JobPassword:
         return cls(password=secrets.token_urlsafe(32))
-
-    @property
-    def mechanism(self) -> bytes:
-        return b"PLAIN"
-
-    @property
-    def frame_bytes(self) -> int:
-        return 32 << 20  # large: there is nothing to prepare, and putting the frames together is a copy
 
     def guard(self, server: zmq.Socket) -> None:
         server.plain_server = True
@@ -114,6 +88,9 @@ class JobPassword:
 
     def admits(self, credentials: list[bytes]) -> bool:
         return len(credentials) == 2 and secrets.compare_digest(credentials[1], self.password.encode())
+
+
+Keys = JobKeys | JobPassword
 
 
 class Authenticator:
@@ -177,7 +154,3 @@ class Authenticator:
                 endpoint,
             )
         self.refused = max(self.refused, refused)
-
-    def close(self) -> None:
-        self.socket.close()
-        self.monitor.close()

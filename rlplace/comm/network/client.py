@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from rlplace.comm import channel_errors, codec
-from rlplace.comm.channel import ChannelSpec, ChannelStats
-from rlplace.comm.ends import open_all, raise_failed
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
 from rlplace.comm.network.connection import GRACE_S, Connection, ConnectionBroken, Silent, Waiter
 from rlplace.comm.network.wire import Frame
 
 
-class RemoteChannel:
+class RemoteChannel(Channel):
     """Implements Channel over a connection that its creator owns. What `get` returns is the caller's own, writable.
 
     What a death does:
@@ -27,51 +25,17 @@ class RemoteChannel:
       nothing; a longer one is the death of the server to this end, and of this process to the server.
     """
 
-    def __init__(self, connection: Connection, keys: Keys, spec: ChannelSpec, name: str, owner: str) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, keys: Keys, spec: ChannelSpec, name: str) -> None:
+        """`name`: of the channel in the server. Does not wait: the first call raises a failure."""
+        super().__init__(spec)
+        self.connection = connection
         self._keys = keys
-        self._spec = spec
-        self._name = name  # in the server
-        self._owner = owner
-        self._failed: dict[str, deque[Exception]] = {}  # by key: why items of a batch could not be opened
-
-    @classmethod
-    def connect(cls, endpoint: str, keys: Keys, spec: ChannelSpec, name: str) -> RemoteChannel:
-        """An end with a connection of its own; `over` shares one. Does not wait: the first call raises a failure."""
-        return cls.over(Connection(endpoint, keys), keys, spec, name)
-
-    @classmethod
-    def over(cls, connection: Connection, keys: Keys, spec: ChannelSpec, name: str) -> RemoteChannel:
-        return cls(connection, keys, spec, name, "an unnamed worker")
-
-    @property
-    def spec(self) -> ChannelSpec:
-        return self._spec
-
-    def named(self, owner: str) -> RemoteChannel:
-        return RemoteChannel(self._connection, self._keys, self._spec, self._name, owner)
+        self._name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._connection.endpoint, self._keys, self._spec, self._name, self._owner)
-
-    # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def put(
-        self,
-        item: Any,
-        *,
-        key: str = "",
-        weight: float = 1.0,
-        version: int | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self._put(item, key, weight, version, self._patience(timeout_s))
-
-    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
-        self._put(item, key, weight, version, None)
+        return _rebuild, (self.connection.endpoint, self._keys, self.spec, self._name, self.owner)
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
-        channel_errors.check_put(self._spec, self._owner, key, weight, version)
         packed, terms = codec.pack(item, wire.INLINE_BYTES), (key, weight, version, patience_s)
         if isinstance(packed, bytes):
             self._ask("put", packed, *terms, patience_s=patience_s)
@@ -80,72 +44,37 @@ class RemoteChannel:
         credit = self._ask("reserve", *terms, patience_s=patience_s)
         filled = False
         try:
-            self._ask("fill", credit.request.serial, marks, outgoing=frames, patience_s=self._spec.timeout_s)
+            self._ask("fill", credit.request.serial, marks, outgoing=frames, patience_s=self.spec.timeout_s)
             filled = True
         finally:
             if not filled:
-                self._connection.withdraw(credit)
-
-    # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
-        return self._get(None, key, self._patience(timeout_s))[0]
-
-    def get_nowait(self, *, key: str = "") -> Any:
-        return self._get(None, key, None)[0]
-
-    def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
-        return self._get(weight, key, self._patience(timeout_s))
-
-    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
-        return self._get(weight, key, None)
+                self.connection.withdraw(credit)
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        channel_errors.check_get(self._spec, self._owner, key, limit)
-        raise_failed(self._failed, key)
         waiter = self._ask("get", limit, key, patience_s, patience_s=patience_s)
         assert waiter.reply is not None
-        return open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, self._failed, key)
-
-    # ── endings and statistics ───────────────────────────────────────────────────────────────────────────────────────
+        return self._open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key)
 
     def close(self) -> None:
-        self._value("close")
+        self._ask("close", patience_s=0.0)
 
     def break_(self, why: str) -> None:
-        self._value("break_", why)
+        self._ask("break_", why, patience_s=0.0)
 
     def stats(self) -> ChannelStats:
-        stats: ChannelStats = self._value("stats")
-        return stats
-
-    def disconnect(self) -> None:
-        """End the connection, for every end that shares it. The channel stays as it is."""
-        self._connection.close()
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _patience(self, timeout_s: float | None) -> float:
-        if timeout_s is None:
-            return self._spec.timeout_s
-        channel_errors.check_timeout(self._spec, self._owner, timeout_s)
-        return timeout_s
-
-    def _value(self, method: str, *arguments: Any) -> Any:
-        reply = self._ask(method, *arguments, patience_s=0.0).reply
+        reply = self._ask("stats", patience_s=0.0).reply
         assert reply is not None
-        return reply.value
+        stats: ChannelStats = reply.value
+        return stats
 
     def _ask(self, method: str, *arguments: Any, patience_s: float | None, outgoing: Sequence[Frame] = ()) -> Waiter:
         limit_s = (patience_s or 0.0) + GRACE_S
         try:
-            waiter = self._connection.ask(
-                method, self._name, self._owner, *arguments, outgoing=outgoing, limit_s=limit_s
-            )
+            waiter = self.connection.ask(method, self._name, self.owner, *arguments, outgoing=outgoing, limit_s=limit_s)
         except ConnectionBroken as why:
-            raise channel_errors.broken(self._spec, self._owner, str(why)) from None
+            raise channel_errors.broken(self.spec, self.owner, str(why)) from None
         except Silent:
-            raise channel_errors.silent(self._spec, self._owner, method, limit_s) from None
+            raise channel_errors.silent(self.spec, self.owner, method, limit_s) from None
         assert waiter.reply is not None
         if waiter.reply.error is not None:
             raise waiter.reply.error
@@ -153,4 +82,5 @@ class RemoteChannel:
 
 
 def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, name: str, owner: str) -> RemoteChannel:
-    return RemoteChannel.connect(endpoint, keys, spec, name).named(owner)
+    """An end with a connection of its own."""
+    return RemoteChannel(Connection(endpoint, keys), keys, spec, name).named(owner)

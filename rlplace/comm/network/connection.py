@@ -41,7 +41,10 @@ class Silent(Exception):
 
 
 class Waiter:
-    """A request until its caller has the answer. `arrived` is released once, with the connection's lock held."""
+    """A request until its caller has the answer. `arrived` is released once, with the connection's lock held.
+
+    No caller waits for the answer to a "withdraw".
+    """
 
     __slots__ = ("arrived", "frames", "outgoing", "reply", "request")
 
@@ -50,7 +53,7 @@ class Waiter:
         self.outgoing = outgoing  # kept until the answer: it may have to be sent again
         self.reply: Reply | None = None
         self.frames: Sequence[zmq.Frame] = ()  # of the answer
-        self.arrived: threading.Lock | None = None  # released once; None: no caller waits
+        self.arrived = threading.Lock()
 
 
 class Connection:
@@ -88,15 +91,25 @@ class Connection:
         self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
     ) -> Waiter:
         """Block until the answer is there. Raises ConnectionBroken or Silent."""
-        arrived = threading.Lock()
-        arrived.acquire()
-        waiter = self._begin(arrived, method, channel, owner, arguments, outgoing)
+        with self._lock:
+            if self._broken is not None:
+                raise ConnectionBroken(self._broken)
+            request = Request(next(self._serials), method, channel, owner, self._take_done(), arguments)
+            waiter = self._waiters[request.serial] = Waiter(request, outgoing)
+            waiter.arrived.acquire()
+            self._send(request, outgoing)
         try:
-            arrived.acquire(timeout=limit_s)
+            waiter.arrived.acquire(timeout=limit_s)
         except BaseException:  # interrupted
             self.withdraw(waiter)
             raise
-        return self._outcome(waiter)
+        with self._lock:
+            if waiter.reply is not None:
+                return waiter
+            if self._broken is not None:
+                raise ConnectionBroken(self._broken)
+            self._withdraw(waiter.request.serial)
+            raise Silent
 
     def withdraw(self, waiter: Waiter) -> None:
         """No caller waits for the answer any more; what was taken or reserved for it is given back."""
@@ -110,49 +123,11 @@ class Connection:
             self._break("this process closed its connection")
         self._reader.join()
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _begin(
-        self,
-        arrived: threading.Lock,
-        method: str,
-        channel: str,
-        owner: str,
-        arguments: tuple[Any, ...],
-        outgoing: Sequence[Frame],
-    ) -> Waiter:
-        with self._lock:
-            if self._broken is not None:
-                raise ConnectionBroken(self._broken)
-            waiter = Waiter(
-                Request(next(self._serials), method, channel, owner, self._take_done(), arguments), outgoing
-            )
-            waiter.arrived = arrived
-            self._waiters[waiter.request.serial] = waiter
-            self._send(waiter.request, outgoing)
-            return waiter
-
-    def _forget(self, waiter: Waiter) -> None:
-        """Its answer has arrived where it was wanted; the server hears of it, at once if it holds items for it."""
-        del self._waiters[waiter.request.serial]
-        self._done.append(waiter.request.serial)
-        if waiter.reply is not None and waiter.reply.marks:
-            self._tell = True
+    # ── inside, with the lock held ───────────────────────────────────────────────────────────────────────────────────
 
     def _withdraw(self, serial: int) -> None:
-        gone = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
-        self._waiters[serial] = gone  # until the server has heard of it
-        self._send(gone.request)
-
-    def _outcome(self, waiter: Waiter) -> Waiter:
-        """After the wait, however it ended."""
-        with self._lock:
-            if waiter.reply is not None:
-                return waiter
-            if self._broken is not None:
-                raise ConnectionBroken(self._broken)
-            self._withdraw(waiter.request.serial)
-            raise Silent
+        gone = self._waiters[serial] = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
+        self._send(gone.request)  # kept until the server has heard of it
 
     def _take_done(self) -> tuple[int, ...]:
         done, self._done = tuple(self._done), []
@@ -215,10 +190,12 @@ class Connection:
             if waiter.request.method == "withdraw":
                 if reply.value == "withdrawn":
                     del self._waiters[reply.serial]
-            elif waiter.reply is None and waiter.arrived is not None:
+            else:
+                del self._waiters[reply.serial]
+                self._done.append(reply.serial)
+                self._tell |= bool(reply.marks)  # the server keeps items until it hears of their arrival
                 waiter.reply, waiter.frames, waiter.outgoing = reply, frames, ()
                 waiter.arrived.release()
-                self._forget(waiter)
 
     def _notice(self) -> None:
         """Follows the connection: made, lost, made again, refused."""
@@ -256,6 +233,6 @@ class Connection:
         self._broken = why
         os.write(self._stopped, b"x")  # wakes the reader, which ends
         for waiter in self._waiters.values():
-            if waiter.reply is None and waiter.arrived is not None:
+            if waiter.request.method != "withdraw":
                 waiter.arrived.release()
         self._waiters.clear()

@@ -14,9 +14,11 @@ performed twice. The server never opens an item: one that cannot be unpickled ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,6 +41,8 @@ from rlplace.comm.network.wire import (
 from rlplace.comm.shared_memory.channel import Reservation, SharedChannel, Taking
 from rlplace.errors import ChannelBroken, ChannelError, Problem
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Answer:
@@ -58,68 +62,56 @@ class Session:
     def __init__(self, client: bytes) -> None:
         self.client = client
         self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
-        self._performing: dict[int, asyncio.Task[None]] = {}
-        self._answers: dict[int, Answer] = {}
-        self._reservations: dict[int, Reservation] = {}
-        self._users: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
-
-    def performs(self, serial: int) -> bool:
-        return serial in self._performing
-
-    def answer(self, serial: int) -> Answer | None:
-        return self._answers.get(serial)
-
-    def begin(self, serial: int, task: asyncio.Task[None]) -> None:
-        self._performing[serial] = task
-
-    def end(self, serial: int, answer: Answer) -> None:
-        self._performing.pop(serial, None)
-        self._answers[serial] = answer
-
-    def hold(self, serial: int, reservation: Reservation) -> None:
-        """Credit was granted to request `serial`; `take_hold` or `withdraw` ends it."""
-        self._reservations[serial] = reservation
-
-    def take_hold(self, serial: int) -> Reservation | None:
-        return self._reservations.pop(serial, None)
+        self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
+        self.answers: dict[int, Answer] = {}
+        self.reservations: dict[int, Reservation] = {}  # credit that was granted, until it is filled or withdrawn
+        self._ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def end_of(self, name: str, owner: str, channel: SharedChannel) -> SharedChannel:
         """The end of `channel` that is named for `owner`; made once."""
-        end = self._users.get((name, owner))
+        end = self._ends.get((name, owner))
         if end is None:
-            end = self._users[name, owner] = channel.named(owner)
+            end = self._ends[name, owner] = channel.named(owner)
         return end
 
-    def done(self, serials: Collection[int]) -> None:
+    def done(self, serials: Iterable[int]) -> None:
         """The client has these answers."""
         for serial in serials:
-            self._answers.pop(serial, None)
-
-    def keep_only(self, wanted: Collection[int]) -> None:
-        """After a gap in the connection: the client has every answer that it does not want any more."""
-        self.done([serial for serial in self._answers if serial not in wanted])
+            answer = self.answers.pop(serial, None)
+            if answer is not None and answer.taking is not None:
+                _settle(answer.taking.channel, answer.taking.confirm)
 
     def withdraw(self, serial: int) -> None:
         """The client waits for this no longer: nothing stays taken or reserved for it."""
-        task = self._performing.pop(serial, None)
+        task = self.performing.pop(serial, None)
         if task is not None:
             task.cancel()
-        reservation = self._reservations.pop(serial, None)
+        reservation = self.reservations.pop(serial, None)
         if reservation is not None:
-            reservation.withdraw()
-        answer = self._answers.pop(serial, None)
+            _settle(reservation.channel, reservation.withdraw)
+        answer = self.answers.pop(serial, None)
         if answer is not None and answer.taking is not None:
-            answer.taking.restore()
+            _settle(answer.taking.channel, answer.taking.restore)
 
     def withdraw_all(self) -> None:
-        for serial in sorted({*self._performing, *self._reservations, *self._answers}, reverse=True):
+        for serial in sorted({*self.performing, *self.reservations, *self.answers}, reverse=True):
             self.withdraw(serial)  # the last that was taken first, so that the front of a line is as it was
 
     def died(self) -> None:
         """The client is gone for good."""
         self.withdraw_all()
-        for (_, owner), end in self._users.items():
-            end.died(owner)
+        for end in self._ends.values():
+            _settle(end, end.died)
+
+
+def _settle(channel: SharedChannel, act: Callable[[], None]) -> None:
+    """Do what a client left to do. A channel where that fails is broken; the others and the server go on."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 -- the disk is full, the memory is gone, ...: the reason of the break
+        _LOG.warning("channel %s: what a client on another node left could not be undone", channel.spec.name)
+        with contextlib.suppress(ChannelError):
+            channel.break_(f"what a client on another node left could not be undone: {error!r}")
 
 
 _SIMPLE = frozenset({"close", "break_", "stats"})
@@ -162,37 +154,36 @@ class ChannelServer:
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
 
-    @property
-    def refused(self) -> int:
-        """Connections that were sent away because they did not have the job's keys."""
-        return self._authenticator.refused
-
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, listening: Future[str]) -> None:
-        asyncio.run(self._serve(listening))
+        try:
+            asyncio.run(self._serve(listening))
+        except Exception as error:
+            if listening.done():
+                raise
+            listening.set_exception(error)
 
     async def _serve(self, listening: Future[str]) -> None:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         context = zmq.Context()
-        self._socket = context.socket(zmq.ROUTER)
-        self._authenticator = Authenticator(context, self._socket, self._keys)
         try:
+            self._socket = context.socket(zmq.ROUTER)
+            self._authenticator = Authenticator(context, self._socket, self._keys)
             endure(self._socket)
             self._socket.router_mandatory = True  # a client that cannot be reached is noticed
             self._socket.router_handover = True  # a client that comes back may still seem to be connected
-            try:
-                self.endpoint = listen(self._socket, self._host)
-            except Exception as error:  # noqa: BLE001 -- raised again where `start` waits
-                listening.set_exception(error)
-                return
+            self.endpoint = listen(self._socket, self._host)
             self._loop.add_reader(fd_of(self._socket), self._receive)
             self._loop.add_reader(fd_of(self._authenticator.socket), self._authenticator.answer)
             self._loop.add_reader(fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
             listening.set_result(self.endpoint)
-            await self._watch()
+            try:
+                await self._watch()
+            finally:
+                self._end()
         finally:
-            self._end(context)
+            context.destroy(linger=0)
 
     async def _watch(self) -> None:
         """Until the server closes: forget the clients that cannot be reached."""
@@ -211,7 +202,7 @@ class ChannelServer:
             except TimeoutError:
                 pass
 
-    def _end(self, context: zmq.Context) -> None:
+    def _end(self) -> None:
         for session in self._sessions.values():
             self._send(session, Reply(wire.CLOSED))
             session.withdraw_all()
@@ -219,9 +210,7 @@ class ChannelServer:
         for socket in (self._socket, self._authenticator.socket, self._authenticator.monitor):
             self._loop.remove_reader(fd_of(socket))
         self._socket.disable_monitor()
-        self._authenticator.close()
         self._socket.close(linger=500)  # ms: for the last word
-        context.term()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,16 +248,16 @@ class ChannelServer:
         elif request.method == "withdraw":
             session.withdraw(request.serial)
             self._send(session, Reply(request.serial, value="withdrawn"))
-        elif (answer := session.answer(request.serial)) is not None:
+        elif (answer := session.answers.get(request.serial)) is not None:
             self._deliver(session, answer)
-        elif not session.performs(request.serial):
+        elif request.serial not in session.performing:
             task = self._loop.create_task(self._perform(session, request, frames))
-            session.begin(request.serial, task)
+            session.performing[request.serial] = task
 
     def _welcome(self, client: bytes, session: Session | None, welcomed: bool, wanted: Sequence[int]) -> Session | None:
         """`welcomed`: it was here before; then it is known, or forgotten for good."""
         if session is not None:
-            session.keep_only(frozenset(wanted))
+            session.done([serial for serial in session.answers if serial not in wanted])  # it has these, unsaid
         elif not welcomed:
             session = self._sessions[client] = Session(client)
         if session is not None:
@@ -308,23 +297,20 @@ class ChannelServer:
             reply = Reply(request.serial, error=refusal)
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             if taking is not None:
-                taking.restore()
+                _settle(taking.channel, taking.restore)
                 taking = None
-            reply = Reply(request.serial, error=self._failed(request, error))
-        answer = Answer(envelope=wire.pack(reply), frames=outgoing, taking=taking)
-        session.end(request.serial, answer)
-        self._deliver(session, answer)
-
-    def _failed(self, request: Request, error: Exception) -> ChannelBroken:
-        what = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
-        return ChannelBroken(
-            Problem(
+            what = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
+            problem = Problem(
                 code="channel-broken",
                 key=f"channel {request.channel}",
                 what=f"{request.method} of {request.owner} failed at its channel server {self.endpoint}",
                 why=what,
             )
-        )
+            reply = Reply(request.serial, error=ChannelBroken(problem))
+        answer = Answer(envelope=wire.pack(reply), frames=outgoing, taking=taking)
+        session.performing.pop(request.serial, None)
+        session.answers[request.serial] = answer
+        self._deliver(session, answer)
 
     async def _do(self, session: Session, end: SharedChannel, request: Request, frames: Sequence[zmq.Frame]) -> Any:
         if request.method == "put":
@@ -332,13 +318,14 @@ class ChannelServer:
             await end.put_packed(packed, key=key, weight=weight, version=version, patience_s=patience_s)
         elif request.method == "reserve":
             key, weight, version, patience_s = request.arguments
-            reservation = await end.reserve(key=key, weight=weight, version=version, patience_s=patience_s)
-            session.hold(request.serial, reservation)
+            session.reservations[request.serial] = await end.reserve(
+                key=key, weight=weight, version=version, patience_s=patience_s
+            )
         elif request.method == "fill":
             reserved, marks = request.arguments
-            held = session.take_hold(reserved)
-            assert held is not None, "a client fills what it reserved, once"
             (packed,) = wire.disclose(marks, frames)
+            held = session.reservations.pop(reserved, None)
+            assert held is not None, "a client fills what it reserved, once"
             held.fill(packed)
         else:
             assert request.method in _SIMPLE, f"no such request: {request.method}"

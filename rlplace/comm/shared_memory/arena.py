@@ -8,8 +8,8 @@
 Free lists are shared: a segment that one process made and another freed is used again by whichever comes next. A
 segment that is too small or too large for what is needed gives its memory back to the kernel before new memory is
 taken, so the arena never holds more than the most that was in use at a time, and one segment. A segment has at every
-moment one holder: the process that writes it, the channel in which it lies (LENT), the process that takes it. What a
-dead process held is freed by the next that finds no room, and a change that it left half made is repaired.
+moment one holder: the process that writes it, the channel in which it lies, the process that takes it. What a dead
+process held is freed by the next that finds no room, and a change that it left half made is repaired.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import time
 import weakref
 from array import array
@@ -30,19 +31,20 @@ from numpy.typing import NDArray
 
 from rlplace.comm.shared_memory import process
 from rlplace.comm.shared_memory.folder import FULL, allocate
-from rlplace.comm.shared_memory.lock import FileLock
-from rlplace.errors import ChannelBroken, ChannelTimeout, Problem
+from rlplace.comm.shared_memory.lock import SharedLock
+from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError, Problem
+from rlplace.units import show_bytes
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
-MAGIC, CHANGING, END, IN_USE, IDLE, LOOKED, WARM = range(7)  # IN_USE, IDLE: bytes with memory; LOOKED: real
+LOCK = 0  # eight words
+CHANGING, END, IN_USE, IDLE, LOOKED, WARM = range(8, 14)  # IN_USE, IDLE: bytes with memory; LOOKED: real
 _CLASSES = 8 * 34
 EMPTY = WARM + _CLASSES  # WARM, EMPTY: heads of the free lists with memory and without, by class
 _FIRST_SEGMENT = 8192  # byte
-_MAGIC_NUMBER = 0x726C706C61726501
 
 # ── a segment, in words after its first byte ─────────────────────────────────────────────────────────────────────────
 SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)  # SIZE: bytes with this header; MEMORY: whether it has any
-FREE, LENT = 0, -1  # instead of a process as HOLDER
+FREE = 0  # instead of a process as HOLDER; a channel is minus its number
 _HEADER_BYTES = 64
 _ALIGNMENT = 64  # bytes: a cache line
 _LARGE = 32 << 10  # bytes: pieces from here on are copied by numpy
@@ -67,26 +69,34 @@ def segment_bytes(size_bytes: int) -> int:
 
 
 class Arena:
-    """This process' hold on the arena. Thread-safe."""
+    """This process' hold on the arena. Thread-safe. An address may be odd: the last bit is its caller's."""
 
     def __init__(self, folder: Path) -> None:
+        """NoRoomError when there is no memory for it, OutputError when this process may not have so many addresses."""
         self._folder = folder
         path = folder / "arena"
         try:
             if not path.exists():
                 _make(path)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._lock = FileLock(path)
         except FileNotFoundError:
             raise lost(folder) from None
-        self._map = mmap.mmap(self._descriptor, 0)
+        except OSError as error:
+            raise _no_room(error) from None
+        try:
+            self._map = mmap.mmap(self._descriptor, 0)
+        except OSError as error:
+            size = os.fstat(self._descriptor).st_size
+            os.close(self._descriptor)
+            raise _no_addresses(folder, size, error) from None
+        self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
-        self._change, self._change_now = _Change(self, waits=True), _Change(self, waits=False)
         self._late: deque[tuple[int, int]] = deque()  # segments to free with the next change, and their holders
         self._stuck = False  # the last wait for the lock was in vain
         self._me = process.this_process()
         self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
+        weakref.finalize(self, os.close, self._descriptor)
         process.tell_of_forks(self)
 
     def after_fork(self) -> None:
@@ -96,7 +106,7 @@ class Arena:
     @property
     def held_bytes(self) -> tuple[int, int]:
         """Memory of segments in use, and of free ones."""
-        with self._change:
+        with self._change():
             return self._words[IN_USE], self._words[IDLE]
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,16 +134,13 @@ class Arena:
             raise
         return segment
 
-    def lend(self, segment: int) -> None:
-        """The channel in which it lies holds the segment. Under the channel's lock, after it lies there."""
-        self._words[segment // 8 + HOLDER] = LENT
+    def pass_to(self, address: int, channel: int) -> None:
+        """Make a channel the holder, or this process for 0. Under the lock of the channel that it enters or leaves."""
+        self._words[(address & -2) // 8 + HOLDER] = -channel or self._me
 
-    def hold(self, segment: int) -> None:
-        """This process holds the segment. Under the channel's lock, before it leaves the channel."""
-        self._words[segment // 8 + HOLDER] = self._me
-
-    def copy(self, segment: int, own: Callable[[int], Bytes]) -> list[Any]:
+    def copy(self, address: int, own: Callable[[int], Bytes]) -> list[Any]:
         """The pieces in memory of the caller's own, large ones in that of `own`; the segment goes back."""
+        segment = address & -2
         try:
             self._populate(segment)
             at = segment + _HEADER_BYTES
@@ -151,23 +158,14 @@ class Arena:
         finally:
             self.free(segment)
 
-    def free(self, segment: int) -> None:
-        """A segment that this process holds goes back."""
-        self._return(segment, self._me)
+    def free(self, address: int, channel: int = 0) -> None:
+        """Give a segment back that `channel`, or this process for 0, still holds; ignored if another holder has it.
 
-    def free_lent(self, segment: int) -> None:
-        """The channel in which the segment lay is broken. Ignored if a process holds it by now."""
-        self._return(segment, LENT)
-
-    def close(self) -> None:
-        self._lock.close()
-        os.close(self._descriptor)
-
-    def _return(self, segment: int, holder: int) -> None:
-        """Free a segment if `holder` still holds it: now, or with the next change if a stopped process has the lock."""
-        self._late.append((segment, holder))
+        If a stopped process keeps the lock, it goes back with the next change.
+        """
+        self._late.append((address & -2, -channel or self._me))
         try:
-            with self._change_now if self._stuck else self._change:
+            with self._change(0.0 if self._stuck else _PATIENCE_S):
                 self._free_late()
         except ChannelTimeout:
             self._stuck = True
@@ -187,7 +185,7 @@ class Arena:
 
     def _allocate(self, size: int) -> int:
         """A segment of at least `size` bytes with memory, held by this process."""
-        with self._change:
+        with self._change():
             self._free_late()
             segment = self._pop_warm(size)
             if not segment and self._free_of_dead():
@@ -199,16 +197,14 @@ class Arena:
             self._words[segment // 8 + HOLDER] = self._me
         try:
             self._take_memory(segment, size)
-            with self._change:
+            with self._change():
                 first = segment // 8
                 self._words[first + MEMORY] = 1
                 self._words[first + SERIAL] += 1
                 self._words[IN_USE] += size
         except OSError as error:  # also a wait for the lock that was in vain
-            self._return(segment, self._me)
-            if error.errno not in FULL:
-                raise
-            raise NoRoomError from None
+            self.free(segment)
+            raise _no_room(error) from None
         return segment
 
     def _take_memory(self, segment: int, size: int) -> None:
@@ -218,7 +214,7 @@ class Arena:
         except OSError as full:
             if full.errno not in FULL:
                 raise
-            with self._change:
+            with self._change():
                 self._free_all_of_dead()
                 self._drop_idle(_MOST_BYTES)
             os.posix_fallocate(self._descriptor, segment, size)
@@ -251,10 +247,8 @@ class Arena:
             raise NoRoomError
         try:
             os.posix_fallocate(self._descriptor, segment, _PAGE)  # for its header
-        except OSError as full:
-            if full.errno not in FULL:
-                raise
-            raise NoRoomError from None
+        except OSError as error:
+            raise _no_room(error) from None
         words[segment // 8 + SIZE] = size
         words[segment // 8 + MEMORY] = 0
         words[END] = segment + size
@@ -344,30 +338,23 @@ class Arena:
             if free:
                 self._push(segment, WARM if words[first + MEMORY] else EMPTY)
 
-
-class _Change:
-    """The lock of an arena, for one change at a time; a change that was broken off is repaired first."""
-
-    def __init__(self, arena: Arena, *, waits: bool) -> None:
-        self._arena, self._waits = weakref.proxy(arena), waits
-
-    def __enter__(self) -> None:
-        """Raises ChannelTimeout when another process does not leave the lock in time."""
-        arena = self._arena
+    @contextlib.contextmanager
+    def _change(self, patience_s: float | None = None) -> Iterator[None]:
+        """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
+        if not self._lock.acquire(_PATIENCE_S if patience_s is None else patience_s):
+            raise _locked(self._folder, self._words[CHANGING])
         try:
-            if not arena._lock.acquire(_PATIENCE_S if self._waits else 0.0):
-                raise _locked(arena._folder, arena._words[CHANGING])
-        except FileNotFoundError:
-            raise lost(arena._folder) from None
-        if arena._words[CHANGING]:
-            arena._repair()
-        arena._words[CHANGING] = arena._me
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        arena = self._arena
-        if kind is None or issubclass(kind, NoRoomError):  # raised before anything was changed
-            arena._words[CHANGING] = 0
-        arena._lock.release()
+            if self._words[CHANGING]:
+                self._repair()
+            self._words[CHANGING] = self._me
+            try:
+                yield
+            except NoRoomError:  # raised before anything was changed
+                self._words[CHANGING] = 0
+                raise
+            self._words[CHANGING] = 0
+        finally:
+            self._lock.release()
 
 
 def _locked(folder: Path, holder: int) -> ChannelTimeout:
@@ -394,6 +381,22 @@ def lost(folder: Path) -> ChannelBroken:
     )
 
 
+def _no_room(error: OSError) -> Exception:
+    return NoRoomError() if error.errno in FULL else error
+
+
+def _no_addresses(folder: Path, size: int, error: OSError) -> OutputError:
+    return OutputError(
+        Problem(
+            code="shm-full",
+            key=f"shared memory of this node, {folder}",
+            what=f"this process cannot map the {show_bytes(size)} of addresses in which large items lie",
+            why=f"{error.strerror}; addresses are no memory, and this process has a limit of them",
+            fix="ulimit -v unlimited",
+        )
+    )
+
+
 def _class_of(size: int) -> int:
     """The number of one of the sizes of `segment_bytes`, which grow with it."""
     bits = size.bit_length() - 1  # 2**bits <= size
@@ -411,13 +414,15 @@ def _make(path: Path) -> None:
     new = path.with_name(f"{path.name}.{process.this_process():x}")
     system = os.statvfs(path.parent)
     size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
+    largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest_file != resource.RLIM_INFINITY:
+        size = min(size, largest_file // _PAGE * _PAGE)
     allocate(new, _FIRST_SEGMENT)
     try:
-        with open(new, "r+b") as file:
+        with open(new, "r+b") as file, mmap.mmap(file.fileno(), _FIRST_SEGMENT) as mapped:
+            SharedLock.make(mapped, LOCK)
+            mapped[8 * END : 8 * END + 8] = _FIRST_SEGMENT.to_bytes(8, "little")
             os.ftruncate(file.fileno(), size)
-            words = np.zeros(END + 1, np.int64)
-            words[MAGIC], words[END] = _MAGIC_NUMBER, _FIRST_SEGMENT
-            file.write(words.tobytes())
         with contextlib.suppress(FileExistsError):
             os.link(new, path)
     finally:

@@ -19,66 +19,105 @@ from typing import Any
 
 from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.ends import TICK_S, Attachment, QueueEnd
+from rlplace.comm.ends import Attachment, QueueEnd, Step
 from rlplace.comm.queue import Get, Put, QueueMachine
 from rlplace.comm.shared_memory import process
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
-from rlplace.comm.shared_memory.lock import FileLock
+from rlplace.comm.shared_memory.lock import SharedLock
 from rlplace.comm.shared_memory.segments import Arenas, ItemStore
-from rlplace.comm.shared_memory.wakeup import LoopWaker, SocketWakers
-from rlplace.comm.table import (
-    BROKEN,
-    CLOSED,
-    MAGIC,
-    MAGIC_NUMBER,
-    NEWEST_VERSION,
-    NO_VERSION,
-    SPEC_AT,
-    SPEC_BYTES,
-    W_WOKEN,
-    Layout,
-)
+from rlplace.comm.table import BROKEN, CLOSED, LOCK, MAGIC, MAGIC_NUMBER, SPEC_AT, SPEC_BYTES, W_WOKEN, Table
+from rlplace.comm.wakeup import LoopWaker, Wakers
 from rlplace.errors import ChannelBroken, ChannelError
 
 
-class ChannelFile:
-    """One mapping of a channel's file: a table in shared memory."""
+class FileAttachment(Attachment):
+    """An attachment to a channel's file. A forked child gets its own wakers and names."""
+
+    store: ItemStore
+    lock: SharedLock
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self.mapped = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-        self.data = memoryview(self.mapped)
-        self.words = self.data.cast("q")
-        self.reals = self.data.cast("d")
-        assert self.words[MAGIC] == MAGIC_NUMBER, f"{path} is no channel of this version"
-        at, size = self.words[SPEC_AT], self.words[SPEC_BYTES]
-        self.spec: ChannelSpec = pickle.loads(self.data[at : at + size])
-        self.layout = Layout.of(self.spec)
+        with open(path, "r+b") as file:
+            number = os.fstat(file.fileno()).st_ino
+            self._mapped = mmap.mmap(file.fileno(), 0)
+        with memoryview(self._mapped) as data, data.cast("q") as words:
+            assert words[MAGIC] == MAGIC_NUMBER, f"{path} is no channel of this version"
+            spec: ChannelSpec = pickle.loads(data[words[SPEC_AT] : words[SPEC_AT] + words[SPEC_BYTES]])
+        table = Table(spec, self._mapped)
+        store = ItemStore(table, self._mapped, Arenas.of(path.parent), number)
+        super().__init__(table, store, SharedLock(self._mapped, 8 * LOCK), process.this_process())
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = weakref.WeakKeyDictionary()
+        process.tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        self.process = process.this_process()
+        self.wakers = Wakers()
+        self.queue = QueueMachine(self.table, self.process, self.store)
+        self._loops = weakref.WeakKeyDictionary()
+        self._late = []
 
     def detach(self) -> None:
-        """Unmap. Any later access is a ValueError."""
-        for view in (self.words, self.reals, self.data):
-            view.release()
-        self.mapped.close()
+        """Give back the mapping and all descriptors; the attachment is not to be used again."""
+        self.lock.close()
+        self.wakers.close()
+        for waker in self._loops.values():
+            waker.close()
+        self.table.release()
+        self._mapped.close()
+
+    def alive(self, process_: int) -> bool:
+        return process.alive(process_)
+
+    def unnamed(self, process_: int) -> str:
+        return f"process {process.pid_of(process_)}"
+
+    def pause(self) -> bool:
+        os.sched_yield()
+        return True
+
+    async def attempt_async(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
+        """As `attempt`, for a task of a channel server. Cancelled, it takes nothing."""
+        if patience_s is None:
+            self.attempt(step, request, None)
+            return
+        if self.run(step, request, 0, time.monotonic()):
+            return
+        loop, woken, words, reals = asyncio.get_running_loop(), asyncio.Event(), self.table.words, self.table.reals
+        waker = self._loops.get(loop)
+        if waker is None:
+            waker = self._loops[loop] = LoopWaker()
+
+        def look() -> None:
+            if reals[request.waiter + W_WOKEN] or words[CLOSED] or words[BROKEN]:
+                woken.set()
+
+        try:
+            with waker.calling(request, look):
+                for seconds in self.attempts(step, request, waker.number, time.monotonic() + patience_s):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await woken.wait()
+                    woken.clear()
+        finally:
+            if request.waiter:  # cancelled
+                self.undo(self.queue.withdraw, request, time.monotonic())
 
 
 def _make(path: Path, spec: ChannelSpec) -> None:
     """A channel that is open and empty. ClusterError when the memory is full: later no access can fail for that."""
-    layout, text = Layout.of(spec), pickle.dumps(spec, 5)
-    size = layout.words * 8 + (len(text) + 7) // 8 * 8
+    at, text = Table(spec).size_bytes, pickle.dumps(spec, 5)
+    size = at + (len(text) + 7) // 8 * 8
     new = path.with_name(path.name + ".new")
     try:
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
-            mapped[layout.words * 8 : layout.words * 8 + len(text)] = text
-            with memoryview(mapped) as data, data.cast("q") as words:
-                words[SPEC_AT], words[SPEC_BYTES] = layout.words * 8, len(text)
-                words[NEWEST_VERSION] = NO_VERSION
-                words[MAGIC] = MAGIC_NUMBER
+            mapped[at : at + len(text)] = text
+            table = Table(spec, mapped)
+            table.words[SPEC_AT], table.words[SPEC_BYTES] = at, len(text)
+            table.clear()
+            table.release()
+            SharedLock.make(mapped, 8 * LOCK)
         os.link(new, path)  # unlike rename, refuses to replace another channel of this name
     except OSError as error:
         if error.errno in FULL:
@@ -88,92 +127,10 @@ def _make(path: Path, spec: ChannelSpec) -> None:
         new.unlink(missing_ok=True)
 
 
-class FileAttachment(Attachment):
-    """An attachment to a channel's file. A forked child gets its own wakers and names."""
-
-    def __init__(self, path: Path) -> None:
-        self.memory: ChannelFile = ChannelFile(path)
-        memory = self.memory
-        self.store = ItemStore(memory.words, memory.mapped, memory.layout.inline_bytes, Arenas.of(path.parent))
-        self.lock: FileLock = FileLock(path)
-        self.wakers: SocketWakers = SocketWakers()
-        super().__init__(self.memory, self.store, self.lock, self.wakers, process.this_process())
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = weakref.WeakKeyDictionary()
-        process.tell_of_forks(self)
-
-    def after_fork(self) -> None:
-        self.process = process.this_process()
-        self.wakers = SocketWakers()
-        self.queue = QueueMachine(self.memory, self.process, self.store)
-        self._loops = weakref.WeakKeyDictionary()
-        self._abandoned = []
-
-    def detach(self) -> None:
-        """Give back the mapping and all descriptors; the attachment is not to be used again."""
-        self.lock.close()
-        self.wakers.close()
-        for waker in self._loops.values():
-            waker.close()
-        self.memory.detach()
-
-    def alive(self, word: int) -> bool:
-        return process.alive(word)
-
-    def unnamed(self, word: int) -> str:
-        return f"process {process.pid_of(word)}"
-
-    # ── for a channel server ─────────────────────────────────────────────────────────────────────────────────────────
-
-    async def attempt_async(self, request: Put | Get, patience_s: float | None) -> None:
-        """As `attempt`, for a task. Cancelled, it takes nothing."""
-        if patience_s is None:
-            self.attempt(request, None)
-            return
-        loop = asyncio.get_running_loop()
-        waker = self._loops.get(loop)
-        if waker is None:
-            waker = self._loops[loop] = LoopWaker()
-        try:
-            await self._sleep_async(request, waker, time.monotonic() + patience_s)
-        finally:
-            if request.waiter:  # cancelled
-                self.withdraw(request)
-
-    async def _sleep_async(self, request: Put | Get, waker: LoopWaker, deadline: float) -> None:
-        loop, woken, words, reals = asyncio.get_running_loop(), asyncio.Event(), self.memory.words, self.memory.reals
-        step = self.queue.put if isinstance(request, Put) else self.queue.get
-
-        def look() -> None:
-            if reals[request.waiter + W_WOKEN] or words[CLOSED] or words[BROKEN]:
-                woken.set()
-
-        now = time.monotonic()
-        if self.run(step, request, waker.number, now):
-            return
-        waker.add(loop, request, look)
-        try:
-            while True:
-                left = deadline - now
-                if left <= 0:
-                    raise self.run(self.queue.expired, request, time.monotonic())
-                try:
-                    async with asyncio.timeout(min(left, TICK_S)):
-                        await woken.wait()
-                except TimeoutError:
-                    self.look_for_dead(time.monotonic())
-                woken.clear()
-                now = time.monotonic()
-                if self.run(step, request, waker.number, now):
-                    return
-        finally:
-            waker.remove(loop, request)
-
-
 class SharedChannel(QueueEnd):
     """Ends of one process share its attachment; a pickled end attaches by the file's path."""
 
     _attachment: FileAttachment
-    _store: ItemStore
 
     @classmethod
     def create(cls, folder: Path, spec: ChannelSpec) -> SharedChannel:
@@ -184,15 +141,14 @@ class SharedChannel(QueueEnd):
 
     @classmethod
     def attach(cls, path: Path) -> SharedChannel:
-        attachment = FileAttachment(path)
-        return cls(attachment, attachment.store)
+        return cls(FileAttachment(path))
 
     @property
     def path(self) -> Path:
-        return self._attachment.memory.path
+        return self._attachment.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self.path, self._owner)
+        return _attached, (self.path, self.owner)
 
     def destroy(self) -> None:
         """Break the channel for every end and remove its file; for its maker. Idempotent."""
@@ -210,58 +166,63 @@ class SharedChannel(QueueEnd):
         self, packed: bytes, *, key: str, weight: float, version: int | None, patience_s: float | None
     ) -> None:
         """A small item."""
-        put = self._put_request(packed, key, weight, version)
-        await self._attachment.attempt_async(put, patience_s)
+        attachment = self._attachment
+        put = Put(self.owner, key, weight, version, packed if attachment.store.goes_along(packed) else None)
+        await attachment.attempt_async(attachment.queue.put, put, patience_s)
         if put.entry:
             self._fill(put, packed)
 
     async def reserve(self, *, key: str, weight: float, version: int | None, patience_s: float | None) -> Reservation:
         """Credit for an item whose data is still on its way."""
-        put = self._put_request(None, key, weight, version)
-        await self._attachment.attempt_async(put, patience_s)
+        put = Put(self.owner, key, weight, version, None)
+        await self._attachment.attempt_async(self._attachment.queue.put, put, patience_s)
         return Reservation(self, put)
 
     async def take(self, limit: float | None, *, key: str, patience_s: float | None) -> Taking:
         """Items for a client that may never receive them."""
-        get = self._get_request(limit, key)
-        await self._attachment.attempt_async(get, patience_s)
-        return Taking(self, get, [self._store.packed(taken.payload) for taken in get.taken])
+        get = Get(self.owner, key, limit, remote=True)
+        await self._attachment.attempt_async(self._attachment.queue.get, get, patience_s)
+        return Taking(self, get)
 
-    def died(self, owner: str) -> None:
-        """The process of `owner` has ended or cannot be reached any more."""
-        self._attachment.run(self._attachment.queue.end_of_owner, owner)
+    def died(self) -> None:
+        """The process of this end's owner has ended or cannot be reached any more."""
+        self._attachment.undo(self._attachment.queue.end_of_owner, self.owner)
 
 
 class Reservation:
     """Credit that was granted. Ends with one of the two calls."""
 
     def __init__(self, channel: SharedChannel, put: Put) -> None:
-        self._channel, self._put = channel, put
+        self.channel, self._put = channel, put
 
     def fill(self, packed: codec.Packed) -> None:
         """The item is here. Ignored once the channel is broken."""
         with contextlib.suppress(ChannelBroken):
-            self._channel._fill(self._put, packed)
+            self.channel._fill(self._put, packed)
 
     def withdraw(self) -> None:
         """The item will never come."""
-        attachment = self._channel._attachment
-        attachment.run(attachment.queue.cancel, self._put, time.monotonic())
+        self.channel._attachment.undo(self.channel._attachment.queue.cancel, self._put, time.monotonic())
 
 
 class Taking:
-    """Items that were taken, packed; the taker's own by now."""
+    """Items that were taken, packed; the taker's own by now. Ends with one of the two calls."""
 
-    def __init__(self, channel: SharedChannel, get: Get, packed: list[codec.Packed]) -> None:
-        self.packed = packed
-        self._channel, self._get = channel, get
+    def __init__(self, channel: SharedChannel, get: Get) -> None:
+        self.channel, self._get = channel, get
+        self.packed: list[codec.Packed] = [channel._attachment.store.packed(payload) for payload, _, _ in get.taken]
+
+    def confirm(self) -> None:
+        """The client has them."""
+        self.channel._attachment.undo(self.channel._attachment.queue.confirm, self._get, time.monotonic())
 
     def restore(self) -> None:
         """No client received them: they go back to the front of their line."""
-        attachment, store = self._channel._attachment, self._channel._store
+        attachment = self.channel._attachment
+        store = attachment.store
         again = [packed if store.goes_along(packed) else store.write(packed) for packed in self.packed]
         with contextlib.suppress(ChannelBroken):
-            attachment.run(attachment.queue.restore, self._get, again, time.monotonic())
+            attachment.undo(attachment.queue.restore, self._get, again, time.monotonic())
 
 
 def _attached(path: Path, owner: str) -> SharedChannel:

@@ -1,95 +1,90 @@
-"""The lock on a file: the kernel releases it when its holder dies, and taking it has a deadline."""
+"""A lock between processes: a robust mutex of the C library in shared memory. The kernel frees it when its holder dies.
+
+Taking and leaving it is no system call unless another process waits. It belongs to a thread, so it also works between
+the threads of a process, and a forked child has no part in what its parent holds.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import errno
+import mmap
 import os
-import threading
 import time
-import weakref
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from rlplace.comm.shared_memory.process import tell_of_forks
-
-_TAKE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
-# A change takes ten microseconds. A process that has to wait longer than a few tries waits for a holder that was
-# interrupted, and first offers it the processor, then sleeps in between.
-_TRIES = 3
-_OFFERS = 30
-_NAPS_S = (50e-6, 2e-3)  # first and longest
+LOCK_BYTES = 64
+_TRIES, _OFFERS = 10, 20  # a change takes microseconds: try again, offer the processor, and only then sleep
+_SLICE_S = 0.2  # of a wait, so that a signal is noticed
+_ROBUST: Final = 1  # PTHREAD_MUTEX_ROBUST
+_SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 
 
-class FileLock:
-    """Between the threads of this process an ordinary lock, then flock() between processes.
+class SharedLock:
+    """The lock at byte `at` of `mapped`, where `make` has put it."""
 
-    flock() belongs to the open file description, which a forked child shares with its parent: the child closes its
-    copy at once, or the lock of a parent that died would stay taken, and opens the file anew when it needs it.
-    """
+    def __init__(self, mapped: mmap.mmap, at: int) -> None:
+        self._mapped = mapped  # as long as the lock is used
+        self._mutex = ctypes.c_void_p(_address(mapped, at))
+        quick, slow = ctypes.PyDLL(None), ctypes.CDLL(None)
+        # PyDLL keeps the interpreter's lock: a busy thread of this process would else run for milliseconds at the very
+        # moment at which the mutex is taken.
+        self._try: Any = quick.pthread_mutex_trylock
+        self._unlock: Any = quick.pthread_mutex_unlock
+        self._repair: Any = quick.pthread_mutex_consistent
+        self._wait: Any = slow.pthread_mutex_clocklock
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._threads = threading.Lock()
-        # Unlike fcntl.flock this keeps the interpreter's lock: a busy thread of this process would else run for
-        # milliseconds at the very moment at which the file is locked.
-        self._flock = ctypes.PyDLL(None).flock
-        self._descriptor = -1
-        self._open()
-        tell_of_forks(self)
+    @staticmethod
+    def make(mapped: mmap.mmap, at: int) -> None:
+        """Put a free lock there. For the maker of the file, before another process sees it."""
+        c, kind = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
+        c.pthread_mutexattr_init(kind)
+        c.pthread_mutexattr_setpshared(kind, _SHARED)
+        c.pthread_mutexattr_setrobust(kind, _ROBUST)
+        c.pthread_mutex_init(ctypes.c_void_p(_address(mapped, at)), kind)
+        c.pthread_mutexattr_destroy(kind)
 
     def acquire(self, patience_s: float) -> bool:
-        """False when it was not free in time. FileNotFoundError in a forked child when the file is gone."""
-        if not self._threads.acquire(False) and not self._threads.acquire(timeout=patience_s):
-            return False
-        taken = False
-        try:
-            if self._descriptor < 0:
-                self._open()
-            taken = self._flock(self._descriptor, _TAKE) == 0 or self._contend(patience_s)
-        finally:
-            if not taken:
-                self._threads.release()
-        return taken
+        """False when it was not free in time."""
+        code = self._try(self._mutex)
+        return code == 0 or self._taken(code) or self._contend(patience_s)
 
     def release(self) -> None:
-        self._flock(self._descriptor, fcntl.LOCK_UN)
-        self._threads.release()
-
-    def after_fork(self) -> None:
-        self._threads = threading.Lock()
-        self.close()
+        self._unlock(self._mutex)
 
     def close(self) -> None:
-        """Idempotent."""
-        if self._descriptor >= 0:
-            self._closed()
-            self._descriptor = -1
+        """Never touch the memory again: any later call is a ValueError. Idempotent."""
+        if self._unlock is not _closed:
+            self._unlock(self._mutex)  # the C library would go on to refer to a mutex that this thread still holds
+        self._try = self._unlock = _closed
 
-    def _open(self) -> None:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        self._closed = weakref.finalize(self, os.close, self._descriptor)
+    def _taken(self, code: int) -> bool:
+        if code == errno.EOWNERDEAD:  # the last holder died; what it left is for the caller to see
+            self._repair(self._mutex)
+            return True
+        if code not in (0, errno.EBUSY, errno.ETIMEDOUT):
+            raise OSError(code, os.strerror(code))
+        return code == 0
 
     def _contend(self, patience_s: float) -> bool:
-        deadline = time.monotonic() + patience_s
-        tries, nap_s = 1, _NAPS_S[0]
-        while self._flock(self._descriptor, _TAKE) != 0:
-            tries += 1
-            if tries <= _TRIES:
-                continue
-            if tries <= _TRIES + _OFFERS:
+        for turn in range(_TRIES + _OFFERS):
+            if turn >= _TRIES:
                 os.sched_yield()
-                continue
-            if time.monotonic() >= deadline:
-                return self._last_try()
-            time.sleep(nap_s)
-            nap_s = min(nap_s * 1.5, _NAPS_S[1])
-        return True
+            if self._taken(self._try(self._mutex)):
+                return True
+        deadline = time.monotonic() + patience_s
+        while True:
+            until = min(time.monotonic() + _SLICE_S, deadline)
+            moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))  # struct timespec
+            if self._taken(self._wait(self._mutex, time.CLOCK_MONOTONIC, moment)):
+                return True
+            if until >= deadline:
+                return False
 
-    def _last_try(self) -> bool:
-        """Raises what is wrong with the descriptor, if it is not just held."""
-        try:
-            fcntl.flock(self._descriptor, _TAKE)
-        except BlockingIOError:
-            return False
-        return True
+
+def _address(mapped: mmap.mmap, at: int) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped, at))
+
+
+def _closed(mutex: object) -> int:
+    raise ValueError("the lock was closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import mmap
@@ -14,7 +15,7 @@ from rlplace.comm import codec
 from rlplace.comm.shared_memory import process
 from rlplace.comm.shared_memory.arena import Arena, NoRoomError, OwnedMemory, lost
 from rlplace.comm.shared_memory.folder import free_bytes, spill_of
-from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT
+from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT, Table
 from rlplace.errors import OutputError, Problem
 from rlplace.units import show_bytes
 
@@ -51,53 +52,30 @@ class Arenas:
     def write(self, packed: codec.Packed) -> Segment:
         """Copy an item into a segment. OutputError when neither shared memory nor the disk has room."""
         pieces = (packed,) if isinstance(packed, bytes) else packed
-        try:
+        with contextlib.suppress(NoRoomError):
             return Segment(self._in_memory().write(pieces))
-        except NoRoomError:
-            pass
-        size = sum(memoryview(piece).nbytes for piece in pieces)
-        disk = self._on_disk()
-        if disk is not None:
-            try:
+        with contextlib.suppress(NoRoomError):
+            disk = self._on_disk()
+            if disk is not None:
                 return Segment(disk.write(pieces) + _ON_DISK)
-            except NoRoomError:
-                pass
-        raise _no_room(self._folder, size)
-
-    def lend(self, address: int) -> None:
-        arena, segment = self._find(address)
-        arena.lend(segment)
-
-    def hold(self, address: int) -> None:
-        arena, segment = self._find(address)
-        arena.hold(segment)
+        raise _no_room(self._folder, sum(memoryview(piece).nbytes for piece in pieces))
 
     def copy(self, address: int) -> codec.Pieces:
         """The pieces in memory of the caller's own; the segment goes back."""
-        arena, segment = self._find(address)
-        return tuple(arena.copy(segment, self._owned.take))
+        return tuple(self.of_segment(address).copy(address, self._owned.take))
 
-    def free(self, address: int) -> None:
-        arena, segment = self._find(address)
-        arena.free(segment)
-
-    def free_lent(self, address: int) -> None:
-        arena, segment = self._find(address)
-        arena.free_lent(segment)
-
-    def _find(self, address: int) -> tuple[Arena, int]:
-        if address & _ON_DISK:
-            disk = self._on_disk()
-            if disk is None:
-                raise lost(self._folder)
-            return disk, address - _ON_DISK
-        return self._in_memory(), address
+    def of_segment(self, address: int) -> Arena:
+        """The arena in which a segment lies."""
+        arena = self._on_disk() if address & _ON_DISK else self._in_memory()
+        if arena is None:
+            raise lost(self._folder)
+        return arena
 
     def _in_memory(self) -> Arena:
         if self._memory is None:
             with self._lock:
                 if self._memory is None:
-                    self._memory = self._open(self._folder)
+                    self._memory = Arena(self._folder)
         return self._memory
 
     def _on_disk(self) -> Arena | None:
@@ -111,22 +89,18 @@ class Arenas:
                     self._folder.parent,
                     place.resolve(),
                 )
-                self._disk = self._open(place)
+                self._disk = Arena(place)
         return self._disk
-
-    def _open(self, folder: Path) -> Arena:
-        arena = Arena(folder)
-        weakref.finalize(self, arena.close)
-        return arena
 
 
 class ItemStore:
     """Implements Store for one channel in shared memory."""
 
-    def __init__(self, words: memoryview, mapped: mmap.mmap, inline_bytes: int, arenas: Arenas) -> None:
-        """`words` and `mapped`: the channel's table; `inline_bytes`: the room of an entry."""
-        self._words, self._mapped = words, mapped
-        self._room = inline_bytes
+    def __init__(self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int) -> None:
+        """`channel`: its number, as holder of segments."""
+        self._words, self._mapped = table.words, mapped
+        self._room = table.inline_bytes
+        self._channel = channel
         self.arenas = arenas
 
     def pack(self, item: Any) -> codec.Packed:
@@ -140,7 +114,7 @@ class ItemStore:
 
     def release(self, payload: bytes | Segment) -> None:
         if isinstance(payload, Segment):
-            self.arenas.free(payload.address)
+            self.arenas.of_segment(payload.address).free(payload.address)
 
     def open(self, payload: bytes | Segment) -> Any:
         return codec.unpack(self.packed(payload))
@@ -153,27 +127,29 @@ class ItemStore:
 
     def place(self, entry: int, payload: bytes | Segment) -> None:
         words = self._words
-        if isinstance(payload, Segment):
-            words[entry + E_SEGMENT] = payload.address
-            self.arenas.lend(payload.address)
-        else:
+        if type(payload) is bytes:
             at, length = (entry + E_DATA) * 8, len(payload)
             self._mapped[at : at + length] = payload
             words[entry + E_LENGTH] = length
             words[entry + E_SEGMENT] = 0
+        else:
+            assert isinstance(payload, Segment)
+            words[entry + E_SEGMENT] = payload.address
+            self.arenas.of_segment(payload.address).pass_to(payload.address, self._channel)
 
     def take(self, entry: int) -> bytes | Segment:
-        address = self._words[entry + E_SEGMENT]
+        words = self._words
+        address = words[entry + E_SEGMENT]
         if address:
-            self.arenas.hold(address)
+            self.arenas.of_segment(address).pass_to(address, 0)
             return Segment(address)
         at = (entry + E_DATA) * 8
-        return bytes(self._mapped[at : at + self._words[entry + E_LENGTH]])
+        return self._mapped[at : at + words[entry + E_LENGTH]]
 
     def drop(self, entry: int) -> None:
         address = self._words[entry + E_SEGMENT]
         if address:
-            self.arenas.free_lent(address)
+            self.arenas.of_segment(address).free(address, self._channel)
 
 
 def _no_room(folder: Path, size: int) -> OutputError:

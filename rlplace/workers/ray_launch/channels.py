@@ -272,7 +272,7 @@ class RemoteNode:
             ) from error
 
 
-class ProcessEnd:
+class ProcessEnd(Channel):
     """The driver's end of a channel inside a worker process, for statistics and endings: items stay in the process.
 
     Implements Channel; putting and getting are ChannelMisuse.
@@ -280,16 +280,9 @@ class ProcessEnd:
 
     def __init__(self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]) -> None:
         """`processes`: those that run, by name; this one need not run yet."""
-        self._spec = spec
+        super().__init__(spec, "the driver")
         self._name = name
         self._processes = processes
-
-    @property
-    def spec(self) -> ChannelSpec:
-        return self._spec
-
-    def named(self, owner: str) -> ProcessEnd:
-        return self
 
     def close(self) -> None:
         self._ask("close")
@@ -307,25 +300,25 @@ class ProcessEnd:
             raise self._gone("it does not run yet")
         on_channel = process.actor.on_channel.options(concurrency_group=CONTROL)
         try:
-            return ray.get(on_channel.remote(self._spec, method, arguments), timeout=_ANSWER_S)
+            return ray.get(on_channel.remote(self.spec, method, arguments), timeout=_ANSWER_S)
         except GetTimeoutError:
-            raise channel_errors.silent(self._spec, "the driver", method, _ANSWER_S) from None
+            raise channel_errors.silent(self.spec, self.owner, method, _ANSWER_S) from None
         except RayActorError as death:
             raise self._gone("it has ended") from death
 
     def _gone(self, what: str) -> ChannelBroken:
-        return channel_errors.broken(self._spec, "the driver", f"it lives inside process {self._name!r}; {what}")
+        return channel_errors.broken(self.spec, self.owner, f"it lives inside process {self._name!r}; {what}")
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ChannelMisuse(
             Problem(
                 code="inside-a-process",
-                key=f"channel {self._spec.name}",
+                key=f"channel {self.spec.name}",
                 what="the driver can neither put nor get here",
-                got=f"keys {', '.join(self._spec.keys or ())}",
+                got=f"keys {', '.join(self.spec.keys or ())}",
                 why=f"all their users share process {self._name!r}, and items pass there by reference",
                 fix="process: own        (for the components that share it)",
             )
         )
 
-    put = put_nowait = get = get_nowait = get_batch = get_batch_nowait = _refuse
+    _put = _get = _refuse

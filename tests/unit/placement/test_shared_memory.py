@@ -10,7 +10,7 @@ import pytest
 from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
-from rlplace.comm.table import Layout
+from rlplace.comm.table import Table
 from rlplace.comm.weights import sender
 from rlplace.config import read_config
 from rlplace.placement import Topology, make_plan
@@ -46,9 +46,9 @@ def location(capacity: int, keys: int) -> ChannelLocation:
 @pytest.mark.parametrize("participants", [1024, 10_000])
 def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, participants: int) -> None:
     part = location(capacity, keys)
-    layout = Layout.of(ChannelSpec(name="x", capacity_items=capacity, keys=part.keys, participants=participants))
-    assert 8 * layout.words <= channel_bytes(part, participants=participants)
-    assert layout.inline_bytes <= 16 << 10  # an item that is larger is counted as a slab
+    table = Table(ChannelSpec(name="x", capacity_items=capacity, keys=part.keys, participants=participants))
+    assert table.size_bytes <= channel_bytes(part, participants=participants)
+    assert table.inline_bytes <= 16 << 10  # an item that is larger is counted as a slab
 
 
 @pytest.mark.parametrize("size", [1, 65536, 65537, 1 << 20, (1 << 20) + 1, 100_000_001])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +40,7 @@ class Line:
     def end(self, owner: str) -> tuple[RemoteChannel, Cable]:
         self.cables.append(Cable(self.endpoint))
         self.connections.append(Connection(self.cables[-1].endpoint, self.keys))
-        return RemoteChannel.over(self.connections[-1], self.keys, SPEC, "test").named(owner), self.cables[-1]
+        return RemoteChannel(self.connections[-1], self.keys, SPEC, "test").named(owner), self.cables[-1]
 
     def close(self) -> None:
         for cable in self.cables:
@@ -158,7 +160,7 @@ def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received
     for end in (waiter, reserver, taker):
         end.stats()
     blocked = start(waiter.get, key="never")
-    reserver._connection.ask("reserve", "test", "env rank 1", "", 1.0, None, 9.0, limit_s=PATIENCE_S)
+    reserver.connection.ask("reserve", "test", "env rank 1", "", 1.0, None, 9.0, limit_s=PATIENCE_S)
     on_its_way = start(taker.get, key="a")
     waiting(line.channel, gets=2)
     third.stall()
@@ -175,6 +177,36 @@ def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received
     assert line.channel.get(key="a", timeout_s=PATIENCE_S) == "kept"
     assert line.channel.stats().depth_items == 0
     assert set(line.channel.stats().dead) == {"env rank 0", "env rank 1", "env rank 2"}
+
+
+def test_what_cannot_go_back_ends_its_channel_and_not_the_server(
+    line: Line, start: Callable[..., Future], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (taker, cable), (other, _) = line.end("rollout rank 0"), line.end("env rank 1")
+    second = SharedChannel.create(line.folder.path, dataclasses.replace(SPEC, name="second"))
+    line.server.add("second", second)
+    taker.stats()
+    taken = start(taker.get)
+    waiting(line.channel, gets=1)
+    cable.stall()
+    line.channel.put(np.ones(100_000))
+    waiting(line.channel)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(line.channel._attachment.store, "write", full)
+    monkeypatch.setattr(connection, "LOST_S", 0.0)
+    monkeypatch.setattr(server, "LOST_S", 0.0)
+    monkeypatch.setattr(server, "PROBE_S", 0.01)
+    cable.close()
+    with pytest.raises(ChannelBroken):
+        taken.result(PATIENCE_S)
+    with pytest.raises(ChannelBroken, match="could not be undone"):
+        line.channel.get(timeout_s=PATIENCE_S)
+    end = RemoteChannel(other.connection, line.keys, second.spec, "second")
+    end.put("x")
+    assert end.get() == "x"
 
 
 def test_who_was_given_up_is_told_so_when_it_comes_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +243,7 @@ def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[...
 @pytest.mark.usefixtures("impatient")
 def test_an_end_that_nobody_answers_says_where_it_tried() -> None:
     lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
-    end = RemoteChannel.over(lone, JobKeys.create(), SPEC, "test").named("env rank 3")
+    end = RemoteChannel(lone, JobKeys.create(), SPEC, "test").named("env rank 3")
     with pytest.raises(
         ChannelBroken, match=r"broken for env rank 3[^$]*no channel server of this job at tcp://127.0.0.1:9"
     ):
@@ -238,7 +270,7 @@ def test_a_server_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.
 
 def test_an_unknown_channel_is_refused(line: Line) -> None:
     end, _ = line.end("env rank 0")
-    other = RemoteChannel.over(line.connections[0], line.keys, SPEC, "nothing").named("env rank 0")
+    other = RemoteChannel(line.connections[0], line.keys, SPEC, "nothing").named("env rank 0")
     with pytest.raises(ChannelBroken, match="no channel 'nothing'"):
         other.get()
     end.put(1)
@@ -253,8 +285,8 @@ def test_an_end_is_sent_to_other_processes_as_its_address(line: Line) -> None:
     copy.put("x", key="a")
     assert end.get(key="a") == "x"
     assert line.channel.stats().producers == ("env rank 0",)
-    copy.disconnect()
-    copy.disconnect()
+    copy.connection.close()
+    copy.connection.close()
     with pytest.raises(ChannelBroken, match="this process closed its connection"):
         copy.get()
 

@@ -47,7 +47,7 @@ def reach() -> Iterator[Open]:
 
     def end(server: ChannelServer, keys: JobKeys | JobPassword, patience_s: float = PATIENCE_S) -> RemoteChannel:
         made.append(Connection(server.endpoint, keys, patience_s=patience_s))
-        return RemoteChannel.over(made[-1], keys, SPEC, "test").named("env rank 0")
+        return RemoteChannel(made[-1], keys, SPEC, "test").named("env rank 0")
 
     yield end
     for connection in made:
@@ -56,8 +56,8 @@ def reach() -> Iterator[Open]:
 
 def refused(server: ChannelServer, count: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while server.refused < count:
-        assert time.monotonic() < deadline, f"only {server.refused} were sent away"
+    while server._authenticator.refused < count:
+        assert time.monotonic() < deadline, f"only {server._authenticator.refused} were sent away"
 
 
 def test_only_this_jobs_keys_open_the_server(server: ChannelServer, keys: JobKeys | JobPassword, reach: Open) -> None:
@@ -162,6 +162,17 @@ def test_two_jobs_on_one_machine_do_not_meet(reach: Open, tmp_path: Path) -> Non
         server.close()
 
 
+def test_a_server_that_cannot_be_set_up_says_why(keys: JobKeys | JobPassword, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(zmq.ENOTSUP)
+
+    monkeypatch.setattr(type(keys), "guard", fail)
+    one = ChannelServer(host="127.0.0.1", keys=keys)
+    with pytest.raises(zmq.ZMQError):
+        one.start()
+    one.close()
+
+
 SERVER = """
 import pickle, sys
 from pathlib import Path
@@ -184,14 +195,14 @@ def test_tensors_pass_a_server_that_has_no_torch(tmp_path: Path) -> None:
     asked = pickle.dumps((keys, channel.path)).hex()
     with subprocess.Popen([sys.executable, "-c", SERVER, asked], stdin=PIPE, stdout=PIPE, text=True) as server:
         assert server.stdout is not None
-        end = RemoteChannel.connect(server.stdout.readline().strip(), keys, SPEC, "test")
+        end = RemoteChannel(Connection(server.stdout.readline().strip(), keys), keys, SPEC, "test")
         for size in (3, 1 << 20):  # in the envelope, in frames
             sent = torch.arange(size, dtype=torch.bfloat16)
             end.put(sent)
             assert torch.equal(channel.get(), sent)
             channel.put(sent)
             assert torch.equal(end.get(), sent)
-        end.disconnect()
+        end.connection.close()
         assert server.communicate()[0] == "False\n"
     channel.detach()
 

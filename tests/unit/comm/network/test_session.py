@@ -7,25 +7,34 @@ from typing import Any
 
 import pytest
 
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network.server import Answer, Session
 
 
 class Owed:
-    """Stands for a reservation or a taking; writes down how it ended."""
+    """Stands for a reservation or a taking and for its channel; writes down how it ended."""
 
-    items: tuple[Any, ...] = ()
+    def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
+        self.spec, self.channel = ChannelSpec(name=name, capacity_items=1), self
+        self._name, self._log, self._fails = name, log, fails
 
-    def __init__(self, name: str, log: list[str]) -> None:
-        self._name, self._log = name, log
-
-    def fill(self, item: Any) -> None:
-        self._log.append(f"{self._name} filled")
+    def _end(self, how: str) -> None:
+        if self._fails:
+            raise OSError("the disk is full")
+        self._log.append(f"{self._name} {how}")
 
     def withdraw(self) -> None:
-        self._log.append(f"{self._name} withdrawn")
+        self._end("withdrawn")
+
+    def confirm(self) -> None:
+        self._end("confirmed")
 
     def restore(self) -> None:
-        self._log.append(f"{self._name} restored")
+        self._end("restored")
+
+    def break_(self, why: str) -> None:
+        assert "the disk is full" in why
+        self._log.append(f"{self._name} broken")
 
 
 @pytest.fixture
@@ -33,56 +42,50 @@ def log() -> list[str]:
     return []
 
 
-def answered(session: Session, log: list[str], *serials: int) -> None:
+def answered(log: list[str], *serials: int, fails: int = 0) -> Session:
+    session = Session(b"c")
     for serial in serials:
-        session.end(serial, Answer(envelope=b"%d" % serial, taking=Owed(str(serial), log)))
+        taking: Any = Owed(str(serial), log, fails=serial == fails)
+        session.answers[serial] = Answer(envelope=b"%d" % serial, taking=taking)
+    return session
 
 
 def test_an_answer_is_kept_until_the_client_has_it(log: list[str]) -> None:
-    session = Session(b"c")
-    answered(session, log, 1, 2)
+    session = answered(log, 1, 2)
     session.done([1])
-    kept = session.answer(2)
-    assert (session.answer(1), kept and kept.envelope) == (None, b"2")
+    assert list(session.answers) == [2]
     session.withdraw(1)  # it had arrived
-    assert log == []
-
-
-def test_after_a_gap_only_what_the_client_still_wants_is_kept(log: list[str]) -> None:
-    session = Session(b"c")
-    answered(session, log, 1, 2, 3)
-    session.keep_only({2, 9})
-    assert [s for s in (1, 2, 3) if session.answer(s)] == [2]
-    assert log == [], "what is not wanted any more has arrived"
+    assert log == ["1 confirmed"]
 
 
 def test_what_is_withdrawn_goes_back(log: list[str]) -> None:
-    session = Session(b"c")
-    answered(session, log, 1)
-    session.hold(2, Owed("2", log))
-    session.withdraw(1)
-    session.withdraw(2)
-    session.withdraw(2)
-    session.withdraw(5)
+    session = answered(log, 1)
+    reserved: Any = Owed("2", log)
+    session.reservations[2] = reserved
+    for serial in (1, 2, 2, 5):
+        session.withdraw(serial)
     assert log == ["1 restored", "2 withdrawn"]
-    assert session.take_hold(2) is None
 
 
 def test_everything_goes_back_in_the_order_that_keeps_the_line(log: list[str]) -> None:
-    session = Session(b"c")
-    answered(session, log, 1, 2, 3)
-    session.withdraw_all()
+    answered(log, 1, 2, 3).withdraw_all()
     assert log == ["3 restored", "2 restored", "1 restored"]
+
+
+def test_what_cannot_be_undone_breaks_its_channel_alone(log: list[str]) -> None:
+    answered(log, 1, 2, 3, fails=2).died()
+    assert log == ["3 restored", "2 broken", "1 restored"]
+    answered(log, 4, fails=4).done([4])
+    assert log[3:] == ["4 broken"]
 
 
 def test_a_withdrawn_request_is_cancelled() -> None:
     async def run() -> None:
         session = Session(b"c")
-        task = asyncio.create_task(asyncio.Event().wait())
-        session.begin(4, task)  # type: ignore[arg-type]
-        assert session.performs(4)
+        task: Any = asyncio.create_task(asyncio.Event().wait())
+        session.performing[4] = task
         session.withdraw(4)
-        assert not session.performs(4)
+        assert not session.performing
         with pytest.raises(asyncio.CancelledError):
             await task
 

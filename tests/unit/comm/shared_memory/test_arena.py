@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlplace.comm.shared_memory.arena import CHANGING, SMALLEST, WARM, Arena, No
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.shared_memory.segments import Arenas
+from rlplace.comm.table import E_STATE, IN_LINE
 from rlplace.errors import ChannelTimeout, ClusterError, OutputError
 
 FORK = multiprocessing.get_context("fork")  # nothing here has threads
@@ -44,10 +46,11 @@ def of(size: int, value: int = 1) -> Any:
     return np.full(size, value, np.uint8)
 
 
-def in_child(work: Callable[..., Any], *arguments: Any) -> None:
+def in_child(work: Callable[..., Any], *arguments: Any) -> int | None:
     process = FORK.Process(target=work, args=arguments)
     process.start()
     process.join()
+    return process.exitcode
 
 
 @pytest.mark.parametrize("lengths", [(5,), (0,), (64, 1, 0, 100_000), (SMALLEST,), (3 * SMALLEST + 1, 7), (1,) * 5000])
@@ -73,13 +76,13 @@ def test_a_process_that_keeps_the_lock_is_not_waited_for_for_ever(
     """What cannot be freed meanwhile is freed with the next change."""
     monkeypatch.setattr(arena_module, "_PATIENCE_S", 0.05)
     mine, lent = arena.write([of(100_000)]), arena.write([of(100_000)])
-    arena.lend(lent)
+    arena.pass_to(lent, 7)
     stopped = Arena(folder)
     assert stopped._lock.acquire(1.0)
     with pytest.raises(ChannelTimeout, match="lock of large items"):
         arena.write([of(100_000)])
     arena.free(mine)
-    arena.free_lent(lent)
+    arena.free(lent, 7)
     stopped._lock.release()
     assert arena.held_bytes[0] == 2 * segment_bytes(100_000 + 128)
     arena.free(arena.write([of(100_000)]))
@@ -88,12 +91,12 @@ def test_a_process_that_keeps_the_lock_is_not_waited_for_for_ever(
 
 def test_a_segment_that_one_process_made_and_another_freed_is_used_again(folder: Path, arena: Arena) -> None:
     segment = arena.write([of(100_000)])
-    arena.lend(segment)
+    arena.pass_to(segment, 7)
     held = arena.held_bytes[0]
 
     def take() -> None:
         other = Arena(folder)
-        other.hold(segment)
+        other.pass_to(segment, 0)
         other.free(segment)
 
     in_child(take)
@@ -151,7 +154,7 @@ def test_a_death_in_the_middle_of_a_change_is_repaired(folder: Path, arena: Aren
 
     def die() -> None:
         other = Arena(folder)
-        with other._change:
+        with other._change():
             other._words[WARM : WARM + 4] = memoryview(np.full(4, 77)).cast("B").cast("q")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -208,6 +211,54 @@ def test_no_room_anywhere_is_an_error_that_says_so(folder: Path, monkeypatch: py
     with pytest.raises(OutputError) as caught:
         arenas.write((of(2 << 20),))
     assert caught.value.problem.code == "shm-full"
+
+
+def test_an_arena_that_cannot_be_made_is_one_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = arena_module.allocate
+
+    def full(path: Path, size: int) -> None:
+        if path.parent == folder:
+            raise OSError(errno.ENOSPC, "full")
+        made(path, size)
+
+    monkeypatch.setattr(arena_module, "allocate", full)
+    channel = SharedChannel.create(folder, ChannelSpec(name="test", capacity_items=8))
+    channel.put(of(100_000))
+    assert channel.get().sum() == 100_000
+    assert not (folder / "arena").exists()
+
+
+@pytest.mark.parametrize(("limit", "ended"), [(resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, 1)])
+def test_limits_of_a_process(folder: Path, limit: int, ended: int) -> None:
+    """A largest file bounds the arena; too few addresses for it are a Problem."""
+
+    def write() -> None:
+        used = 4096 * int(Path("/proc/self/statm").read_text().split()[0]) if limit == resource.RLIMIT_AS else 0
+        resource.setrlimit(limit, (used + (1 << 30),) * 2)
+        try:
+            Arenas(folder).write((of(100_000),))
+        except OutputError as error:
+            os._exit(error.problem.code == "shm-full")
+        os._exit(0)
+
+    assert in_child(write) == ended
+
+
+def test_breaking_a_channel_frees_its_own_segments_alone(tmp_path: Path) -> None:
+    """A process that died while it put an item left the place of an earlier one, which another channel uses by now."""
+    one, other = (SharedChannel.create(tmp_path, ChannelSpec(name=name, capacity_items=4)) for name in "ab")
+    one.put(of(100_000, 1))
+    one.get()
+    other.put(of(100_000, 2))
+    table = one._attachment.table
+    table.words[table.entries + E_STATE] = IN_LINE
+    one.break_("a process died")
+    one.destroy()
+    arena = Arena(tmp_path)
+    assert arena.held_bytes[0] > 0
+    arena.write([of(100_000, 3)])
+    assert (other.get() == 2).all()
+    other.destroy()
 
 
 @pytest.mark.parametrize("parent", ["missing", "file"])

@@ -107,7 +107,7 @@ def test_a_killed_producer_leaves_the_line(make: Callable, start: Callable[..., 
 
 def stops_between(channel: SharedChannel) -> None:
     """Takes credit for a large item and never delivers it."""
-    channel._store.write = lambda *_: signal.pause()  # type: ignore[method-assign,assignment,return-value]
+    channel._attachment.store.write = lambda *_: signal.pause()  # type: ignore[method-assign,assignment,return-value]
     channel.put(np.zeros(100_000))
 
 
@@ -123,8 +123,8 @@ def test_the_credit_of_an_unfinished_put_comes_back(make: Callable, start: Calla
 
 def dies_at(channel: SharedChannel, store: int, work: Callable[[SharedChannel], Any]) -> None:
     attachment = channel._attachment
-    words = FatalWords(attachment.memory.words, store)
-    attachment.memory.words = attachment.queue.words = attachment.queue.names.words = channel._store._words = words  # type: ignore[assignment]
+    words = FatalWords(attachment.table.words, store)
+    attachment.table.words = attachment.queue.words = channel._attachment.store._words = words  # type: ignore[assignment]
     work(channel)
 
 
@@ -187,13 +187,13 @@ def test_a_stopped_process_in_a_change_is_named(
 
 def dies_with_a_segment(channel: SharedChannel) -> None:
     """Between writing a large item and putting it into its line."""
-    write = channel._store.write
+    write = channel._attachment.store.write
 
     def write_and_die(packed: Any) -> Any:
         write(packed)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    channel._store.write = write_and_die  # type: ignore[method-assign]
+    channel._attachment.store.write = write_and_die  # type: ignore[method-assign]
     channel.put(LARGE)
 
 

@@ -3,65 +3,105 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.shared_memory.lock import FileLock
-from rlplace.comm.shared_memory.wakeup import LoopWaker, SocketWaker, SocketWakers
+from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
+from rlplace.comm.wakeup import LoopWaker, Waker, Wakers
+
+FORK = multiprocessing.get_context("fork")  # nothing here has threads
 
 
 @pytest.fixture
-def locks(tmp_path: Path) -> Iterator[tuple[FileLock, FileLock]]:
-    """Two holds on one file, as two processes would have them."""
-    path = tmp_path / "file"
-    path.touch()
-    two = FileLock(path), FileLock(path)
-    yield two
-    for lock in two:
-        lock.close()
+def lock() -> Iterator[SharedLock]:
+    memory = mmap.mmap(-1, 2 * LOCK_BYTES)
+    SharedLock.make(memory, LOCK_BYTES)
+    made = SharedLock(memory, LOCK_BYTES)
+    yield made
+    made.close()
 
 
-def test_one_holds_the_lock_at_a_time(locks: tuple[FileLock, FileLock]) -> None:
-    first, second = locks
-    assert first.acquire(0.0)
-    assert not second.acquire(0.001)
-    first.release()
-    assert second.acquire(0.0)
-    second.release()
-
-
-def test_threads_of_one_process_exclude_each_other(locks: tuple[FileLock, FileLock]) -> None:
-    lock = locks[0]
-    assert lock.acquire(0.0)
-    refused: list[bool] = []
-    thread = threading.Thread(target=lambda: refused.append(lock.acquire(0.001)))
-    thread.start()
-    thread.join()
-    assert refused == [False]
-    lock.release()
-
-
-def dies_with_the_lock(path: Path) -> None:
-    assert FileLock(path).acquire(0.0)
-    os._exit(1)
-
-
-def test_the_lock_of_the_dead_is_free(locks: tuple[FileLock, FileLock], tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=dies_with_the_lock, args=(tmp_path / "file",))
+def in_child(work: Callable[[], None]) -> int | None:
+    process = FORK.Process(target=work)
     process.start()
     process.join()
-    assert process.exitcode == 1
-    assert locks[0].acquire(0.0)
-    locks[0].release()
+    return process.exitcode
+
+
+def test_one_process_holds_the_lock_at_a_time(lock: SharedLock) -> None:
+    assert lock.acquire(0.0)
+    assert in_child(lambda: os._exit(lock.acquire(0.001))) == 0
+    lock.release()
+    assert in_child(lambda: os._exit(lock.acquire(0.0))) == 1
+
+
+def test_threads_of_one_process_exclude_each_other(lock: SharedLock) -> None:
+    assert lock.acquire(0.0)
+    with ThreadPoolExecutor(1) as other:
+        assert not other.submit(lock.acquire, 0.001).result()
+        taken = other.submit(lock.acquire, 60.0)
+        lock.release()
+        assert taken.result()
+        assert not lock.acquire(0.0)
+        other.submit(lock.release).result()
+    assert lock.acquire(0.0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_kernel_frees_the_lock_of_a_dead_process(lock: SharedLock, waits: bool) -> None:
+    reading, writing = os.pipe()
+
+    def die() -> None:
+        assert lock.acquire(0.0)
+        os.write(writing, b"x")
+        if waits:
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = FORK.Process(target=die)
+    child.start()
+    os.read(reading, 1)
+    if waits:
+        assert not lock.acquire(0.0)
+        threading.Timer(0.05, child.kill).start()  # while this one sleeps in the kernel
+        assert lock.acquire(60.0)
+    child.join()
+    assert waits or lock.acquire(0.0)
+    lock.release()
+    assert lock.acquire(0.0)
+
+
+def test_a_child_of_the_holder_does_not_keep_the_lock(lock: SharedLock) -> None:
+    reading, writing = os.pipe()
+
+    def die_with_a_child() -> None:
+        assert lock.acquire(0.0)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(writing, b"%d" % child)
+        os._exit(0)
+
+    assert in_child(die_with_a_child) == 0
+    assert lock.acquire(0.0)
+    os.kill(int(os.read(reading, 20)), signal.SIGKILL)
+
+
+def test_a_closed_lock_is_an_error(lock: SharedLock) -> None:
+    lock.close()
+    with pytest.raises(ValueError, match="closed"):
+        lock.acquire(0.0)
 
 
 def test_a_wake_before_the_wait_is_not_lost() -> None:
-    waker, wakers = SocketWaker(), SocketWakers()
+    waker, wakers = Waker(), Wakers()
     assert not waker.wait(0.0)
     wakers.wake(waker.number)
     assert waker.wait(60.0)
@@ -69,7 +109,7 @@ def test_a_wake_before_the_wait_is_not_lost() -> None:
 
 
 def test_waking_never_blocks_and_never_fails() -> None:
-    waker, wakers = SocketWaker(), SocketWakers()
+    waker, wakers = Waker(), Wakers()
     for _ in range(5000):  # more than any queue of datagrams holds
         wakers.wake(waker.number)
     assert waker.wait(60.0)
@@ -78,7 +118,7 @@ def test_waking_never_blocks_and_never_fails() -> None:
 
 
 def test_wakers_have_different_numbers() -> None:
-    wakers = [SocketWaker() for _ in range(20)]
+    wakers = [Waker() for _ in range(20)]
     numbers = {waker.number for waker in wakers}
     assert len(numbers) == 20
     assert 0 not in numbers
@@ -86,14 +126,12 @@ def test_wakers_have_different_numbers() -> None:
 
 def test_a_loop_listens_only_while_a_task_waits() -> None:
     async def run() -> None:
-        loop, waker, wakers = asyncio.get_running_loop(), LoopWaker(), SocketWakers()
-        woken = [asyncio.Event(), asyncio.Event()]
-        for event in woken:
-            waker.add(loop, event, event.set)
-        wakers.wake(waker.number)
-        for event in woken:
-            await event.wait()
-            waker.remove(loop, event)
+        loop, waker, wakers = asyncio.get_running_loop(), LoopWaker(), Wakers()
+        first, second = asyncio.Event(), asyncio.Event()
+        with waker.calling(first, first.set), waker.calling(second, second.set):
+            wakers.wake(waker.number)
+            await first.wait()
+            await second.wait()
         assert not loop.remove_reader(waker._socket.fileno())  # no reader is left
         waker.close()
 

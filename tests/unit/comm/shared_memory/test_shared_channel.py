@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import multiprocessing
 import os
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm import codec
+from rlplace.comm import codec, ends
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.queue import Get
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.segments import Arenas
-from rlplace.comm.table import MAX_NAME_BYTES, Layout
+from rlplace.comm.table import MAX_NAME_BYTES, SPARE_ENTRIES, Table
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
 
 PATIENCE_S = 60.0
@@ -164,7 +165,7 @@ def test_a_crowd_is_refused(make: Callable) -> None:
     for request in waiting:
         queue.withdraw(request, 0.0)
     for i in range(8 - 2):
-        queue.names.participant(f"env rank {i}")
+        queue.participants.find(f"env rank {i}", "", queue.process)
     with pytest.raises(ChannelError, match="places for 8 names") as caught:
         channel.named("yet another").get_nowait()
     assert "participants=16" in str(caught.value)
@@ -182,10 +183,10 @@ def test_thousands_of_ranks_use_one_channel(make: Callable) -> None:
 
 @pytest.mark.parametrize("capacity_items", [1, 4, 1000, 100_000])
 def test_the_memory_of_a_channel_is_bounded(capacity_items: int) -> None:
-    layout = Layout.of(ChannelSpec(name="q", capacity_items=capacity_items))
-    assert layout.entries + layout.entry_count * layout.entry_words == layout.words
-    assert layout.inline_bytes >= 512
-    assert layout.words * 8 < (1 << 20) + max(20 << 20, 1200 * capacity_items)
+    table = Table(ChannelSpec(name="q", capacity_items=capacity_items))
+    assert 8 * (table.entries + table.entry_count * table.entry_words) == table.size_bytes
+    assert table.inline_bytes >= 512
+    assert table.size_bytes < (1 << 20) + max(20 << 20, 1200 * capacity_items)
 
 
 def test_pieces_without_number(make: Callable) -> None:
@@ -234,8 +235,47 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
     stats = channel.stats()
     assert (stats.depth_items, stats.gets) == (3, 0)
     assert [channel.get()[0] for _ in range(3)] == [0, 1, 2]
-    channel.died("an unnamed worker")
+    channel.died()
     assert channel.stats().dead == ("an unnamed worker",)
+
+
+def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
+    channel = make(capacity_items=40)
+
+    async def take() -> Any:
+        return await channel.take(100.0, key="", patience_s=None)
+
+    for i in range(40):
+        channel.put(i)
+    taking, more = asyncio.run(take()), SPARE_ENTRIES
+    for i in range(40, 40 + more):
+        channel.put_nowait(i)
+    with pytest.raises(ChannelFull):
+        channel.put_nowait("no place beside what may come back")
+    taking.restore()
+    assert [channel.get_nowait() for _ in range(40 + more)] == list(range(40 + more))
+    for i in range(40):
+        channel.put_nowait(i)
+    asyncio.run(take()).confirm()
+    for i in range(40):
+        channel.put_nowait(i)
+
+
+def test_credit_comes_back_though_the_lock_is_kept(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "LOCK_PATIENCE_S", 0.01)
+    channel = make(capacity_items=1)
+    with ThreadPoolExecutor(1) as other:
+
+        def fail(packed: object) -> None:
+            assert other.submit(channel._attachment.lock.acquire, 0.0).result()
+            raise OSError(errno.ENOSPC, "no space left")
+
+        monkeypatch.setattr(channel._attachment.store, "write", fail)
+        with pytest.raises(OSError, match="no space left"):
+            channel.put(np.ones(100_000))
+        other.submit(channel._attachment.lock.release).result()
+    channel.put_nowait("credit")
+    assert channel.get() == "credit"
 
 
 def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: Callable) -> None:
@@ -248,7 +288,7 @@ def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: C
             await asyncio.sleep(0)
         for take in takes:
             take.cancel()
-        channel.died("an unnamed worker")
+        channel.died()
         return await asyncio.gather(*takes, return_exceptions=True)
 
     assert all(isinstance(ended, asyncio.CancelledError) for ended in asyncio.run(die_waiting()))
@@ -265,7 +305,7 @@ def test_large_items_of_a_job_that_is_gone(make: Callable, tmp_path: Path) -> No
     for _ in range(2):
         channel.put(np.ones(100_000))
     other = SharedChannel.attach(channel.path)
-    other._store.arenas = Arenas(tmp_path)  # as in another process, which has not mapped them yet
+    other._attachment.store.arenas = Arenas(tmp_path)  # as in another process, which has not mapped them yet
     for file in tmp_path.iterdir():
         file.unlink()
     tmp_path.rmdir()

@@ -1,4 +1,4 @@
-"""Wake a thread or an asyncio loop of another process: an empty datagram to a socket without a file.
+"""Wake a thread or an asyncio loop, of this process or another: an empty datagram to a socket without a file.
 
 A waker is a Unix datagram socket in the abstract namespace, bound to a name of the kernel's choice: five hexadecimal
 digits, so that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import weakref
-from collections.abc import Callable
-
-from rlplace.comm.ends import Waker
+from collections.abc import Callable, Iterator
 
 
-class SocketWaker:
-    """Belongs to one waiting thread at a time. `number` names it to all processes of the node and is never 0."""
+class Waker:
+    """Ends the sleep of one thread at a time. `number` names it to all processes of the node and is never 0."""
 
     def __init__(self) -> None:
-        self.number, self._socket = _listening()
+        self.number = 0
+        while not self.number:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.bind("")
+            self.number = int(self._socket.getsockname()[1:], 16)
         self.close = weakref.finalize(self, self._socket.close)
 
     def wait(self, seconds: float) -> bool:
@@ -33,25 +34,27 @@ class SocketWaker:
         return True
 
 
-class LoopWaker:
+class LoopWaker(Waker):
     """Belongs to one asyncio loop, for all its waiting tasks, and is watched by the loop only while there are any."""
 
     def __init__(self) -> None:
-        self.number, self._socket = _listening()
+        super().__init__()
         self._socket.setblocking(False)
-        self.close = weakref.finalize(self, self._socket.close)
         self._woken: dict[object, Callable[[], None]] = {}
 
-    def add(self, loop: asyncio.AbstractEventLoop, task: object, woken: Callable[[], None]) -> None:
-        """Call `woken` in the loop at every wake, until `remove`."""
+    @contextlib.contextmanager
+    def calling(self, task: object, woken: Callable[[], None]) -> Iterator[None]:
+        """Call `woken` in the running loop at every wake meanwhile."""
+        loop = asyncio.get_running_loop()
         if not self._woken:
             loop.add_reader(self._socket.fileno(), self._read)
         self._woken[task] = woken
-
-    def remove(self, loop: asyncio.AbstractEventLoop, task: object) -> None:
-        del self._woken[task]
-        if not self._woken:
-            loop.remove_reader(self._socket.fileno())
+        try:
+            yield
+        finally:
+            del self._woken[task]
+            if not self._woken:
+                loop.remove_reader(self._socket.fileno())
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -60,22 +63,22 @@ class LoopWaker:
             woken()
 
 
-class SocketWakers:
+class Wakers:
     """The wakers of this process for one channel, and the socket that wakes those of others."""
 
     def __init__(self) -> None:
-        self._idle: list[SocketWaker] = []
+        self._idle: list[Waker] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._finalizer = weakref.finalize(self, self._socket.close)
 
-    def take(self) -> SocketWaker:
+    def take(self) -> Waker:
+        """One for a thread that is about to wait."""
         try:
             return self._idle.pop()
         except IndexError:
-            return SocketWaker()
+            return Waker()
 
     def give_back(self, waker: Waker) -> None:
-        assert isinstance(waker, SocketWaker)
         self._idle.append(waker)
 
     def wake(self, number: int) -> None:
@@ -83,23 +86,8 @@ class SocketWakers:
         with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
             self._socket.sendto(b"", b"\0%05x" % number)
 
-    def pause(self) -> bool:
-        os.sched_yield()
-        return True
-
     def close(self) -> None:
         self._finalizer()
         for waker in self._idle:
             waker.close()
         self._idle.clear()
-
-
-def _listening() -> tuple[int, socket.socket]:
-    """A socket bound to a new number."""
-    while True:
-        waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        waker.bind("")
-        number = int(waker.getsockname()[1:], 16)
-        if number:
-            return number, waker
-        waker.close()

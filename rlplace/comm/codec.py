@@ -8,11 +8,10 @@ nothing from outside is ever decoded.
 from __future__ import annotations
 
 import copyreg
-import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,27 +25,58 @@ Pieces = tuple[Buffer, ...]  # a header, and the buffers behind it in the order 
 Packed = bytes | Pieces  # a value in one piece, or in several, which alias its contiguous arrays on the host
 
 
-def pack(value: Any, inline_bytes: int) -> Packed:
-    """The value in one piece if that takes at most `inline_bytes`, else in pieces with the small buffers in the header.
+class Packer:
+    """Packs values for one room, one at a time; what it needs is made once, which takes as long as a small value."""
 
-    TypeError for a sparse or quantized tensor.
-    """
-    buffers: list[memoryview] = []
-    room = inline_bytes
+    def __init__(self, inline_bytes: int) -> None:
+        self._inline_bytes = self._room = inline_bytes
+        self._chunks: list[bytes] = []
+        self._buffers: list[memoryview] = []
+        self._pickler = _Pickler(_Stream(self._chunks.append), 5, buffer_callback=self._stays_inside)
 
-    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
-        nonlocal room
+    def pack(self, value: Any) -> Packed:
+        """The value in one piece if that takes at most the room, else in pieces with the small buffers in the header.
+
+        TypeError for a sparse or quantized tensor; the packer is of no further use after an error.
+        """
+        chunks, pickler = self._chunks, self._pickler
+        pickler.dump(value)
+        pickler.clear_memo()  # it refers to all that was packed
+        header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if not self._buffers and self._room == self._inline_bytes >= len(header):
+            return header
+        buffers, self._buffers, self._room = self._buffers, [], self._inline_bytes
+        return (header, *buffers) if buffers or len(header) > self._inline_bytes else header
+
+    def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes <= room:
-            room -= raw.nbytes
+        if raw.nbytes <= self._room:
+            self._room -= raw.nbytes
             return True
-        buffers.append(raw)
+        self._buffers.append(raw)
         return False
 
-    stream = io.BytesIO()
-    _Pickler(stream, 5, buffer_callback=stays_inside).dump(value)
-    header = stream.getvalue()
-    return (header, *buffers) if buffers or len(header) > inline_bytes else header
+
+class Packers:
+    """Thread-safe packers for one room."""
+
+    def __init__(self, inline_bytes: int) -> None:
+        self._inline_bytes = inline_bytes
+        self._idle: list[Packer] = []
+
+    def pack(self, value: Any) -> Packed:
+        try:
+            packer = self._idle.pop()
+        except IndexError:
+            packer = Packer(self._inline_bytes)
+        packed = packer.pack(value)
+        self._idle.append(packer)
+        return packed
+
+
+def pack(value: Any, inline_bytes: int) -> Packed:
+    return Packer(inline_bytes).pack(value)
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
@@ -132,6 +162,10 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
         if torch is not None and issubclass(kind, torch.Tensor):
             return _reduce_tensor
         return copyreg.dispatch_table[kind]  # KeyError: as the object itself says
+
+
+class _Stream(NamedTuple):
+    write: Callable[[bytes], object]
 
 
 class _Pickler(pickle.Pickler):

@@ -246,6 +246,8 @@ class QueueEnd(Channel):
         attachment = self._attachment
         get = Get(self.owner, key, limit)
         attachment.attempt(attachment.queue.get, get, patience_s)
+        if limit is None:
+            return [attachment.store.open(get.taken[0][0])]
         return self._open_all([payload for payload, _, _ in get.taken], attachment.store.open, key)
 
     def close(self) -> None:

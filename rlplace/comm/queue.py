@@ -15,66 +15,15 @@ stopped process holds up no other.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rlplace.comm import channel_errors
+from rlplace.comm import table as t
 from rlplace.comm.channel import ChannelStats, Wait
-from rlplace.comm.table import (
-    AWAITED,
-    BROKEN,
-    CLOSED,
-    CONSUMER_WAIT,
-    COUNT,
-    E_KEY,
-    E_NEXT,
-    E_OWNER,
-    E_STATE,
-    E_VERSION,
-    E_WEIGHT,
-    ENTRIES_USED,
-    FIRST,
-    FREE,
-    FREE_ENTRY,
-    FREE_WAITER,
-    GETS,
-    HIGH_ITEMS,
-    IN_LINE,
-    ITEMS,
-    K_GETTERS,
-    K_ITEMS,
-    K_RESERVED,
-    LAST,
-    MAX_REASON_BYTES,
-    NEWEST_VERSION,
-    NO_VERSION,
-    P_CONSUMED,
-    P_DEAD,
-    P_PRODUCED,
-    P_UNCONFIRMED,
-    PROCESS,
-    PRODUCER_WAIT,
-    PUTS,
-    PUTTERS,
-    REASON,
-    RESERVED,
-    SPARE_ENTRIES,
-    STALENESS_MAX,
-    UNCONFIRMED,
-    W_KEY,
-    W_LINE,
-    W_NEXT,
-    W_OWNER,
-    W_PREVIOUS,
-    W_SINCE,
-    W_WAKER,
-    W_WOKEN,
-    WAITER_WORDS,
-    WAITERS_USED,
-    Names,
-    Table,
-)
+from rlplace.comm.table import NO_VERSION, Names, Table
 
 STALLED_S = 0.1  # a waiter that was woken this long ago and has not tried again loses its precedence
 
@@ -95,34 +44,33 @@ class Payloads(Protocol):
         ...
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Put:
     """One put: until it is done, `waiter` is its record while it waits."""
 
-    __slots__ = ("entry", "key", "key_name", "owner", "owner_name", "payload", "version", "waiter", "weight")
+    owner_name: str
+    key_name: str
+    weight: float
+    version: int | None
+    payload: Any  # None: the item follows by `fill`, once credit was granted
+    entry: int = 0  # while credit is held for an item that is still to come
+    owner: int = 0
+    key: int = 0
+    waiter: int = 0
 
-    def __init__(self, owner_name: str, key_name: str, weight: float, version: int | None, payload: Any) -> None:
-        self.owner_name = owner_name
-        self.key_name = key_name
-        self.weight = weight
-        self.version = NO_VERSION if version is None else version
-        self.payload = payload  # None: the item follows by `fill`, once credit was granted
-        self.owner = self.key = self.waiter = 0
-        self.entry = 0  # while credit is held for an item that is still to come
 
-
+@dataclasses.dataclass(slots=True, eq=False)
 class Get:
     """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once it is done."""
 
-    __slots__ = ("key", "key_name", "limit", "owner", "owner_name", "remote", "taken", "waiter")
-
-    def __init__(self, owner_name: str, key_name: str, limit: float | None, *, remote: bool = False) -> None:
-        """`remote`: the items may come back by `restore`, until `confirm`."""
-        self.owner_name = owner_name
-        self.key_name = key_name
-        self.limit = limit  # None: one item
-        self.remote = remote
-        self.owner = self.key = self.waiter = 0
-        self.taken: list[Taken] = []
+    owner_name: str
+    key_name: str
+    limit: float | None  # None: one item
+    remote: bool = False  # whether the items may come back by `restore`, until `confirm`
+    owner: int = 0
+    key: int = 0
+    waiter: int = 0
+    taken: list[Taken] = dataclasses.field(default_factory=list)
 
 
 class QueueMachine:
@@ -140,43 +88,45 @@ class QueueMachine:
         self.participants, self.keys = Names(table, keys=False), Names(table, keys=True)
         self._declared = None if self.spec.keys is None else frozenset(self.spec.keys)
         self._capacity = self.spec.capacity_items
+        self._entered: dict[tuple[str, str, int], tuple[int, int]] = {}  # participant and key by names and side
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, put: Put, waker: int, now: float) -> bool:
         """Whether credit was granted. If not, it waits from now on, unless `waker` is 0."""
         words, waiter = self.words, put.waiter
-        if words[BROKEN]:
+        if words[t.BROKEN]:
             raise self._broken(put)
         if not put.key:
-            self._enter(put, P_PRODUCED)
-        if words[CLOSED]:
+            self._enter(put, t.P_PRODUCED)
+        if words[t.CLOSED]:
             self.withdraw(put, now)
             raise channel_errors.closed(self.spec, put.owner_name, put.key_name)
         if waiter:
-            self.reals[waiter + W_WOKEN] = 0.0
+            self.reals[waiter + t.W_WOKEN] = 0.0
         credit = self._credit()
-        if credit > 0 and (not words[PUTTERS + COUNT] or credit > self._ahead(PUTTERS, waiter, credit, now)):
-            entry = self._hold(put.owner, put.key, put.weight, put.version)
+        if credit > 0 and (not words[t.PUTTERS + t.COUNT] or credit > self._ahead(t.PUTTERS, waiter, credit, now)):
+            version = NO_VERSION if put.version is None else put.version
+            entry = self._hold(put.owner, put.key, put.weight, version)
             if waiter:
                 self._depart(put, now)
-                self._wake(PUTTERS, credit - 1, now)
+                self._wake(t.PUTTERS, credit - 1, now)
             if put.payload is None:
                 put.entry = entry
-                words[entry + E_STATE] = AWAITED
-                words[RESERVED] += 1
-                words[put.key + K_RESERVED] += 1
+                words[entry + t.E_STATE] = t.AWAITED
+                words[t.RESERVED] += 1
+                words[put.key + t.K_RESERVED] += 1
             else:
                 self._append(entry, put.key, put.payload, now)
             return True
         if waker and not waiter:
-            self._join(put, PUTTERS, waker, now)
+            self._join(put, t.PUTTERS, waker, now)
         return False
 
     def fill(self, put: Put, payload: Any, now: float) -> None:
         """The item of a put that holds credit enters its line."""
         entry, put.entry = put.entry, 0
-        if self.words[BROKEN]:
+        if self.words[t.BROKEN]:
             raise self._broken(put)
         self._end_reservation(put.key)
         self._append(entry, put.key, payload, now)
@@ -184,94 +134,94 @@ class QueueMachine:
     def cancel(self, put: Put, now: float) -> None:
         """The item of a put that holds credit will not come. Idempotent."""
         entry, put.entry = put.entry, 0
-        if entry and not self.words[BROKEN]:
+        if entry and not self.words[t.BROKEN]:
             self._cancel(entry, now)
 
     def _cancel(self, entry: int, now: float) -> None:
-        key = self.words[entry + E_KEY]
+        key = self.words[entry + t.E_KEY]
         self._end_reservation(key)
         self._free(entry)
-        self._wake(PUTTERS, self._credit(), now)
+        self._wake(t.PUTTERS, self._credit(), now)
         if self._ended(key):
-            self._wake_all(key + K_GETTERS)
+            self._wake_all(key + t.K_GETTERS)
 
     def _credit(self) -> int:
         """How many items may still be put. Entries for what may come back stay free; some are there to spare."""
-        unconfirmed = self.words[UNCONFIRMED]
-        credit = self._capacity - self.words[ITEMS]
-        return credit if unconfirmed <= SPARE_ENTRIES else credit + SPARE_ENTRIES - unconfirmed
+        unconfirmed = self.words[t.UNCONFIRMED]
+        credit = self._capacity - self.words[t.ITEMS]
+        return credit if unconfirmed <= t.SPARE_ENTRIES else credit + t.SPARE_ENTRIES - unconfirmed
 
     def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
         """A new entry, which is in no line yet."""
         words = self.words
-        entry: int = words[FREE_ENTRY]
+        entry: int = words[t.FREE_ENTRY]
         if entry:
-            words[FREE_ENTRY] = words[entry + E_NEXT]
+            words[t.FREE_ENTRY] = words[entry + t.E_NEXT]
         else:
-            entry = self.table.entries + words[ENTRIES_USED] * self.table.entry_words
-            words[ENTRIES_USED] += 1
-        items = words[ITEMS] = words[ITEMS] + 1
-        if items > words[HIGH_ITEMS]:
-            words[HIGH_ITEMS] = items
-        words[entry + E_KEY] = key
-        words[entry + E_OWNER] = owner
-        words[entry + E_VERSION] = version
-        self.reals[entry + E_WEIGHT] = weight
+            entry = self.table.entries + words[t.ENTRIES_USED] * self.table.entry_words
+            words[t.ENTRIES_USED] += 1
+        items = words[t.ITEMS] = words[t.ITEMS] + 1
+        if items > words[t.HIGH_ITEMS]:
+            words[t.HIGH_ITEMS] = items
+        words[entry + t.E_KEY] = key
+        words[entry + t.E_OWNER] = owner
+        words[entry + t.E_VERSION] = version
+        self.reals[entry + t.E_WEIGHT] = weight
         return entry
 
     def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
-        words, line = self.words, key + K_ITEMS
+        words, line = self.words, key + t.K_ITEMS
         self.payloads.place(entry, payload)
-        words[entry + E_STATE] = IN_LINE
-        words[entry + E_NEXT] = 0
-        depth = words[line + COUNT] + 1
-        words[words[line + LAST] + E_NEXT if depth > 1 else line + FIRST] = entry
-        words[line + LAST] = entry
-        words[line + COUNT] = depth
-        words[PUTS] += 1
-        version = words[entry + E_VERSION]
-        if version > words[NEWEST_VERSION]:
-            words[NEWEST_VERSION] = version
-        if words[key + K_GETTERS + COUNT]:
-            self._wake(key + K_GETTERS, depth, now)
+        words[entry + t.E_STATE] = t.IN_LINE
+        words[entry + t.E_NEXT] = 0
+        depth = words[line + t.COUNT] + 1
+        words[words[line + t.LAST] + t.E_NEXT if depth > 1 else line + t.FIRST] = entry
+        words[line + t.LAST] = entry
+        words[line + t.COUNT] = depth
+        words[t.PUTS] += 1
+        version = words[entry + t.E_VERSION]
+        if version > words[t.NEWEST_VERSION]:
+            words[t.NEWEST_VERSION] = version
+        if words[key + t.K_GETTERS + t.COUNT]:
+            self._wake(key + t.K_GETTERS, depth, now)
 
     def _end_reservation(self, key: int) -> None:
-        self.words[RESERVED] -= 1
-        self.words[key + K_RESERVED] -= 1
+        self.words[t.RESERVED] -= 1
+        self.words[key + t.K_RESERVED] -= 1
 
     def _free(self, entry: int) -> None:
         words = self.words
-        words[ITEMS] -= 1
-        words[entry + E_STATE] = FREE
-        words[entry + E_NEXT] = words[FREE_ENTRY]
-        words[FREE_ENTRY] = entry
+        words[t.ITEMS] -= 1
+        words[entry + t.E_STATE] = t.FREE
+        words[entry + t.E_NEXT] = words[t.FREE_ENTRY]
+        words[t.FREE_ENTRY] = entry
 
     # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, get: Get, waker: int, now: float) -> bool:
         """Whether items were taken. If not, it waits from now on, unless `waker` is 0."""
         words, waiter = self.words, get.waiter
-        if words[BROKEN]:
+        if words[t.BROKEN]:
             raise self._broken(get)
         if not get.key:
-            self._enter(get, P_CONSUMED)
+            self._enter(get, t.P_CONSUMED)
         if waiter:
-            self.reals[waiter + W_WOKEN] = 0.0
+            self.reals[waiter + t.W_WOKEN] = 0.0
         key = get.key
-        depth, getters = words[key + K_ITEMS + COUNT], key + K_GETTERS
+        depth, getters = words[key + t.K_ITEMS + t.COUNT], key + t.K_GETTERS
         if depth:
-            ahead = self._ahead(getters, waiter, depth, now) if words[getters + COUNT] else 0
+            ahead = self._ahead(getters, waiter, depth, now) if words[getters + t.COUNT] else 0
             if depth > ahead:
                 count = 1 if get.limit is None else self._count(key, get.limit, depth - ahead)
                 if waiter:
                     self._depart(get, now)
                 self._take(get, key, count)
-                if words[getters + COUNT]:
+                if words[getters + t.COUNT]:
                     self._wake(getters, depth - count, now)
                     if depth == count and self._ended(key):
                         self._wake_all(getters)
-                if words[PUTTERS + COUNT]:
-                    self._wake(PUTTERS, self._credit(), now)
+                if words[t.PUTTERS + t.COUNT]:
+                    self._wake(t.PUTTERS, self._credit(), now)
                 return True
         elif self._ended(key):
             self.withdraw(get, now)
@@ -282,83 +232,84 @@ class QueueMachine:
 
     def confirm(self, get: Get, now: float) -> None:
         """A remote client has what was taken for it."""
-        if not self.words[BROKEN]:
+        if not self.words[t.BROKEN]:
             self._confirm(get)
-            self._wake(PUTTERS, self._credit(), now)
+            self._wake(t.PUTTERS, self._credit(), now)
 
     def restore(self, get: Get, payloads: Iterable[Any], now: float) -> None:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
-        words, line = self.words, get.key + K_ITEMS
-        if words[BROKEN]:
+        words, line = self.words, get.key + t.K_ITEMS
+        if words[t.BROKEN]:
             raise self._broken(get)
         for payload, (_, weight, version) in reversed(list(zip(payloads, get.taken, strict=True))):
             entry = self._hold(get.owner, get.key, weight, version)
             self.payloads.place(entry, payload)
-            words[entry + E_STATE] = IN_LINE
-            words[entry + E_NEXT] = words[line + FIRST]
-            if not words[line + COUNT]:
-                words[line + LAST] = entry
-            words[line + FIRST] = entry
-            words[line + COUNT] += 1
-            words[GETS] -= 1
+            words[entry + t.E_STATE] = t.IN_LINE
+            words[entry + t.E_NEXT] = words[line + t.FIRST]
+            if not words[line + t.COUNT]:
+                words[line + t.LAST] = entry
+            words[line + t.FIRST] = entry
+            words[line + t.COUNT] += 1
+            words[t.GETS] -= 1
         self._confirm(get)
-        self._wake(get.key + K_GETTERS, words[line + COUNT], now)
+        self._wake(get.key + t.K_GETTERS, words[line + t.COUNT], now)
 
     def _confirm(self, get: Get) -> None:
-        self.words[UNCONFIRMED] -= len(get.taken)
-        self.words[get.owner + P_UNCONFIRMED] -= len(get.taken)
+        self.words[t.UNCONFIRMED] -= len(get.taken)
+        self.words[get.owner + t.P_UNCONFIRMED] -= len(get.taken)
         get.taken = []
 
     def _ended(self, key: int) -> bool:
         """Whether nothing will be put at this key any more: the channel is closed, and no put holds credit."""
-        return bool(self.words[CLOSED] and not self.words[key + K_RESERVED])
+        return bool(self.words[t.CLOSED] and not self.words[key + t.K_RESERVED])
 
     def _count(self, key: int, limit: float, most: int) -> int:
         """How many items of the line's head, `most` at most, weigh no more than `limit`; at least one."""
-        total, count, entry = 0.0, 0, self.words[key + K_ITEMS + FIRST]
+        total, count, entry = 0.0, 0, self.words[key + t.K_ITEMS + t.FIRST]
         while count < most:
-            total += self.reals[entry + E_WEIGHT]
+            total += self.reals[entry + t.E_WEIGHT]
             if count and total > limit and not math.isclose(total, limit, rel_tol=1e-9):
                 break
             count += 1
-            entry = self.words[entry + E_NEXT]
+            entry = self.words[entry + t.E_NEXT]
         return count
 
     def _take(self, get: Get, key: int, count: int) -> None:
         words, reals = self.words, self.reals
-        line, newest = key + K_ITEMS, words[NEWEST_VERSION]
+        line, newest = key + t.K_ITEMS, words[t.NEWEST_VERSION]
         for _ in range(count):
-            entry = words[line + FIRST]
-            version = words[entry + E_VERSION]
-            get.taken.append((self.payloads.take(entry), reals[entry + E_WEIGHT], version))
-            words[line + FIRST] = words[entry + E_NEXT]
-            words[line + COUNT] -= 1
+            entry = words[line + t.FIRST]
+            version = words[entry + t.E_VERSION]
+            get.taken.append((self.payloads.take(entry), reals[entry + t.E_WEIGHT], version))
+            words[line + t.FIRST] = words[entry + t.E_NEXT]
+            words[line + t.COUNT] -= 1
             self._free(entry)
-            if version != NO_VERSION and newest - version > words[STALENESS_MAX]:
-                words[STALENESS_MAX] = newest - version
-        words[GETS] += count
+            if version != NO_VERSION and newest - version > words[t.STALENESS_MAX]:
+                words[t.STALENESS_MAX] = newest - version
+        words[t.GETS] += count
         if get.remote:
-            words[UNCONFIRMED] += count
-            words[get.owner + P_UNCONFIRMED] += count
+            words[t.UNCONFIRMED] += count
+            words[get.owner + t.P_UNCONFIRMED] += count
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, request: Put | Get, side: int) -> None:
         """Look up the participant and the key of a new request. `side`: P_PRODUCED or P_CONSUMED."""
-        words, owner_name, key_name = self.words, request.owner_name, request.key_name
-        owner = self.participants.find(owner_name, owner_name, self.process)
-        if not words[owner + side]:
-            words[owner + side] = 1
-        if words[owner + P_DEAD]:
-            words[owner + P_DEAD] = 0
-        if self._declared is not None and key_name not in self._declared:
-            raise channel_errors.unknown_key(self.spec, owner_name, key_name)
-        request.owner, request.key = owner, self.keys.find(key_name, owner_name)
+        words, name = self.words, (request.owner_name, request.key_name, side)
+        entered = self._entered.get(name)
+        if entered is None or words[entered[0] + t.P_DEAD]:
+            owner_name, key_name, _ = name
+            owner = self.participants.find(owner_name, owner_name, self.process)
+            words[owner + side], words[owner + t.P_DEAD] = 1, 0
+            if self._declared is not None and key_name not in self._declared:
+                raise channel_errors.unknown_key(self.spec, owner_name, key_name)
+            entered = self._entered[name] = owner, self.keys.find(key_name, owner_name)
+        request.owner, request.key = entered
 
     def withdraw(self, request: Put | Get, now: float) -> None:
         """The request waits no longer. Idempotent."""
-        if request.waiter and not self.words[BROKEN]:
-            line = self.words[request.waiter + W_LINE]
+        if request.waiter and not self.words[t.BROKEN]:
+            line = self.words[request.waiter + t.W_LINE]
             self._depart(request, now)
             self._wake_after(line, now)
         request.waiter = 0
@@ -369,87 +320,89 @@ class QueueMachine:
 
     def _join(self, request: Put | Get, line: int, waker: int, now: float) -> None:
         words, reals = self.words, self.reals
-        waiter = words[FREE_WAITER]
+        waiter = words[t.FREE_WAITER]
         if waiter:
-            words[FREE_WAITER] = words[waiter + W_NEXT]
+            words[t.FREE_WAITER] = words[waiter + t.W_NEXT]
         else:
-            used = words[WAITERS_USED]
+            used = words[t.WAITERS_USED]
             if used == self.spec.participants:
                 raise channel_errors.crowded(self.spec, request.owner_name, "waiters")
-            words[WAITERS_USED] = used + 1
-            waiter = self.table.waiters + used * WAITER_WORDS
-        before = words[line + LAST]
-        words[waiter + W_LINE] = line
-        words[waiter + W_OWNER] = request.owner
-        words[waiter + W_KEY] = request.key
-        words[waiter + W_WAKER] = waker
-        reals[waiter + W_SINCE] = now
-        reals[waiter + W_WOKEN] = 0.0
-        words[waiter + W_NEXT], words[waiter + W_PREVIOUS] = 0, before
-        words[before + W_NEXT if before else line + FIRST] = waiter
-        words[line + LAST] = waiter
-        words[line + COUNT] += 1
+            words[t.WAITERS_USED] = used + 1
+            waiter = self.table.waiters + used * t.WAITER_WORDS
+        before = words[line + t.LAST]
+        words[waiter + t.W_LINE] = line
+        words[waiter + t.W_OWNER] = request.owner
+        words[waiter + t.W_KEY] = request.key
+        words[waiter + t.W_WAKER] = waker
+        reals[waiter + t.W_SINCE] = now
+        reals[waiter + t.W_WOKEN] = 0.0
+        words[waiter + t.W_NEXT], words[waiter + t.W_PREVIOUS] = 0, before
+        words[before + t.W_NEXT if before else line + t.FIRST] = waiter
+        words[line + t.LAST] = waiter
+        words[line + t.COUNT] += 1
         request.waiter = int(waiter)
 
     def _remove(self, waiter: int, now: float) -> None:
         words = self.words
-        line, before, after = words[waiter + W_LINE], words[waiter + W_PREVIOUS], words[waiter + W_NEXT]
-        self.reals[PRODUCER_WAIT if line == PUTTERS else CONSUMER_WAIT] += now - self.reals[waiter + W_SINCE]
-        words[before + W_NEXT if before else line + FIRST] = after
-        words[after + W_PREVIOUS if after else line + LAST] = before
-        words[line + COUNT] -= 1
-        words[waiter + W_LINE] = 0
-        words[waiter + W_NEXT] = words[FREE_WAITER]
-        words[FREE_WAITER] = waiter
+        line, before, after = words[waiter + t.W_LINE], words[waiter + t.W_PREVIOUS], words[waiter + t.W_NEXT]
+        self.reals[t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT] += now - self.reals[waiter + t.W_SINCE]
+        words[before + t.W_NEXT if before else line + t.FIRST] = after
+        words[after + t.W_PREVIOUS if after else line + t.LAST] = before
+        words[line + t.COUNT] -= 1
+        words[waiter + t.W_LINE] = 0
+        words[waiter + t.W_NEXT] = words[t.FREE_WAITER]
+        words[t.FREE_WAITER] = waiter
 
     def _ahead(self, line: int, waiter: int, most: int, now: float) -> int:
         """How many of a line go before `waiter` (0: all of them), counted up to `most`."""
         words, reals, count = self.words, self.reals, 0
-        other = words[line + FIRST]
+        other = words[line + t.FIRST]
         while other and other != waiter and count < most:
-            woken = reals[other + W_WOKEN]
+            woken = reals[other + t.W_WOKEN]
             if not woken or now - woken < STALLED_S:
                 count += 1
-            other = words[other + W_NEXT]
+            other = words[other + t.W_NEXT]
         return count
 
     def _wake(self, line: int, supply: int, now: float) -> None:
         """Wake as many of a line as there is something for; those that are awake already count, the stalled do not."""
         words, reals = self.words, self.reals
-        waiter = words[line + FIRST]
+        waiter = words[line + t.FIRST]
         while waiter and supply > 0:
-            woken = reals[waiter + W_WOKEN]
+            woken = reals[waiter + t.W_WOKEN]
             if not woken:
-                reals[waiter + W_WOKEN] = now
-                self.wakes.append(words[waiter + W_WAKER])
+                reals[waiter + t.W_WOKEN] = now
+                self.wakes.append(words[waiter + t.W_WAKER])
             if not woken or now - woken < STALLED_S:
                 supply -= 1
-            waiter = words[waiter + W_NEXT]
+            waiter = words[waiter + t.W_NEXT]
 
     def _wake_after(self, line: int, now: float) -> None:
         """A waiter left this line: what it was woken for is for the next."""
-        self._wake(line, self._credit() if line == PUTTERS else self.words[line - K_GETTERS + K_ITEMS + COUNT], now)
+        self._wake(
+            line, self._credit() if line == t.PUTTERS else self.words[line - t.K_GETTERS + t.K_ITEMS + t.COUNT], now
+        )
 
     def _wake_all(self, line: int) -> None:
-        self.wakes += [self.words[waiter + W_WAKER] for waiter in self._waiters(line)]
+        self.wakes += [self.words[waiter + t.W_WAKER] for waiter in self._waiters(line)]
 
     def _waiters(self, line: int) -> Iterator[int]:
-        waiter = self.words[line + FIRST]
+        waiter = self.words[line + t.FIRST]
         while waiter:
             yield waiter
-            waiter = self.words[waiter + W_NEXT]
+            waiter = self.words[waiter + t.W_NEXT]
 
     def _waiting(self) -> list[int]:
         """All records in use, even where the lines are damaged."""
         first, words = self.table.waiters, self.words
-        records = range(first, first + words[WAITERS_USED] * WAITER_WORDS, WAITER_WORDS)
-        return [waiter for waiter in records if words[waiter + W_LINE]]
+        records = range(first, first + words[t.WAITERS_USED] * t.WAITER_WORDS, t.WAITER_WORDS)
+        return [waiter for waiter in records if words[waiter + t.W_LINE]]
 
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
         """The deadline passed: the request leaves its line, and this is why it was not served."""
-        waited_s = now - self.reals[request.waiter + W_SINCE] if request.waiter else 0.0
+        waited_s = now - self.reals[request.waiter + t.W_SINCE] if request.waiter else 0.0
         self.withdraw(request, now)
         late = channel_errors.put_timeout if isinstance(request, Put) else channel_errors.get_timeout
         return late(self.spec, request.owner_name, request.key_name, waited_s, self.stats(now))
@@ -467,82 +420,84 @@ class QueueMachine:
 
     def close(self) -> None:
         words = self.words
-        if not words[CLOSED] and not words[BROKEN]:
-            words[CLOSED] = 1
-            self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
+        if not words[t.CLOSED] and not words[t.BROKEN]:
+            words[t.CLOSED] = 1
+            self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
 
     def break_(self, why: str) -> None:
         """Trust no line and no state of an entry: a process may have died while changing one."""
         words = self.words
-        if words[BROKEN]:
+        if words[t.BROKEN]:
             return
-        text, at = why.encode("utf-8", "replace")[:MAX_REASON_BYTES], 8 * (REASON + 1)
-        words[REASON] = len(text)
+        text, at = why.encode("utf-8", "replace")[: t.MAX_REASON_BYTES], 8 * (t.REASON + 1)
+        words[t.REASON] = len(text)
         self.table.data[at : at + len(text)] = text
         for entry in self._all_entries():
             self.payloads.drop(entry)
-        words[ITEMS] = 0
-        words[BROKEN] = 1
-        self.wakes += [words[waiter + W_WAKER] for waiter in self._waiting()]
+        words[t.ITEMS] = 0
+        words[t.BROKEN] = 1
+        self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
 
     def broken_why(self) -> str:
-        at = 8 * (REASON + 1)
-        return str(self.table.data[at : at + self.words[REASON]], "utf-8", "replace")
+        at = 8 * (t.REASON + 1)
+        return str(self.table.data[at : at + self.words[t.REASON]], "utf-8", "replace")
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
         """These processes have ended: their waits and reservations vanish, and what they took does not come back."""
         words, gone = self.words, set(dead)
-        participants = {p for p in self.participants.all() if words[p + PROCESS] in gone}
+        participants = {p for p in self.participants.all() if words[p + t.PROCESS] in gone}
         for participant in participants:
-            words[participant + P_DEAD] = 1
-            words[UNCONFIRMED] -= words[participant + P_UNCONFIRMED]
-            words[participant + P_UNCONFIRMED] = 0
-        if words[BROKEN]:
+            words[participant + t.P_DEAD] = 1
+            words[t.UNCONFIRMED] -= words[participant + t.P_UNCONFIRMED]
+            words[participant + t.P_UNCONFIRMED] = 0
+        if words[t.BROKEN]:
             return
         for waiter in self._waiting():
-            if words[waiter + W_OWNER] in participants:
-                line = words[waiter + W_LINE]
+            if words[waiter + t.W_OWNER] in participants:
+                line = words[waiter + t.W_LINE]
                 self._remove(waiter, now)
                 self._wake_after(line, now)
-        for entry in self._all_entries() if words[RESERVED] else ():
-            if words[entry + E_STATE] == AWAITED and words[entry + E_OWNER] in participants:
+        for entry in self._all_entries() if words[t.RESERVED] else ():
+            if words[entry + t.E_STATE] == t.AWAITED and words[entry + t.E_OWNER] in participants:
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
         """Mark `owner` as dead. Its waits were withdrawn by the process that acted for it, which lives."""
-        self.words[self.participants.find(owner, owner, self.process) + P_DEAD] = 1
+        self.words[self.participants.find(owner, owner, self.process) + t.P_DEAD] = 1
 
     def _all_entries(self) -> range:
         table = self.table
-        return range(table.entries, table.entries + self.words[ENTRIES_USED] * table.entry_words, table.entry_words)
+        return range(table.entries, table.entries + self.words[t.ENTRIES_USED] * table.entry_words, table.entry_words)
 
     # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
         words, reals = self.words, self.reals
         names, keys = self.participants.all(), self.keys.all()
-        lines = [] if words[BROKEN] else [PUTTERS, *(key + K_GETTERS for key in keys)]
+        lines = [] if words[t.BROKEN] else [t.PUTTERS, *(key + t.K_GETTERS for key in keys)]
         waits = []
         for line in lines:
             for waiter in self._waiters(line):
-                seconds = max(0.0, now - reals[waiter + W_SINCE])  # the clock was read before the lock was acquired
-                owner, key = names[words[waiter + W_OWNER]], keys[words[waiter + W_KEY]]
-                waits.append(Wait(owner=owner, key=key, wants="credit" if line == PUTTERS else "item", seconds=seconds))
-        depths = {} if words[BROKEN] else {k: words[k + K_ITEMS + COUNT] + words[k + K_RESERVED] for k in keys}
-        versions = [words[e + E_VERSION] for e in self._all_entries() if words[e + E_STATE] != FREE]
-        living = {name for p, name in names.items() if not words[p + P_DEAD]}
+                seconds = max(0.0, now - reals[waiter + t.W_SINCE])  # the clock was read before the lock was acquired
+                owner, key = names[words[waiter + t.W_OWNER]], keys[words[waiter + t.W_KEY]]
+                waits.append(
+                    Wait(owner=owner, key=key, wants="credit" if line == t.PUTTERS else "item", seconds=seconds)
+                )
+        depths = {} if words[t.BROKEN] else {k: words[k + t.K_ITEMS + t.COUNT] + words[k + t.K_RESERVED] for k in keys}
+        versions = [words[e + t.E_VERSION] for e in self._all_entries() if words[e + t.E_STATE] != t.FREE]
+        living = {name for p, name in names.items() if not words[p + t.P_DEAD]}
         return ChannelStats(
-            depth_items=words[ITEMS],
-            high_water_items=words[HIGH_ITEMS],
-            puts=words[PUTS],
-            gets=words[GETS],
-            producer_wait_s=reals[PRODUCER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "credit"),
-            consumer_wait_s=reals[CONSUMER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "item"),
+            depth_items=words[t.ITEMS],
+            high_water_items=words[t.HIGH_ITEMS],
+            puts=words[t.PUTS],
+            gets=words[t.GETS],
+            producer_wait_s=reals[t.PRODUCER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "credit"),
+            consumer_wait_s=reals[t.CONSUMER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "item"),
             waits=tuple(waits),
             depth_by_key={keys[key]: depth for key, depth in depths.items() if depth},
-            producers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + P_PRODUCED])),
-            consumers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + P_CONSUMED])),
+            producers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_PRODUCED])),
+            consumers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_CONSUMED])),
             dead=tuple(dict.fromkeys(name for name in names.values() if name not in living)),
-            oldest_version=None if words[BROKEN] else min((v for v in versions if v != NO_VERSION), default=None),
-            staleness_max=words[STALENESS_MAX],
+            oldest_version=None if words[t.BROKEN] else min((v for v in versions if v != NO_VERSION), default=None),
+            staleness_max=words[t.STALENESS_MAX],
         )

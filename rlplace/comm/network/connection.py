@@ -154,7 +154,11 @@ class Connection:
                 self._pump()
                 self._notice()
                 if self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S:
-                    self._break(self._why_lost())
+                    gone = f"the channel server {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
+                    never = (
+                        f"no channel server of this job at {self.endpoint}: nothing answers there, or it has other keys"
+                    )
+                    self._break(gone if self._welcomed else never)
         with self._lock:
             linger_ms = 500 if self._welcomed and self._lost_at is None else 0  # for the goodbye
             self._socket.disable_monitor()
@@ -221,11 +225,6 @@ class Connection:
         for waiter in wanted:
             if waiter.reply is None:  # an answer may have come meanwhile
                 self._send(waiter.request, waiter.outgoing)
-
-    def _why_lost(self) -> str:
-        if self._welcomed:
-            return f"the channel server {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
-        return f"no channel server of this job at {self.endpoint}: nothing answers there, or it has other keys"
 
     def _break(self, why: str) -> None:
         if self._broken is not None:

@@ -20,10 +20,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import zmq
 
+from rlplace.comm import codec
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Authenticator, Keys
 from rlplace.comm.network.wire import (
@@ -38,7 +38,8 @@ from rlplace.comm.network.wire import (
     listen,
     receive,
 )
-from rlplace.comm.shared_memory.channel import Reservation, SharedChannel, Taking
+from rlplace.comm.queue import Get, Put
+from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelError, Problem
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Answer:
 
     envelope: bytes
     frames: Sequence[Frame] = ()
-    taking: Taking | None = None
+    taken: tuple[SharedChannel, Get, list[codec.Packed]] | None = None  # what it holds, and the end that took it
 
 
 class Session:
@@ -64,34 +65,29 @@ class Session:
         self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
         self.answers: dict[int, Answer] = {}
-        self.reservations: dict[int, Reservation] = {}  # credit that was granted, until it is filled or withdrawn
-        self._ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
-
-    def end_of(self, name: str, owner: str, channel: SharedChannel) -> SharedChannel:
-        """The end of `channel` that is named for `owner`; made once."""
-        end = self._ends.get((name, owner))
-        if end is None:
-            end = self._ends[name, owner] = channel.named(owner)
-        return end
+        self.reservations: dict[int, tuple[SharedChannel, Put]] = {}  # credit that is neither filled nor withdrawn
+        self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def done(self, serials: Iterable[int]) -> None:
         """The client has these answers."""
         for serial in serials:
             answer = self.answers.pop(serial, None)
-            if answer is not None and answer.taking is not None:
-                _settle(answer.taking.channel, answer.taking.confirm)
+            if answer is not None and answer.taken is not None:
+                end, get, _ = answer.taken
+                _settle(end, end.confirm, get)
 
     def withdraw(self, serial: int) -> None:
         """The client waits for this no longer: nothing stays taken or reserved for it."""
         task = self.performing.pop(serial, None)
         if task is not None:
             task.cancel()
-        reservation = self.reservations.pop(serial, None)
-        if reservation is not None:
-            _settle(reservation.channel, reservation.withdraw)
+        if serial in self.reservations:
+            end, put = self.reservations.pop(serial)
+            _settle(end, end.withdraw, put)
         answer = self.answers.pop(serial, None)
-        if answer is not None and answer.taking is not None:
-            _settle(answer.taking.channel, answer.taking.restore)
+        if answer is not None and answer.taken is not None:
+            end, get, packed = answer.taken
+            _settle(end, end.restore, get, packed)
 
     def withdraw_all(self) -> None:
         for serial in sorted({*self.performing, *self.reservations, *self.answers}, reverse=True):
@@ -100,18 +96,18 @@ class Session:
     def died(self) -> None:
         """The client is gone for good."""
         self.withdraw_all()
-        for end in self._ends.values():
+        for end in self.ends.values():
             _settle(end, end.died)
 
 
-def _settle(channel: SharedChannel, act: Callable[[], None]) -> None:
+def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) -> None:
     """Do what a client left to do. A channel where that fails is broken; the others and the server go on."""
     try:
-        act()
+        act(*arguments)
     except Exception as error:  # noqa: BLE001 -- the disk is full, the memory is gone, ...: the reason of the break
-        _LOG.warning("channel %s: what a client on another node left could not be undone", channel.spec.name)
+        _LOG.warning("channel %s: what a client on another node left could not be undone", end.spec.name)
         with contextlib.suppress(ChannelError):
-            channel.break_(f"what a client on another node left could not be undone: {error!r}")
+            end.break_(f"what a client on another node left could not be undone: {error!r}")
 
 
 _SIMPLE = frozenset({"close", "break_", "stats"})
@@ -282,52 +278,46 @@ class ChannelServer:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _perform(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> None:
-        taking: Taking | None = None
-        outgoing: list[Frame] = []
+        answer = Answer(envelope=b"")
         try:
-            end = session.end_of(request.channel, request.owner, self._channels[request.channel])
-            if request.method == "get":
-                limit, key, patience_s = request.arguments
-                taking = await end.take(limit, key=key, patience_s=patience_s)
-                marks, outgoing = wire.enclose(taking.packed, self._keys.frame_bytes)
-                reply = Reply(request.serial, marks=marks)
-            else:
-                reply = Reply(request.serial, value=await self._do(session, end, request, frames))
+            reply = await self._do(session, request, frames, answer)
         except ChannelError as refusal:
             reply = Reply(request.serial, error=refusal)
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            if taking is not None:
-                _settle(taking.channel, taking.restore)
-                taking = None
-            what = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
             problem = Problem(
                 code="channel-broken",
                 key=f"channel {request.channel}",
                 what=f"{request.method} of {request.owner} failed at its channel server {self.endpoint}",
-                why=what,
+                why=f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error),
             )
             reply = Reply(request.serial, error=ChannelBroken(problem))
-        answer = Answer(envelope=wire.pack(reply), frames=outgoing, taking=taking)
+        answer.envelope = wire.pack(reply)
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)
 
-    async def _do(self, session: Session, end: SharedChannel, request: Request, frames: Sequence[zmq.Frame]) -> Any:
+    async def _do(self, session: Session, request: Request, frames: Sequence[zmq.Frame], answer: Answer) -> Reply:
+        """Perform a request; `answer` gets what it takes."""
+        user, value = (request.channel, request.owner), None
+        if user not in session.ends:
+            session.ends[user] = self._channels[request.channel].named(request.owner)
+        end = session.ends[user]
         if request.method == "put":
-            packed, key, weight, version, patience_s = request.arguments
-            await end.put_packed(packed, key=key, weight=weight, version=version, patience_s=patience_s)
+            await end.put_packed(*request.arguments)
         elif request.method == "reserve":
-            key, weight, version, patience_s = request.arguments
-            session.reservations[request.serial] = await end.reserve(
-                key=key, weight=weight, version=version, patience_s=patience_s
-            )
+            session.reservations[request.serial] = end, await end.reserve(*request.arguments)
         elif request.method == "fill":
             reserved, marks = request.arguments
+            assert reserved in session.reservations, "a client fills what it reserved, once"
             (packed,) = wire.disclose(marks, frames)
-            held = session.reservations.pop(reserved, None)
-            assert held is not None, "a client fills what it reserved, once"
-            held.fill(packed)
+            holder, put = session.reservations.pop(reserved)
+            holder.fill(put, packed)
+        elif request.method == "get":
+            get, items = await end.take(*request.arguments)
+            answer.taken = end, get, items
+            marks, answer.frames = wire.enclose(items, self._keys.frame_bytes)
+            return Reply(request.serial, marks=marks)
         else:
             assert request.method in _SIMPLE, f"no such request: {request.method}"
-            return getattr(end, request.method)(*request.arguments)
-        return None
+            value = getattr(end, request.method)(*request.arguments)
+        return Reply(request.serial, value=value)

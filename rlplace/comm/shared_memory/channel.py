@@ -163,7 +163,7 @@ class SharedChannel(QueueEnd):
     # ── for a channel server: packed items, and promises to clients that may vanish ──────────────────────────────────
 
     async def put_packed(
-        self, packed: bytes, *, key: str, weight: float, version: int | None, patience_s: float | None
+        self, packed: bytes, key: str, weight: float, version: int | None, patience_s: float | None
     ) -> None:
         """A small item."""
         attachment = self._attachment
@@ -172,57 +172,41 @@ class SharedChannel(QueueEnd):
         if put.entry:
             self._fill(put, packed)
 
-    async def reserve(self, *, key: str, weight: float, version: int | None, patience_s: float | None) -> Reservation:
-        """Credit for an item whose data is still on its way."""
+    async def reserve(self, key: str, weight: float, version: int | None, patience_s: float | None) -> Put:
+        """Credit for an item whose data is still on its way: `fill` or `withdraw` it."""
         put = Put(self.owner, key, weight, version, None)
         await self._attachment.attempt_async(self._attachment.queue.put, put, patience_s)
-        return Reservation(self, put)
+        return put
 
-    async def take(self, limit: float | None, *, key: str, patience_s: float | None) -> Taking:
-        """Items for a client that may never receive them."""
+    def fill(self, put: Put, packed: codec.Packed) -> None:
+        """The item is here. Ignored once the channel is broken."""
+        with contextlib.suppress(ChannelBroken):
+            self._fill(put, packed)
+
+    def withdraw(self, put: Put) -> None:
+        """The item will never come."""
+        self._attachment.undo(self._attachment.queue.cancel, put, time.monotonic())
+
+    async def take(self, limit: float | None, key: str, patience_s: float | None) -> tuple[Get, list[codec.Packed]]:
+        """Items for a client that may never receive them: `confirm` or `restore` them."""
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(self._attachment.queue.get, get, patience_s)
-        return Taking(self, get)
+        return get, [self._attachment.store.packed(payload) for payload, _, _ in get.taken]
+
+    def confirm(self, get: Get) -> None:
+        """The client has them."""
+        self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
+
+    def restore(self, get: Get, items: list[codec.Packed]) -> None:
+        """No client received them: they go back to the front of their line."""
+        store = self._attachment.store
+        again = [packed if store.goes_along(packed) else store.write(packed) for packed in items]
+        with contextlib.suppress(ChannelBroken):
+            self._attachment.undo(self._attachment.queue.restore, get, again, time.monotonic())
 
     def died(self) -> None:
         """The process of this end's owner has ended or cannot be reached any more."""
         self._attachment.undo(self._attachment.queue.end_of_owner, self.owner)
-
-
-class Reservation:
-    """Credit that was granted. Ends with one of the two calls."""
-
-    def __init__(self, channel: SharedChannel, put: Put) -> None:
-        self.channel, self._put = channel, put
-
-    def fill(self, packed: codec.Packed) -> None:
-        """The item is here. Ignored once the channel is broken."""
-        with contextlib.suppress(ChannelBroken):
-            self.channel._fill(self._put, packed)
-
-    def withdraw(self) -> None:
-        """The item will never come."""
-        self.channel._attachment.undo(self.channel._attachment.queue.cancel, self._put, time.monotonic())
-
-
-class Taking:
-    """Items that were taken, packed; the taker's own by now. Ends with one of the two calls."""
-
-    def __init__(self, channel: SharedChannel, get: Get) -> None:
-        self.channel, self._get = channel, get
-        self.packed: list[codec.Packed] = [channel._attachment.store.packed(payload) for payload, _, _ in get.taken]
-
-    def confirm(self) -> None:
-        """The client has them."""
-        self.channel._attachment.undo(self.channel._attachment.queue.confirm, self._get, time.monotonic())
-
-    def restore(self) -> None:
-        """No client received them: they go back to the front of their line."""
-        attachment = self.channel._attachment
-        store = attachment.store
-        again = [packed if store.goes_along(packed) else store.write(packed) for packed in self.packed]
-        with contextlib.suppress(ChannelBroken):
-            attachment.undo(attachment.queue.restore, self._get, again, time.monotonic())
 
 
 def _attached(path: Path, owner: str) -> SharedChannel:

@@ -16,7 +16,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from rlplace.errors import ClusterError, Problem
@@ -24,6 +23,7 @@ from rlplace.units import show_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
 
 
@@ -31,7 +31,7 @@ class JobFolder:
     """Owns the folder: its maker removes it. Others get only its path."""
 
     def __init__(self, path: Path, lock: int) -> None:
-        self._path = path
+        self.path = path
         self._lock: int | None = lock
         self._process = os.getpid()
 
@@ -44,28 +44,33 @@ class JobFolder:
         parent = SHARED_MEMORY if parent is None else parent
         try:
             sweep(parent)
-            made = None
-            while made is None:
+            lock = None
+            while lock is None:  # a sweep of another process may take a new folder for an abandoned one
                 path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
-                made = _own(path)
+                lock = _lock_of(path)
+                if lock is not None and not (path / _OWNER).exists():
+                    os.close(lock)
+                    lock = None
             (path / SPILL).symlink_to(Path(tempfile.gettempdir()) / path.name)
         except OSError as error:
-            raise _unusable(parent, error) from error
-        return cls(path, made)
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    def file(self, name: str) -> Path:
-        return self._path / name
+            raise ClusterError(
+                Problem(
+                    code="shm-folder",
+                    key="cluster.comm.shm_folder",
+                    what="no folder for this job can be made there",
+                    got=str(parent),
+                    why=f"{error.strerror or error}; channels between processes of one node live in this folder",
+                    fix=f"cluster.comm.shm_folder={SHARED_MEMORY}",
+                )
+            ) from error
+        return cls(path, lock)
 
     def close(self) -> None:
-        """Removes the folder and all in it; memory that is still mapped goes when its process ends. Idempotent."""
+        """Remove the folder and all in it; memory that is still mapped goes when its process ends. Idempotent."""
         if self._lock is None:
             return
         if os.getpid() == self._process:  # a forked child must not end its parent's job
-            _remove(self._path)
+            _remove(self.path)
         os.close(self._lock)
         self._lock = None
 
@@ -77,7 +82,7 @@ class JobFolder:
 
 
 def spill_of(folder: Path) -> Path | None:
-    """The folder on disk that belongs to a job folder, made if need be; None if there is none, or it is not ours."""
+    """The folder on disk that belongs to a job folder, made if need be; None if it cannot be made or is not ours."""
     link = folder / SPILL
     try:
         os.mkdir(os.readlink(link), 0o700)
@@ -89,51 +94,31 @@ def spill_of(folder: Path) -> Path | None:
 
 
 def sweep(parent: Path = SHARED_MEMORY) -> list[Path]:
-    """Removes the folders of this user whose owner is dead; returns them."""
+    """Remove the folders of this user whose owner is dead; returns them."""
     removed = []
     for path in parent.glob(f"{_prefix()}*"):
-        with _abandoned(path) as abandoned:
-            if abandoned:
-                _remove(path)
-                removed.append(path)
+        lock = _lock_of(path)
+        if lock is not None:
+            _remove(path)
+            os.close(lock)
+            removed.append(path)
     return removed
 
 
-@contextlib.contextmanager
-def _abandoned(path: Path) -> Iterator[bool]:
-    """Whether the folder has no owner; holds its lock meanwhile, so that no other process removes it."""
+def _lock_of(path: Path) -> int | None:
+    """The lock of a folder, taken; None while its owner lives, and for what is no folder of this user."""
     try:
         if path.is_symlink() or path.stat().st_uid != os.getuid():
-            yield False
-            return
+            return None
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (FileNotFoundError, NotADirectoryError):  # it goes away at this moment, or is no folder
-        yield False
-        return
-    try:
-        yield _try_lock(lock)
-    finally:
-        os.close(lock)
-
-
-def _own(path: Path) -> int | None:
-    """The lock of a new folder; None if a sweep of another process took it for an abandoned one."""
-    try:
-        lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # it goes away at this moment
         return None
-    if _try_lock(lock) and (path / _OWNER).exists():
-        return lock
-    os.close(lock)
-    return None
-
-
-def _try_lock(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        os.close(lock)
+        return None
+    return lock
 
 
 def _remove(path: Path) -> None:
@@ -145,31 +130,15 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _unusable(parent: Path, error: OSError) -> ClusterError:
-    return ClusterError(
-        Problem(
-            code="shm-folder",
-            key="cluster.comm.shm_folder",
-            what="no folder for this job can be made there",
-            got=str(parent),
-            why=f"{error.strerror or error}; channels between processes of one node live in this folder",
-            fix=f"cluster.comm.shm_folder={SHARED_MEMORY}",
-        )
-    )
-
-
 def _prefix() -> str:
     return f"rlplace-{os.getuid()}-"
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def allocate(path: Path, size_bytes: int) -> None:
-    """Makes the file, for this user alone, with every block taken: using it cannot fail later for want of room.
+    """Make the file, for this user alone, with every block taken: using it cannot fail later for want of room.
 
     OSError (ENOSPC) when there is none; nothing of the file stays then.
     """

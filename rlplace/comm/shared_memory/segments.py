@@ -100,11 +100,9 @@ class ItemStore:
         """`channel`: its number, as holder of segments."""
         self._words, self._mapped = table.words, mapped
         self._room = table.inline_bytes
+        self.pack = codec.Packers(self._room).pack
         self._channel = channel
         self.arenas = arenas
-
-    def pack(self, item: Any) -> codec.Packed:
-        return codec.pack(item, self._room)
 
     def goes_along(self, packed: codec.Packed) -> bool:
         return type(packed) is bytes and len(packed) <= self._room

@@ -180,7 +180,7 @@ class NodeChannels:
     def __init__(self, parent: Path | None) -> None:
         """`parent`: where the job folder is made; None: where this machine keeps shared memory."""
         self._folder = JobFolder.create(parent)
-        self._guard = Guard.removing(self._folder.path, self._folder.file(SPILL).readlink())
+        self._guard = Guard.removing(self._folder.path, (self._folder.path / SPILL).readlink())
         self._channels: list[SharedChannel] = []
         self._server: ChannelServer | None = None
         self._endpoint = ""

@@ -11,11 +11,11 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network.server import Answer, Session
 
 
-class Owed:
-    """Stands for a reservation or a taking and for its channel; writes down how it ended."""
+class End:
+    """Stands for the end of a channel, which something was taken or reserved from; writes down how that ended."""
 
     def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
-        self.spec, self.channel = ChannelSpec(name=name, capacity_items=1), self
+        self.spec = ChannelSpec(name=name, capacity_items=1)
         self._name, self._log, self._fails = name, log, fails
 
     def _end(self, how: str) -> None:
@@ -23,13 +23,13 @@ class Owed:
             raise OSError("the disk is full")
         self._log.append(f"{self._name} {how}")
 
-    def withdraw(self) -> None:
+    def withdraw(self, put: object) -> None:
         self._end("withdrawn")
 
-    def confirm(self) -> None:
+    def confirm(self, get: object) -> None:
         self._end("confirmed")
 
-    def restore(self) -> None:
+    def restore(self, get: object, items: object) -> None:
         self._end("restored")
 
     def break_(self, why: str) -> None:
@@ -45,8 +45,8 @@ def log() -> list[str]:
 def answered(log: list[str], *serials: int, fails: int = 0) -> Session:
     session = Session(b"c")
     for serial in serials:
-        taking: Any = Owed(str(serial), log, fails=serial == fails)
-        session.answers[serial] = Answer(envelope=b"%d" % serial, taking=taking)
+        taken: Any = End(str(serial), log, fails=serial == fails), None, []
+        session.answers[serial] = Answer(envelope=b"%d" % serial, taken=taken)
     return session
 
 
@@ -60,7 +60,7 @@ def test_an_answer_is_kept_until_the_client_has_it(log: list[str]) -> None:
 
 def test_what_is_withdrawn_goes_back(log: list[str]) -> None:
     session = answered(log, 1)
-    reserved: Any = Owed("2", log)
+    reserved: Any = End("2", log), None
     session.reservations[2] = reserved
     for serial in (1, 2, 2, 5):
         session.withdraw(serial)

@@ -34,7 +34,7 @@ def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
         assert not spill.exists()
         assert spill_of(folder.path) == folder.path / "spill"
         assert stat.S_IMODE(folder.path.stat().st_mode) == stat.S_IMODE(spill.stat().st_mode) == 0o700
-        folder.file("x.channel").write_bytes(b"data")
+        (folder.path / "x.channel").write_bytes(b"data")
         (spill / "y").write_bytes(b"data")
     assert list(tmp_path.iterdir()) == []
     assert not spill.exists()

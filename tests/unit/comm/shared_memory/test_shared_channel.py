@@ -204,19 +204,19 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     item = np.arange(size)
 
     async def reserve() -> Any:
-        return await channel.reserve(key="a", weight=1.0, version=None, patience_s=1.0)
+        return await channel.reserve("a", 1.0, None, 1.0)
 
-    asyncio.run(reserve()).withdraw()
-    reservation = asyncio.run(reserve())
+    channel.withdraw(asyncio.run(reserve()))
+    put = asyncio.run(reserve())
     assert channel.stats().depth_by_key == {"a": 1}
     with pytest.raises(ChannelFull):
         channel.put_nowait("b")
-    reservation.fill(codec.pack(item, 1000))
+    channel.fill(put, codec.pack(item, 1000))
     np.testing.assert_array_equal(channel.get(key="a"), item)
     broken = asyncio.run(reserve())
     channel.break_("the run ends")
-    broken.fill(codec.pack(item, 1000))
-    broken.withdraw()
+    channel.fill(broken, codec.pack(item, 1000))
+    channel.withdraw(broken)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
@@ -226,12 +226,12 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
         channel.put(np.full(size, i), weight=3.0)
 
     async def take() -> Any:
-        return await channel.take(6.0, key="", patience_s=None)
+        return await channel.take(6.0, "", None)
 
-    taking = asyncio.run(take())
-    assert [codec.unpack(packed)[0] for packed in taking.packed] == [0, 1]
+    get, items = asyncio.run(take())
+    assert [codec.unpack(packed)[0] for packed in items] == [0, 1]
     channel.put(np.full(size, 2))
-    taking.restore()
+    channel.restore(get, items)
     stats = channel.stats()
     assert (stats.depth_items, stats.gets) == (3, 0)
     assert [channel.get()[0] for _ in range(3)] == [0, 1, 2]
@@ -243,20 +243,20 @@ def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
     channel = make(capacity_items=40)
 
     async def take() -> Any:
-        return await channel.take(100.0, key="", patience_s=None)
+        return await channel.take(100.0, "", None)
 
     for i in range(40):
         channel.put(i)
-    taking, more = asyncio.run(take()), SPARE_ENTRIES
+    (get, items), more = asyncio.run(take()), SPARE_ENTRIES
     for i in range(40, 40 + more):
         channel.put_nowait(i)
     with pytest.raises(ChannelFull):
         channel.put_nowait("no place beside what may come back")
-    taking.restore()
+    channel.restore(get, items)
     assert [channel.get_nowait() for _ in range(40 + more)] == list(range(40 + more))
     for i in range(40):
         channel.put_nowait(i)
-    asyncio.run(take()).confirm()
+    channel.confirm(asyncio.run(take())[0])
     for i in range(40):
         channel.put_nowait(i)
 
@@ -283,7 +283,7 @@ def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: C
     channel = make()
 
     async def die_waiting() -> list[object]:
-        takes = [asyncio.ensure_future(channel.take(None, key="", patience_s=PATIENCE_S)) for _ in range(2)]
+        takes = [asyncio.ensure_future(channel.take(None, "", PATIENCE_S)) for _ in range(2)]
         while len(channel._attachment.queue._waiting()) < 2:
             await asyncio.sleep(0)
         for take in takes:

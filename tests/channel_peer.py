@@ -1,11 +1,28 @@
-"""Another process that calls methods of the channel ends it is sent, for the contract of channels."""
+"""Another process that calls methods of the channel ends it is sent, and how tests wait for a state of a channel."""
 
 from __future__ import annotations
 
 import multiprocessing
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
+
+from rlplace.comm.channel import Channel, ChannelStats
+
+PATIENCE_S = 60.0  # longer than any step takes on a busy machine; reached only by a broken channel
+
+
+def until(channel: Channel, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds(stats := channel.stats()):
+        assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
+    return stats
+
+
+def waiting(channel: Channel, *, puts: int = 0, gets: int = 0) -> ChannelStats:
+    return until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
 
 
 class ProcessPeer:

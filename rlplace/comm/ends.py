@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import Channel, ChannelStats
-from rlplace.comm.queue import Get, Payloads, Put, QueueMachine
+from rlplace.comm.queue import Get, Put, QueueMachine, Store
 from rlplace.comm.table import BROKEN, CHANGING, CHECKED, CLOSED, COUNT, ITEMS, K_ITEMS, P_DEAD, PROCESS, Table
 from rlplace.comm.wakeup import Wakers
 from rlplace.errors import ChannelError, ChannelTimeout
@@ -39,28 +39,6 @@ class Lock(Protocol):
         ...
 
     def release(self) -> None: ...
-
-
-class Store(Payloads, Protocol):
-    """Payloads, and what is done with them outside of the lock."""
-
-    def pack(self, item: Any) -> Any: ...
-
-    def goes_along(self, packed: Any) -> bool:
-        """Whether it is small enough to go with the request itself; else `write` comes once credit was granted."""
-        ...
-
-    def write(self, packed: Any) -> Any:
-        """A payload that lies outside of the table."""
-        ...
-
-    def release(self, payload: Any) -> None:
-        """The payload of `write` is not wanted."""
-        ...
-
-    def open(self, payload: Any) -> Any:
-        """The item of a payload that was taken."""
-        ...
 
 
 class Attachment:

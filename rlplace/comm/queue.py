@@ -30,8 +30,28 @@ STALLED_S = 0.1  # a waiter that was woken this long ago and has not tried again
 Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, version
 
 
-class Payloads(Protocol):
-    """Where the items of entries lie. Called under the channel's lock."""
+class Store(Protocol):
+    """Where the items of entries lie: one for each kind of memory."""
+
+    def pack(self, item: Any) -> Any: ...
+
+    def goes_along(self, packed: Any) -> bool:
+        """Whether it is small enough to go with the request itself; else `write` comes once credit was granted."""
+        ...
+
+    def write(self, packed: Any) -> Any:
+        """A payload that lies outside of the table."""
+        ...
+
+    def release(self, payload: Any) -> None:
+        """The payload of `write` is not wanted."""
+        ...
+
+    def open(self, payload: Any) -> Any:
+        """The item of a payload that was taken."""
+        ...
+
+    # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
 
     def place(self, entry: int, payload: Any) -> None: ...
 
@@ -79,10 +99,10 @@ class QueueMachine:
     A step leaves in `wakes` the numbers of the wakers that are to be woken after the lock was released.
     """
 
-    def __init__(self, table: Table, process: int, payloads: Payloads) -> None:
+    def __init__(self, table: Table, process: int, store: Store) -> None:
         self.table, self.spec = table, table.spec
         self.process = process
-        self.payloads = payloads
+        self.store = store
         self.words, self.reals = table.words, table.reals
         self.wakes: list[int] = []
         self.participants, self.keys = Names(table, keys=False), Names(table, keys=True)
@@ -171,7 +191,7 @@ class QueueMachine:
 
     def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
         words, line = self.words, key + t.K_ITEMS
-        self.payloads.place(entry, payload)
+        self.store.place(entry, payload)
         words[entry + t.E_STATE] = t.IN_LINE
         words[entry + t.E_NEXT] = 0
         depth = words[line + t.COUNT] + 1
@@ -243,7 +263,7 @@ class QueueMachine:
             raise self._broken(get)
         for payload, (_, weight, version) in reversed(list(zip(payloads, get.taken, strict=True))):
             entry = self._hold(get.owner, get.key, weight, version)
-            self.payloads.place(entry, payload)
+            self.store.place(entry, payload)
             words[entry + t.E_STATE] = t.IN_LINE
             words[entry + t.E_NEXT] = words[line + t.FIRST]
             if not words[line + t.COUNT]:
@@ -280,7 +300,7 @@ class QueueMachine:
         for _ in range(count):
             entry = words[line + t.FIRST]
             version = words[entry + t.E_VERSION]
-            get.taken.append((self.payloads.take(entry), reals[entry + t.E_WEIGHT], version))
+            get.taken.append((self.store.take(entry), reals[entry + t.E_WEIGHT], version))
             words[line + t.FIRST] = words[entry + t.E_NEXT]
             words[line + t.COUNT] -= 1
             self._free(entry)
@@ -433,7 +453,7 @@ class QueueMachine:
         words[t.REASON] = len(text)
         self.table.data[at : at + len(text)] = text
         for entry in self._all_entries():
-            self.payloads.drop(entry)
+            self.store.drop(entry)
         words[t.ITEMS] = 0
         words[t.BROKEN] = 1
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]

@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats, Wait
 from rlplace.comm.channel_errors import holding, listed
@@ -64,25 +64,17 @@ class WaitForGraph:
         for v in views:
             for wait in v.stats.waits:
                 self.waits.setdefault(wait.owner, []).append(v.wakers(wait))
-        self.stuck = self._stuck()
-
-    def _stuck(self) -> set[str]:
-        """Workers without a wait that can end: the largest set whose members wait only for each other and the dead."""
-        stuck, before = set(self.waits), -1
-        while len(stuck) != before:
-            before, hopeless = len(stuck), stuck | self.dead
-            stuck = {owner for owner in stuck if all(h and hopeless.issuperset(h) for h in self.waits[owner])}
-        return stuck
+        # Workers without a wait that can end: the largest set whose members wait only for each other and the dead.
+        self.stuck, before = set(self.waits), -1
+        while len(self.stuck) != before:
+            before, hopeless = len(self.stuck), self.stuck | self.dead
+            self.stuck = {owner for owner in self.stuck if all(h and hopeless.issuperset(h) for h in self.waits[owner])}
 
     def cycle(self) -> tuple[str, ...]:
         """Workers that wait for each other in a circle, the first again at the end; empty if they wait for the dead."""
         ahead = {owner: [h for each in self.waits[owner] for h in each if h in self.stuck] for owner in self.stuck}
-        ends = {owner for owner in ahead if not ahead[owner]}
-        while ends:
-            ahead = {
-                owner: [h for h in wakers if h not in ends] for owner, wakers in ahead.items() if owner not in ends
-            }
-            ends = {owner for owner in ahead if not ahead[owner]}
+        while ends := {owner for owner in ahead if not ahead[owner]}:
+            ahead = {o: [h for h in wakers if h not in ends] for o, wakers in ahead.items() if o not in ends}
         if not ahead:
             return ()
         path = [min(ahead)]
@@ -133,19 +125,13 @@ def _waits(v: ChannelView) -> Iterator[str]:
     for wants, waits in kinds.items():
         owners = list(dict.fromkeys(wait.owner for wait in waits))
         keys = list(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
-        wakers = list(dict.fromkeys(h for wait in waits for h in v.wakers(wait)))
+        wakers = dict.fromkeys(h for wait in waits for h in v.wakers(wait))
+        named = listed(f"{name} (dead)" if name in v.stats.dead else name for name in wakers)
         at = f" at key {listed(keys)}" if keys else ""
         yield (
             f"{listed(owners)}: {max(wait.seconds for wait in waits):.1f} s {_WANTED[wants]}{at}, "
-            f"from {_named(wakers, v.stats)}"
+            f"from {named or 'workers that have not used it yet'}"
         )
-
-
-def _named(wakers: Sequence[str], stats: ChannelStats) -> str:
-    return (
-        listed(f"{name} (dead)" if name in stats.dead else name for name in wakers)
-        or "workers that have not used it yet"
-    )
 
 
 class Watchdog:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken
+from tests.channel_peer import PATIENCE_S, until
 from tests.network_cable import Cable
 
-PATIENCE_S = 60.0
 SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
 LARGE = 32 << 20
 
@@ -73,12 +73,6 @@ def heard(pipe: Pipe) -> Any:
     return pipe.recv()
 
 
-def until(channel: Any, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
-    while not holds(stats := channel.stats()):
-        threading.Event().wait(0.01)  # the test's own deadline ends this
-    return stats
-
-
 @pytest.fixture
 def keys() -> JobKeys:
     return JobKeys.create()
@@ -97,21 +91,6 @@ def server(keys: JobKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_killed_consumer_leaves_the_line_and_takes_nothing(
-    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
-) -> None:
-    endpoint, channel = server
-    process, told = spawn(use, endpoint, keys, after=("rollout rank 0", "get"))
-    assert heard(told) == "connected"
-    until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
-    process.kill()
-    process.join()
-    channel.put("for another")  # may be granted to the dead before its death is known; then it comes back
-    stats = until(channel, lambda s: s.dead == ("rollout rank 0",))
-    assert stats.waits == ()
-    assert channel.get(timeout_s=PATIENCE_S) == "for another"
 
 
 def test_a_producer_killed_in_the_middle_of_an_item_gives_its_credit_back(
@@ -151,15 +130,3 @@ def test_a_dead_or_stopped_server_breaks_every_end(
     else:
         assert "for the channel itself to answer get" in str(caught.value)
     connection.close()
-
-
-def test_what_a_killed_producer_had_put_stays(
-    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
-) -> None:
-    endpoint, channel = server
-    process, told = spawn(use, endpoint, keys, after=("env rank 0", "put", np.arange(100_000)))
-    assert (heard(told), heard(told)) == ("connected", "done")
-    process.kill()
-    process.join()
-    until(channel, lambda s: s.dead == ("env rank 0",))
-    np.testing.assert_array_equal(channel.get_nowait(), np.arange(100_000))

@@ -21,7 +21,7 @@ _BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: env
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class JobKeys:
     """CURVE: all is encrypted, and each side proves that it is of this job. Costs most of a fast network's speed.
 
@@ -40,14 +40,8 @@ class JobKeys:
 
     @classmethod
     def create(cls) -> JobKeys:
-        server_public, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
-        return cls(
-            server_public=server_public,
-            server_secret=server_secret,
-            client_public=client_public,
-            client_secret=client_secret,
-        )
+        (server_public, server_secret), (client_public, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls(server_public, server_secret, client_public, client_secret)
 
     def guard(self, server: zmq.Socket) -> None:
         """Prepare the listening socket, before it binds."""

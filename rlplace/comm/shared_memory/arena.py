@@ -15,9 +15,12 @@ process held is freed by the next that finds no room, and a change that it left 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import mmap
 import os
 import resource
+import threading
 import time
 import weakref
 from array import array
@@ -30,10 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.comm.shared_memory import process
-from rlplace.comm.shared_memory.folder import FULL, allocate
+from rlplace.comm.shared_memory.folder import FULL, allocate, free_bytes, spill_of
 from rlplace.comm.shared_memory.lock import SharedLock
 from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError, Problem
 from rlplace.units import show_bytes
+
+_LOG = logging.getLogger(__name__)
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
 LOCK = 0  # eight words
@@ -80,7 +85,7 @@ class Arena:
                 _make(path)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise lost(folder) from None
+            raise _lost(folder) from None
         except OSError as error:
             raise _no_room(error) from None
         try:
@@ -88,7 +93,15 @@ class Arena:
         except OSError as error:
             size = os.fstat(self._descriptor).st_size
             os.close(self._descriptor)
-            raise _no_addresses(folder, size, error) from None
+            raise OutputError(
+                Problem(
+                    code="shm-full",
+                    key=f"shared memory of this node, {folder}",
+                    what=f"this process cannot map the {show_bytes(size)} of addresses in which large items lie",
+                    why=f"{error.strerror}; addresses are no memory, and this process has a limit of them",
+                    fix="ulimit -v unlimited",
+                )
+            ) from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
@@ -342,7 +355,17 @@ class Arena:
     def _change(self, patience_s: float | None = None) -> Iterator[None]:
         """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
         if not self._lock.acquire(_PATIENCE_S if patience_s is None else patience_s):
-            raise _locked(self._folder, self._words[CHANGING])
+            holder = self._words[CHANGING]
+            name = f"process {process.pid_of(holder)}" if holder else "another process"
+            raise ChannelTimeout(
+                Problem(
+                    code="channel-timeout",
+                    key=f"shared memory of this node, {self._folder}",
+                    what=f"this process waited {_PATIENCE_S:.0f} s for the lock of large items",
+                    why=f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor",
+                    fix="let it go on or end it; a dead process holds up no other",
+                )
+            )
         try:
             if self._words[CHANGING]:
                 self._repair()
@@ -357,20 +380,7 @@ class Arena:
             self._lock.release()
 
 
-def _locked(folder: Path, holder: int) -> ChannelTimeout:
-    name = f"process {process.pid_of(holder)}" if holder else "another process"
-    return ChannelTimeout(
-        Problem(
-            code="channel-timeout",
-            key=f"shared memory of this node, {folder}",
-            what=f"this process waited {_PATIENCE_S:.0f} s for the lock of large items",
-            why=f"{name} is in the middle of a change and does not go on: stopped, or the machine is overloaded",
-            fix="let it go on or end it; a dead process holds up no other",
-        )
-    )
-
-
-def lost(folder: Path) -> ChannelBroken:
+def _lost(folder: Path) -> ChannelBroken:
     return ChannelBroken(
         Problem(
             code="channel-broken",
@@ -383,18 +393,6 @@ def lost(folder: Path) -> ChannelBroken:
 
 def _no_room(error: OSError) -> Exception:
     return NoRoomError() if error.errno in FULL else error
-
-
-def _no_addresses(folder: Path, size: int, error: OSError) -> OutputError:
-    return OutputError(
-        Problem(
-            code="shm-full",
-            key=f"shared memory of this node, {folder}",
-            what=f"this process cannot map the {show_bytes(size)} of addresses in which large items lie",
-            why=f"{error.strerror}; addresses are no memory, and this process has a limit of them",
-            fix="ulimit -v unlimited",
-        )
-    )
 
 
 def _class_of(size: int) -> int:
@@ -464,3 +462,76 @@ class OwnedMemory:
             if size_bytes <= block.nbytes <= 2 * size_bytes:
                 return block
         return None
+
+
+_ON_DISK = 1  # added to the address of a segment that lies in the arena on disk
+
+
+class Arenas:
+    """The arenas of a job folder in this process: in shared memory, and on disk for what does not fit there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._memory: Arena | None = None
+        self._disk: Arena | None = None
+        self._owned = OwnedMemory()
+
+    @classmethod
+    def of(cls, folder: Path) -> Arenas:
+        """The one of this process and folder, however many channels use it."""
+        opened, lock = _opened(process.this_process())
+        with lock:
+            arenas = opened.get(folder)
+            if arenas is None:
+                arenas = opened[folder] = cls(folder)
+            return arenas
+
+    def write(self, pieces: Sequence[Any]) -> int:
+        """The address of a copy in a segment. OutputError when neither shared memory nor the disk has room."""
+        with contextlib.suppress(NoRoomError):
+            return self._in_memory().write(pieces)
+        with contextlib.suppress(NoRoomError):
+            disk = self._on_disk()
+            if disk is not None:
+                return disk.write(pieces) + _ON_DISK
+        raise OutputError(
+            Problem(
+                code="shm-full",
+                key=f"shared memory of this node, {self._folder}",
+                what=f"no room for {show_bytes(sum(memoryview(p).nbytes for p in pieces))} more, nor on disk",
+                why=f"{show_bytes(free_bytes(self._folder))} are free; items wait there until they are taken",
+                fix="more shared memory (docker run --shm-size=...), or channels of less capacity",
+            )
+        )
+
+    def copy(self, address: int) -> tuple[Any, ...]:
+        """The pieces in memory of the caller's own; the segment goes back."""
+        return tuple(self.of_segment(address).copy(address, self._owned.take))
+
+    def of_segment(self, address: int) -> Arena:
+        """The arena in which a segment lies."""
+        arena = self._on_disk() if address & _ON_DISK else self._in_memory()
+        if arena is None:
+            raise _lost(self._folder)
+        return arena
+
+    def _in_memory(self) -> Arena:
+        with self._lock:
+            if self._memory is None:
+                self._memory = Arena(self._folder)
+            return self._memory
+
+    def _on_disk(self) -> Arena | None:
+        with self._lock:
+            place = spill_of(self._folder) if self._disk is None else None
+            if place is not None:
+                slower = "%s is full: what does not fit goes through %s, which is slower"
+                _LOG.warning(slower, self._folder.parent, place.resolve())
+                self._disk = Arena(place)
+            return self._disk
+
+
+@functools.cache
+def _opened(of_process: int) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
+    return weakref.WeakValueDictionary(), threading.Lock()

@@ -22,12 +22,83 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import Attachment, QueueEnd, Step
 from rlplace.comm.queue import Get, Put, QueueMachine
 from rlplace.comm.shared_memory import process
+from rlplace.comm.shared_memory.arena import Arenas
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
 from rlplace.comm.shared_memory.lock import SharedLock
-from rlplace.comm.shared_memory.segments import Arenas, ItemStore
-from rlplace.comm.table import BROKEN, CLOSED, LOCK, MAGIC, MAGIC_NUMBER, SPEC_AT, SPEC_BYTES, W_WOKEN, Table
+from rlplace.comm.table import (
+    BROKEN,
+    CLOSED,
+    E_DATA,
+    E_LENGTH,
+    E_SEGMENT,
+    LOCK,
+    MAGIC,
+    MAGIC_NUMBER,
+    SPEC_AT,
+    SPEC_BYTES,
+    W_WOKEN,
+    Table,
+)
 from rlplace.comm.wakeup import LoopWaker, Wakers
 from rlplace.errors import ChannelBroken, ChannelError
+
+
+class ItemStore:
+    """Implements Store for one channel in shared memory: small items in their entries, others in segments of an arena.
+
+    A payload is the small item, or the address of the segment.
+    """
+
+    def __init__(self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int) -> None:
+        """`channel`: its number, as holder of segments."""
+        self._words, self._mapped = table.words, mapped
+        self._room = table.inline_bytes
+        self._channel = channel
+        self.arenas = arenas
+        self.pack = codec.Packers(self._room).pack
+
+    def goes_along(self, packed: codec.Packed) -> bool:
+        return type(packed) is bytes and len(packed) <= self._room
+
+    def write(self, packed: codec.Packed) -> int:
+        return self.arenas.write((packed,) if isinstance(packed, bytes) else packed)
+
+    def release(self, payload: bytes | int) -> None:
+        if isinstance(payload, int):
+            self.arenas.of_segment(payload).free(payload)
+
+    def open(self, payload: bytes | int) -> Any:
+        return codec.unpack(self.packed(payload))
+
+    def packed(self, payload: bytes | int) -> codec.Packed:
+        """What was taken, the caller's own from now on."""
+        return payload if isinstance(payload, bytes) else self.arenas.copy(payload)
+
+    # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
+
+    def place(self, entry: int, payload: bytes | int) -> None:
+        words = self._words
+        if isinstance(payload, bytes):
+            at, length = (entry + E_DATA) * 8, len(payload)
+            self._mapped[at : at + length] = payload
+            words[entry + E_LENGTH] = length
+            words[entry + E_SEGMENT] = 0
+        else:
+            words[entry + E_SEGMENT] = payload
+            self.arenas.of_segment(payload).pass_to(payload, self._channel)
+
+    def take(self, entry: int) -> bytes | int:
+        address: int = self._words[entry + E_SEGMENT]
+        if address:
+            self.arenas.of_segment(address).pass_to(address, 0)
+            return address
+        at = (entry + E_DATA) * 8
+        return self._mapped[at : at + self._words[entry + E_LENGTH]]
+
+    def drop(self, entry: int) -> None:
+        address = self._words[entry + E_SEGMENT]
+        if address:
+            self.arenas.of_segment(address).free(address, self._channel)
 
 
 class FileAttachment(Attachment):

@@ -1,4 +1,4 @@
-"""The watchdog over real channels of this process: what it says, and when it keeps quiet."""
+"""The watchdog: deadlocks, slow peers and dead ones told apart, what it says of them, and when it keeps quiet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import ChannelSpec, ChannelStats, Wait
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.watchdog import Watchdog
+from rlplace.comm.watchdog import ChannelView, WaitForGraph, Watchdog, report
 
 PATIENCE_S = 60.0
 Start = Callable[..., Future[Any]]
@@ -45,21 +45,6 @@ def both_have_met(channels: dict[str, LocalChannel]) -> tuple[LocalChannel, Loca
 def wait_for(channels: dict[str, LocalChannel], name: str) -> None:
     while not channels[name].stats().waits:
         pass
-
-
-def test_a_deadlock_is_said_once_with_its_circle(channels: dict[str, LocalChannel], start: Start) -> None:
-    actions, observations = both_have_met(channels)
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    start(actions.get)
-    start(observations.get)
-    with Watchdog(channels, stall_s=0.02, say=said.put):
-        text = said.get(timeout=PATIENCE_S)
-        while "deadlock" not in text:  # the second may not have begun to wait at the first look
-            text = said.get(timeout=PATIENCE_S)
-    assert "deadlock: env rank 0 -> rollout rank 0 -> env rank 0" in text
-    assert "env rank 0: " in text
-    assert "s for an item, from rollout rank 0" in text
-    assert said.empty()
 
 
 def test_a_slow_peer_is_named_and_said_again_only_after_it_moved(
@@ -106,6 +91,8 @@ def test_a_deadlock_beside_a_channel_that_moves_is_found(channels: dict[str, Loc
                 channels[channel].named(f"{consumer} rank 0").get(key="1")
             text = "" if said.empty() else said.get()
     assert "deadlock: env rank 0 -> rollout rank 0 -> env rank 0" in text
+    assert "s for an item, at key '0', from rollout rank 0" in text.replace(" at key", ", at key")
+    assert said.empty()
 
 
 def test_channels_that_are_gone_are_not_watched(channels: dict[str, LocalChannel]) -> None:
@@ -116,3 +103,94 @@ def test_channels_that_are_gone_are_not_watched(channels: dict[str, LocalChannel
 def test_a_stall_has_a_length(channels: dict[str, LocalChannel]) -> None:
     with pytest.raises(ValueError, match="stall_s"):
         Watchdog(channels, stall_s=0)
+
+
+# ── what is said of a moment ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait(owner: str, wants: str = "item", key: str = "", seconds: float = 5.0) -> Wait:
+    return Wait(owner=owner, key=key, wants=wants, seconds=seconds)  # type: ignore[arg-type]
+
+
+def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "", depth: int = 0) -> ChannelView:
+    """Names by their letters."""
+    stats = ChannelStats(
+        depth_items=depth,
+        high_water_items=depth,
+        puts=depth,
+        gets=0,
+        producer_wait_s=0.0,
+        consumer_wait_s=0.0,
+        waits=waits,
+        depth_by_key={"": depth},
+        producers=tuple(producers),
+        consumers=tuple(consumers),
+        dead=tuple(dead),
+    )
+    return ChannelView(spec=ChannelSpec(name="c", capacity_items=4), stats=stats)
+
+
+@pytest.mark.parametrize(
+    ("views", "stuck", "cycle", "awaited"),
+    [
+        ([], "", "", ""),
+        ([seen(wait("a"), producers="b")], "", "", "b"),
+        ([seen(wait("a"), producers="b"), seen(wait("b"), producers="a")], "ab", "aba", ""),
+        ([seen(wait("a"), producers="b"), seen(wait("b", "credit"), consumers="a")], "ab", "aba", ""),
+        # c could still serve a
+        ([seen(wait("a"), producers="bc"), seen(wait("b"), producers="a")], "", "", "c"),
+        # and cannot once it waits for a as well
+        ([seen(wait("a"), producers="bc"), seen(wait("b"), wait("c"), producers="a")], "abc", "aba", ""),
+        # nobody has put yet: whoever comes may help
+        ([seen(wait("a")), seen(wait("b"), producers="a")], "", "", ""),
+        # d waits behind a deadlock of others
+        ([seen(wait("d"), producers="a"), seen(wait("a"), wait("b"), producers="ab")], "abd", "aba", ""),
+        # one's own puts do not help
+        ([seen(wait("a"), producers="ab", dead="b")], "a", "", ""),
+        # a is stuck in one place and not in the other
+        ([seen(wait("a"), producers="b", dead="b"), seen(wait("a"), producers="c")], "", "", "c"),
+    ],
+)
+def test_who_is_stuck_and_in_which_circle(views: list[ChannelView], stuck: str, cycle: str, awaited: str) -> None:
+    graph = WaitForGraph(views)
+    assert (graph.stuck, "".join(graph.cycle()), graph.awaited()) == (set(stuck), cycle, list(awaited))
+
+
+def test_nobody_waits_is_no_report() -> None:
+    assert report({}) is None
+    assert report({"x": seen(producers="a", consumers="b", depth=3)}) is None
+
+
+def test_a_report_says_it_all() -> None:
+    views = {
+        "actions": seen(wait("env rank 0", key="0"), wait("env rank 1", key="1", seconds=7.25), producers="r", depth=1),
+        "observations": seen(wait("r", "credit", seconds=6), consumers="e", depth=4),
+        "quiet": seen(producers="q"),
+    }
+    assert report(views) == "\n".join(
+        [
+            "slow, busy or gone: e; others wait for them, and they wait for none here",
+            "channel actions: 1 of 4 items, 1 put and 0 taken so far",
+            "    env rank 0, env rank 1: 7.2 s for an item at key '0', '1', from r",
+            "channel observations: 4 of 4 items, 4 put and 0 taken so far",
+            "    r: 6.0 s for credit, from e",
+        ]
+    )
+
+
+def test_the_dead_and_those_behind_a_deadlock_are_named() -> None:
+    text = report({"x": seen(wait("a"), producers="b", dead="b")})
+    assert text is not None
+    assert text.splitlines()[0] == "dead: b"
+    assert "a: 5.0 s for an item, from b (dead)" in text
+    text = report({"x": seen(wait("d"), producers="a"), "y": seen(wait("a"), wait("b"), producers="ab")})
+    assert text is not None
+    assert text.splitlines()[:2] == ["deadlock: a -> b -> a", "behind it: d"]
+
+
+def test_thousands_of_waits_make_a_short_report() -> None:
+    waits = [wait(f"env rank {i}", key=str(i)) for i in range(3000)]
+    text = report({"actions": seen(*waits, producers="r")})
+    assert text is not None
+    assert "and 2992 more" in text
+    assert len(text) < 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -13,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel, connection, server, wire
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken, ChannelTimeout
+from tests.channel_peer import PATIENCE_S, until, waiting
 from tests.network_cable import Cable
 
-PATIENCE_S = 60.0
 SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
 
 
@@ -73,16 +72,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (connection, server):
         monkeypatch.setattr(module, "LOST_S", 0.0)
     monkeypatch.setattr(server, "PROBE_S", 0.01)
-
-
-def until(channel: SharedChannel, holds: Callable[[ChannelStats], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds(stats := channel.stats()):
-        assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
-
-
-def waiting(channel: SharedChannel, *, puts: int = 0, gets: int = 0) -> None:
-    until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
 
 
 # ── a cut that both sides outlast ────────────────────────────────────────────────────────────────────────────────────

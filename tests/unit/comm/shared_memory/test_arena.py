@@ -13,13 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory import arena as arena_module
-from rlplace.comm.shared_memory.arena import CHANGING, SMALLEST, WARM, Arena, NoRoomError, segment_bytes
+from rlplace.comm.shared_memory.arena import (
+    CHANGING,
+    SMALLEST,
+    WARM,
+    Arena,
+    Arenas,
+    NoRoomError,
+    OwnedMemory,
+    segment_bytes,
+)
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.comm.shared_memory.segments import Arenas
 from rlplace.comm.table import E_STATE, IN_LINE
 from rlplace.errors import ChannelTimeout, ClusterError, OutputError
 
@@ -267,3 +276,46 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> N
     with pytest.raises(ClusterError) as caught:
         JobFolder.create(tmp_path / parent)
     assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")
+
+
+# ── memory of the caller's own ───────────────────────────────────────────────────────────────────────────────────────
+
+SIZE = 1000
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> OwnedMemory:
+    monkeypatch.setattr(arena_module, "LARGE", SIZE)
+    return OwnedMemory()
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("made_of", [np.asarray, lambda a: np.ndarray((10,), "<f4", a), torch.frombuffer])
+def test_memory_is_used_again_only_when_all_that_was_made_of_it_is_gone(owned: OwnedMemory, made_of: Any) -> None:
+    first = owned.take(SIZE)
+    at = address(first)
+    kept = made_of(first, dtype=torch.uint8) if made_of is torch.frombuffer else made_of(first)
+    kept = kept[1:]
+    del first
+    second = owned.take(SIZE)
+    assert address(second) != at
+    del kept
+    assert address(owned.take(SIZE)) == at
+
+
+def test_a_block_serves_for_what_is_a_little_smaller_and_not_for_what_is_larger_or_tiny(owned: OwnedMemory) -> None:
+    at = address(owned.take(SIZE + 100))
+    smaller = owned.take(SIZE)
+    assert (address(smaller), smaller.nbytes) == (at, SIZE)
+    del smaller
+    assert owned.take(5 * SIZE).nbytes == 5 * SIZE
+    assert len(owned._idle) == 1  # only the last: what did not serve was given up
+    many = [owned.take(SIZE) for _ in range(5)]
+    many.clear()
+    assert len(owned._idle) == 2
+    owned._idle.clear()
+    owned.take(SIZE - 1)
+    assert len(owned._idle) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,12 +14,12 @@ import numpy as np
 import pytest
 
 from rlplace.comm import ends
-from rlplace.comm.channel import ChannelSpec, ChannelStats
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelTimeout
+from tests.channel_peer import PATIENCE_S, until
 
-PATIENCE_S = 60.0  # reached only by a channel that hangs
 LARGE = np.zeros(3000)  # too large for an entry
 FORK = multiprocessing.get_context("fork")  # nothing here has threads
 
@@ -73,13 +72,6 @@ def start() -> Iterator[Callable[..., BaseProcess]]:
 def end(process: BaseProcess) -> None:
     process.kill()
     process.join()
-
-
-def until(channel: SharedChannel, holds: Callable[[ChannelStats], bool]) -> ChannelStats:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds(stats := channel.stats()):
-        assert time.monotonic() < deadline, f"never came true; last seen: {stats}"
-    return stats
 
 
 def test_a_killed_consumer_loses_nothing(make: Callable, start: Callable[..., BaseProcess]) -> None:

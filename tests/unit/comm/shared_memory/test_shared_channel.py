@@ -20,9 +20,8 @@ import pytest
 from rlplace.comm import codec, ends
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.queue import Get
-from rlplace.comm.shared_memory.arena import Arena
+from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.shared_memory.segments import Arenas
 from rlplace.comm.table import MAX_NAME_BYTES, SPARE_ENTRIES, Table
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
 

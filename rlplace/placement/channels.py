@@ -1,7 +1,7 @@
-"""The channels of a run: what each is for, where each of its keys lives, and how many items it holds there.
+"""The channels of a run: what each is for, the location of each of its keys, and how many items it holds there.
 
-A key lives where its one consumer is: in the shared memory of that node, or in that process if all its producers share
-the process. Each such location has a capacity of its own and holds all items that can be under way to it.
+The location of a key is that of its one consumer: the shared memory of that node, or the process if all its producers
+share it. Each location has a capacity of its own and holds all items that can be under way to it.
 
 Simulators::
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 # One bucket travels while the one before it is being taken.
 WEIGHT_BUCKETS_PER_TARGET = 2
-LEAST_PARTICIPANTS = 1024  # the places of a channel cost little; a driver and its tools have names as well
+LEAST_PARTICIPANTS = 1024  # an entry costs little; the driver and its tools have names as well
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLocation:
-    """A part of a channel with the keys that live there."""
+    """A part of a channel and its keys."""
 
     node: int
-    process: str  # `Slot.process` of all who use it; "": several processes, in the node's shared memory
+    process: str  # `Slot.process` of all its users; "": several processes, in the node's shared memory
     keys: tuple[str, ...]
     capacity_items: int
     under_way: int  # most items that can be in it before its sources wait
@@ -108,42 +108,31 @@ def _simulator_channels(
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
     whole iteration must fit. Weights are taken while they are put.
     """
-    locations = {c: placement.locations(c) for c in ("actor", "env", "rollout")}
-    by_rank = {c: tuple(map(str, range(len(location.node)))) for c, location in locations.items()}
     asked, told = routes.observations.shares, routes.trajectories.shares
-    return (
-        ChannelPlan(
-            name="observations",
-            source="env",
-            target="rollout",
-            keys=by_rank["rollout"],
-            why=f"{len(asked)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}",
-            targets=locations["rollout"],
-            waiting=_count(asked.targets, locations["rollout"], stage_groups),
-            inside=_inside(asked.sources, asked.targets, locations["env"], locations["rollout"]),
-        ),
-        ChannelPlan(
-            name="actions",
-            source="rollout",
-            target="env",
-            keys=tuple(f"{rank}/{group}" for rank in by_rank["env"] for group in range(stage_groups)),
-            why="one answer for each observation",
-            targets=locations["env"],
-            waiting=_count(asked.sources, locations["env"], stage_groups),
-            inside=_inside(asked.targets, asked.sources, locations["rollout"], locations["env"]),
-        ),
-        ChannelPlan(
-            name="trajectories",
-            source="env",
-            target="actor",
-            keys=by_rank["actor"],
-            why="all pieces of an iteration wait there for learn",
-            targets=locations["actor"],
-            waiting=_count(told.targets, locations["actor"]),
-            inside=_inside(told.sources, told.targets, locations["env"], locations["actor"]),
-        ),
-        _weights(placement),
-    )
+    pieces = f"{len(asked)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
+    answer, kept = "one answer for each observation", "all pieces of an iteration wait there for learn"
+    found: list[ChannelPlan] = []
+    for name, source, target, sources, targets, each, groups, why in (
+        ("observations", "env", "rollout", asked.sources, asked.targets, stage_groups, 0, pieces),
+        ("actions", "rollout", "env", asked.targets, asked.sources, stage_groups, stage_groups, answer),
+        ("trajectories", "env", "actor", told.sources, told.targets, 1, 0, kept),
+    ):
+        locations, counts = placement.locations(target), Counter(targets)
+        ranks = range(len(locations.node))
+        keys = (f"{rank}/{group}" for rank in ranks for group in range(groups)) if groups else map(str, ranks)
+        found.append(
+            ChannelPlan(
+                name=name,
+                source=source,
+                target=target,
+                keys=tuple(keys),
+                why=why,
+                targets=locations,
+                waiting=array("l", (counts[rank] * each for rank in ranks)),
+                inside=_inside(sources, targets, placement.locations(source), locations),
+            )
+        )
+    return (*found, _weights(placement))
 
 
 def _text_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
@@ -153,22 +142,13 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
     turns = config.text_env.max_turns > 1  # a prompt asks for all its samples at once, a later turn for one
     requests = max(prompts * (each if turns else 1), held_out)
     envs, engines = placement.world_size("env"), placement.world_size("rollout")
-    answers = [
-        max(own * each, evaluated)
-        for own, evaluated in zip(_blocks(prompts, envs), _blocks(held_out, envs), strict=True)
-    ]
+    owned, tested = (itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out))
+    answers = [max((b - a) * each, d - c) for (a, b), (c, d) in zip(owned, tested, strict=True)]
     answers[0] += envs  # rank 0 gets a message when each rank is done
     later = f", up to {each} of each in later turns" if turns else ""
-    ahead = f", and those of {algorithm.max_staleness} more" if algorithm.max_staleness else ""
-    yield _to_rank_0(
-        placement,
-        "requests",
-        "env",
-        "rollout",
-        requests + engines,
-        f"{requests // (each if turns else 1)} prompts{later}, "
-        f"and the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}",
-    )
+    asked = f"{requests // (each if turns else 1)} prompts{later}"
+    ends = f"the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}"
+    yield _to_rank_0(placement, "requests", "env", "rollout", requests + engines, f"{asked}, and {ends}")
     yield ChannelPlan(
         name="completions",
         source="rollout",
@@ -179,10 +159,9 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
         waiting=array("l", answers),
         inside=bytes(envs),
     )
-    groups = prompts * (1 + algorithm.max_staleness)
-    yield _to_rank_0(
-        placement, "samples", "env", "actor", groups, "all groups of an iteration wait there for learn" + ahead
-    )
+    ahead = f", and those of {algorithm.max_staleness} more" if algorithm.max_staleness else ""
+    kept, groups = "all groups of an iteration wait there for learn", prompts * (1 + algorithm.max_staleness)
+    yield _to_rank_0(placement, "samples", "env", "actor", groups, kept + ahead)
     yield _weights(placement)
 
 
@@ -208,14 +187,14 @@ def _to_rank_0(
     placement: HybridComponentPlacement, name: str, source: str, target: str, items: int, why: str
 ) -> ChannelPlan:
     """A channel with one key, which lives where rank 0 of the target is."""
-    locations = placement.locations(target)
+    at = placement.locations(target)
     return ChannelPlan(
         name=name,
         source=source,
         target=target,
         keys=("",),
         why=why,
-        targets=RankLocations(node=locations.node[:1], first=locations.first[:1], count=locations.count[:1]),
+        targets=RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1]),
         waiting=array("l", [items]),
         inside=bytes(1),
     )
@@ -239,20 +218,9 @@ def _weights(placement: HybridComponentPlacement, name: str = "weights", target:
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """How many names may use one of its locations, and how many requests may wait there."""
+    """At most how many names use one of its locations, and how many requests wait there."""
     ranks = placement.world_size(channel.source) + placement.world_size(channel.target)
     return max(LEAST_PARTICIPANTS, 2 * ranks)
-
-
-def _blocks(rows: int, ranks: int) -> list[int]:
-    edges = block_edges(rows, ranks)
-    return [stop - start for start, stop in itertools.pairwise(edges)]
-
-
-def _count(ranks: Sequence[int], locations: RankLocations, times: int = 1) -> array[int]:
-    """How often each rank of `locations` is among `ranks`, times `times`."""
-    counts = Counter(ranks)
-    return array("l", (counts[rank] * times for rank in range(len(locations.node))))
 
 
 def _inside(givers: Sequence[int], takers: Sequence[int], sources: RankLocations, targets: RankLocations) -> bytearray:

@@ -1,4 +1,4 @@
-"""What a plan must hold beyond placement and residency: rows for every rank, whole batches, roles that go together.
+"""Checks beyond placement and residency: rows for every rank, whole batches, roles that go together.
 
 A reference is a component of its own or the actor without its low-rank factors; values come from a critic or from a
 head on the actor. Both at once, or none where the algorithm asks for it, is a problem.
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from rlplace.config import RewardConfig
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
-from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.spec import ComponentSpec, role_of
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 _ENVS = "env.total_num_envs"
 _PLACEMENT = "cluster.component_placement"
 _SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on the weights that the rollout ranks have
-# (partner, leader): the partner answers about rows that the leader's ranks hold.
-_PARTNERS = (("reference", "actor"), ("reward", "critic"))
+PARTNERS = {"reference": "actor", "reward": "critic"}  # role -> the role whose ranks hold the rows that it scores
 
 
 def check_data_flow(
     config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Sizes of a job with simulators against its placement, as far as the components are placed."""
+    """Check the sizes of a job with simulators against its placement, as far as the components are placed."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     sizes = {c: placement.world_size(c) for c in placement.components}
     block = groups * sizes.get("env", 1)
@@ -50,14 +49,14 @@ def check_data_flow(
             f"{block} does it",
             fix=f"total_num_envs: {above}" + (f"        (or: {below})" if below else ""),
         )
-    for component, rows, of_what in (
-        ("rollout", envs // groups, f"a stage group has {envs} / {groups} = {envs // groups} environments"),
-        ("actor", envs, f"there are {envs} environments"),
+    for component, parts, of_what in (
+        ("rollout", groups, f"a stage group has {envs} / {groups} = {envs // groups} environments, and "),
+        ("actor", 1, f"there are {envs} environments, and "),
     ):
-        if sizes.get(component, 0) > rows:
-            least = sizes[component] * (groups if component == "rollout" else 1)
-            least = -(-least // block) * block
-            yield _without_rows(sources, _ENVS, envs, component, sizes[component], least, of_what + ", and ", "one")
+        ranks = sizes.get(component, 0)
+        if ranks > envs // parts:
+            least = -(-ranks * parts // block) * block
+            yield _without_rows(sources, _ENVS, envs, component, ranks, least, of_what, "one")
     minibatches, steps = config.algorithm.num_minibatches, config.algorithm.rollout_steps
     if minibatches > envs * steps:
         yield _problem(
@@ -74,7 +73,7 @@ def check_data_flow(
 def check_prompts(
     config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Every env rank has a prompt, every actor rank a sample."""
+    """Report env ranks without a prompt and actor ranks without a sample."""
     key, prompts, each = "algorithm.prompts", config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
         ranks = placement.world_size(component) if component in placement.components else 0
@@ -92,7 +91,6 @@ def _without_rows(
     given: str,
     needed: str,
 ) -> Problem:
-    leaf = key.rpartition(".")[2]
     return _problem(
         sources,
         code="rank-without-rows",
@@ -100,7 +98,7 @@ def _without_rows(
         what=f"too few for {ranks} {component} ranks: some would have nothing to do",
         value=value,
         why=f"{given}each {component} rank takes at least {needed}",
-        fix=f"{leaf}: {least}        (or fewer {component} ranks)",
+        fix=f"{key.rpartition('.')[2]}: {least}        (or fewer {component} ranks)",
     )
 
 
@@ -154,7 +152,7 @@ def check_overlap(
 def check_names(
     allow_resident: tuple[str, ...], components: tuple[str, ...], sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Names in `cluster.allow_resident` that are no component."""
+    """Report names in `cluster.allow_resident` that are no component."""
     for i, name in enumerate(allow_resident):
         if name not in components:
             near = did_you_mean(name, components)
@@ -162,7 +160,7 @@ def check_names(
             yield Problem(
                 code="unknown-component",
                 key="cluster.allow_resident",
-                what=f"no component is called {name!r}" + (f", did you mean {near!r}?" if near else ""),
+                what=f"no component is called {name!r}" + suggestion(near),
                 got="[" + ", ".join(allow_resident) + "]",
                 span=(start, start + len(name)),
                 source=sources.get("cluster.allow_resident"),
@@ -192,31 +190,33 @@ class BatchSizes:
 def check_batches(
     sizes: BatchSizes, placement: HybridComponentPlacement, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Samples over engines, optimizer steps over samples, micro-batches over copies that learn.
+    """Check that samples divide over engines, steps over samples, and micro-batches over the copies that learn.
 
-    Every fix is the nearest with which all of these hold.
+    Every fix is the nearest value with which all of these hold.
     """
     batch, per = sizes.train_batch, sizes.samples_per_prompt
     learning = {c: placement.spec(c).num_copies for c in ("actor", "critic") if c in placement.components}
     engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
     legal, prompts = _nearest(sizes, lcm(*(copies * sizes.micro_batch for copies in learning.values())), engines)
     fix = f"train_batch: {legal}" + (f", and prompts: {prompts}" if prompts != sizes.prompts else "")
-    found: list[tuple[str, str, str, str]] = []
+
+    def uneven(field: str, value: int, what: str, why: str, fix: str) -> Problem:
+        key = f"{sizes.path}.{field}"
+        return _problem(sources, code="uneven-batches", key=key, what=what, value=value, why=why, fix=fix)
+
     if sizes.samples % engines:
         what = f"{sizes.samples} samples do not divide over {engines} engines"
         why = f"{sizes.prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
-        found.append(("prompts", what, why, f"prompts: {prompts}"))
+        yield uneven("prompts", sizes.prompts, what, why, f"prompts: {prompts}")
     if sizes.samples % batch:
         what = f"{sizes.samples} samples are no whole number of batches of {batch}"
-        found.append(("train_batch", what, f"an iteration has {sizes.samples} samples, and none is dropped", fix))
+        why = f"an iteration has {sizes.samples} samples, and none is dropped"
+        yield uneven("train_batch", batch, what, why, fix)
     for component, copies in learning.items():
         if batch % (copies * sizes.micro_batch):
             what = f"{batch} samples do not divide over {copies} {component} copies x {sizes.micro_batch}"
             why = f"each of {copies} copies takes equally many, in passes of micro_batch {sizes.micro_batch}"
-            found.append(("train_batch", what, why, fix))
-    for field, what, why, fix in found:
-        key, value = f"{sizes.path}.{field}", getattr(sizes, field)
-        yield _problem(sources, code="uneven-batches", key=key, what=what, value=value, why=why, fix=fix)
+            yield uneven("train_batch", batch, what, why, fix)
 
 
 def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
@@ -235,9 +235,9 @@ def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
 def check_roles(
     config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Every contradiction between the blocks of a job and the components it places.
+    """Report every contradiction between the blocks of a job and the components it places.
 
-    `placement` has those whose lines could be read; the config names all.
+    `placement` has the components whose lines could be read; the config names all.
     """
     names = placed_names(config.cluster.component_placement)
     for check in (_check_critic, _check_reference, _check_rewards):
@@ -247,15 +247,9 @@ def check_roles(
         block, written = config.reward_of(component), placement.spec(component)
         if block.kind != "model" and placement.accelerators(component):
             kind = "an endpoint" if block.kind == "url" else "a function"
-            yield Problem(
-                code="needs-no-accelerators",
-                key=written.key,
-                what=f"{kind} needs no accelerators",
-                got=f"{component}: {written.text}",
-                source=source_of(written.key, sources),
-                why=f"{component} is {kind}, which computes elsewhere or on CPUs: accelerators would wait for it",
-                fix=f"{component}: cpu",
-            )
+            what = f"{kind} needs no accelerators"
+            why = f"{component} is {kind}, which computes elsewhere or on CPUs: accelerators would wait for it"
+            yield _placed(written, sources, "needs-no-accelerators", what, why, f"{component}: cpu")
 
 
 def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
@@ -311,10 +305,8 @@ def _check_reference(config: Config, names: Sequence[str]) -> Iterator[Problem]:
 def _other_shape(config: Config) -> bool:
     """Whether the reference has a model of its own with other weights than the job's; False where one is not known."""
     own, shared = config.reference.model, config.model
-    if own is None or shared is None:
-        return False
     try:
-        return read_model(own) != read_model(shared)
+        return own is not None and shared is not None and read_model(own) != read_model(shared)
     except ConfigError:  # reported for each component when its memory is counted
         return False
 
@@ -330,7 +322,7 @@ def _check_rewards(config: Config, names: Sequence[str]) -> Iterator[Problem]:
             near = did_you_mean(name, own)
             why = "placed are " + (", ".join(components) or "no rewards")
             fix = f"{near}: ..." if near else f"{_PLACEMENT}: {{reward.{name}: ...}}        (or remove the block)"
-            what = "no such component is placed" + (f", did you mean {near!r}?" if near else "")
+            what = "no such component is placed" + suggestion(near)
             yield _wrong(f"reward.{name}", what, None, why, fix, "unknown-component")
     for component in components:
         block, key = config.reward_of(component), config.key_of(component)
@@ -348,54 +340,50 @@ def _wrong(key: str, what: str, value: object, why: str, fix: str, code: str = "
 
 
 def check_partners(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
-    """Partners that share accelerators and whose ranks cannot be matched one to one or several to one."""
-    for partner, leader in _pairs(placement):
+    """Report partners that share accelerators if neither number of ranks divides the other."""
+    for partner, leader in _partners(placement):
         ranks, others = placement.world_size(partner), placement.world_size(leader)
-        if placement.shared(partner, leader) and ranks % others and others % ranks:
-            spec = placement.spec(partner)
-            yield Problem(
-                code="uneven-partners",
-                key=spec.key,
-                what=f"{ranks} {partner} ranks and {others} {leader} ranks share accelerators",
-                got=spec.text,
-                source=source_of(spec.key, sources),
-                why=f"{partner} answers about the rows of {leader}; one number of ranks divides the other, "
-                "so that rows stay on their accelerator",
-                fix=f"{partner}: {{same_as: {leader}}}",
+        if ranks % others and others % ranks:
+            what = f"{ranks} {partner} ranks and {others} {leader} ranks share accelerators"
+            why = (
+                f"{partner} scores the rows of {leader}; one number of ranks divides the other, "
+                "so that rows stay on their accelerator"
             )
+            fix = f"{partner}: {{same_as: {leader}}}"
+            yield _placed(placement.spec(partner), sources, "uneven-partners", what, why, fix)
 
 
 def find_partner_warnings(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
-    """Partners that share only some of their accelerators: the others wait."""
-    for partner, leader in _pairs(placement):
-        shared = placement.shared(partner, leader)
-        if shared and placement.relation(partner, leader) != COLLOCATED:
+    """Report partners that share only some of their accelerators: the others wait."""
+    for partner, leader in _partners(placement):
+        if placement.relation(partner, leader) != COLLOCATED:
             mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
-            key = placement.spec(partner).key
+            shared, key = len(placement.shared(partner, leader)), placement.spec(partner).key
             yield Problem(
                 code="unequal-partners",
                 key=key,
-                what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {len(shared)} of them shared",
+                what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {shared} of them shared",
                 source=source_of(key, sources),
                 why="libraries that colocate the two ask for the same number; here it works, and some wait",
                 fix=f"{partner}: {{same_as: {leader}}}",
             )
 
 
-def _pairs(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
+def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
+    """(scorer, the component whose rows it scores) where the two share accelerators."""
     return [
         (a, b)
-        for partner, leader in _PARTNERS
+        for partner, leader in PARTNERS.items()
         for a in placement.components
         for b in placement.components
-        if role_of(a) == partner and role_of(b) == leader
+        if role_of(a) == partner and role_of(b) == leader and placement.shared(a, b)
     ]
 
 
 def find_engine_warnings(
     placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Engines on some of the actor's accelerators only, while no component uses the others."""
+    """Report engines on some of the actor's accelerators only, while no component uses the others."""
     if not {"actor", "rollout"} <= {*placement.components} or not placement.shared("actor", "rollout"):
         return
     spec, busy = placement.spec("rollout"), Ranges(())
@@ -409,20 +397,17 @@ def find_engine_warnings(
     size = spec.accelerators_per_copy
     near = min((n for n in range(1, len(pool) + 1) if len(pool) % n == 0), key=lambda n: (abs(n - size), n))
     sized = f", tensor_parallel_size: {near}" if near > 1 else ""
-    yield Problem(
-        code="engines-leave-idle",
-        key=spec.key,
-        what=f"no component uses accelerators {idle} of the actor while engines generate",
-        got=spec.text,
-        source=source_of(spec.key, sources),
-        why=f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
-        "libraries that colocate the two ask for the same number, here it works",
-        fix=f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})",
+    what = f"no component uses accelerators {idle} of the actor while engines generate"
+    why = (
+        f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
+        "libraries that colocate the two ask for the same number, here it works"
     )
+    fix = f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})"
+    yield _placed(spec, sources, "engines-leave-idle", what, why, fix)
 
 
 def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Accelerators that no component uses."""
+    """Report accelerators that no component uses."""
     topology = placement.topology
     if idle := topology.all - placement.used:
         many = len(idle) > 1
@@ -436,7 +421,7 @@ def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
 
 
 def find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Ranks of a job with simulators that get fewer rows than others."""
+    """Report ranks of a job with simulators that get fewer rows than others."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     for component, rows in (("rollout", envs // groups), ("actor", envs)):
         ranks = placement.world_size(component)
@@ -461,3 +446,9 @@ def _problem(
     """A problem of the value of one key."""
     got = f"{key.rpartition('.')[2]}: {value}"
     return Problem(code=code, key=key, what=what, got=got, source=source_of(key, sources), why=why, fix=fix)
+
+
+def _placed(spec: ComponentSpec, sources: Mapping[str, Source], code: str, what: str, why: str, fix: str) -> Problem:
+    """A problem of a component's line in the placement."""
+    source = source_of(spec.key, sources)
+    return Problem(code=code, key=spec.key, what=what, got=spec.text, source=source, why=why, fix=fix)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import pairwise
 
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -20,57 +21,35 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
     Components without accelerators are left out; None where all are without. Pieces of a component are put next to
     each other, node after node, so that a rank stays on one node.
     """
-    nodes = _Nodes()
+    here = placement.topology
+    nodes: list[Node] = []
+    taken = 0  # accelerators of the last node; only that one is still filled
     moved: dict[str, list[Segment]] = {}
     for component in placement.components:
-        for segment, node in _pieces(placement, component):
-            start = nodes.take(node, segment.accelerators)
-            accelerators = range(start, start + len(segment.accelerators))
-            moved.setdefault(component, []).append(Segment(accelerators=accelerators, ranks=segment.ranks))
+        for segment in placement.spec(component).segments:
+            numbers = segment.accelerators
+            edges = (here.nodes[rank].first for rank in here.boundaries(numbers))
+            for start, stop in pairwise((numbers.start, *edges, numbers.stop)):
+                like, size = here.node_of(start), stop - start
+                # Where the accelerators of a node differ, a piece stays on those it has.
+                local = start - like.first if like.runs else taken
+                fits = local >= taken and local + size <= like.accelerators
+                if not nodes or not fits or _kind(nodes[-1]) != _kind(like):
+                    first = nodes[-1].numbers.stop if nodes else 0
+                    nodes.append(dataclasses.replace(like, rank=len(nodes), first=first, host=""))
+                    local = start - like.first if like.runs else 0
+                taken = local + size
+                begin = nodes[-1].first + local
+                ranks = segment.cut_to(range(start, stop)).ranks
+                moved.setdefault(component, []).append(Segment(accelerators=range(begin, begin + size), ranks=ranks))
     if not moved:
         return None
-    topology = Topology(tuple(nodes.made), "as needed")
-    groups = NodeGroups(topology)
+    groups = NodeGroups(Topology(tuple(nodes), "as needed"))
     specs = {
-        c: ComponentSpec(
-            name=c, pool=groups[WHOLE_CLUSTER], written=tuple(segments), parallel=placement.spec(c).parallel
-        )
-        for c, segments in moved.items()
+        c: ComponentSpec(name=c, pool=groups[WHOLE_CLUSTER], written=tuple(found), parallel=placement.spec(c).parallel)
+        for c, found in moved.items()
     }
     return HybridComponentPlacement.of(specs, groups)
-
-
-def _pieces(placement: HybridComponentPlacement, component: str) -> Iterator[tuple[Segment, Node]]:
-    """The segments of a component cut where nodes end."""
-    topology = placement.topology
-    for segment in placement.spec(component).segments:
-        edges = [topology.nodes[rank].first for rank in topology.boundaries(segment.accelerators)]
-        numbers = segment.accelerators
-        for start, stop in zip((numbers.start, *edges), (*edges, numbers.stop), strict=True):
-            yield segment.cut_to(range(start, stop)), topology.node_of(start)
-
-
-class _Nodes:
-    """Nodes taken from an endless supply of each kind. Owns those taken so far; only the last is still filled."""
-
-    def __init__(self) -> None:
-        self.made: list[Node] = []
-        self._taken = 0  # accelerators of the last one
-
-    def take(self, like: Node, accelerators: range) -> int:
-        """The first of as many free accelerators of a node like this one, as global number."""
-        local = accelerators.start - like.first
-        last = self.made[-1] if self.made else None
-        # Where the accelerators of a node differ, a piece stays on those it has.
-        start = local if like.runs else self._taken
-        fits = start >= self._taken and start + len(accelerators) <= like.accelerators
-        if last is None or not fits or _kind(last) != _kind(like):
-            first = last.numbers.stop if last is not None else 0
-            last = dataclasses.replace(like, rank=len(self.made), first=first, host="")
-            self.made.append(last)
-            start = local if like.runs else 0
-        self._taken = start + len(accelerators)
-        return last.first + start
 
 
 def _kind(node: Node) -> Node:

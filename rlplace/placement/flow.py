@@ -1,5 +1,5 @@
-"""What goes where: rows of a batch from rank to rank, weights to the copies they are put together in, and how far apart
-two ranks are."""
+"""What is sent from where to where: rows of a batch from rank to rank, weights to each copy of them, and by which
+transport."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import enum
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from rlplace.placement.language.spec import RankLocations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """How far apart two slots are; the transport is chosen by it."""
+    """How far apart two ranks are, which decides how items and tensors are carried."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -38,76 +38,41 @@ class Share:
     transport: Transport
 
 
-class Shares(Sequence[Share]):
-    """Shares in row order, kept as numbers and made into Share when asked for."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares in row order, kept as numbers: share i is rows edges[i]..edges[i+1]-1, from sources[i] to targets[i]."""
 
-    __slots__ = ("_edges", "_from", "_sources", "_targets", "_to")
-
-    def __init__(
-        self,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        edges: Sequence[int],
-        from_: RankLocations,
-        to: RankLocations,
-    ) -> None:
-        """Share i is rows edges[i]..edges[i+1]-1, from rank sources[i] living in `from_` to targets[i] in `to`."""
-        self._sources, self._targets, self._edges = sources, targets, edges
-        self._from, self._to = from_, to
+    sources: Sequence[int]  # ranks at `origin`
+    targets: Sequence[int]  # ranks at `destination`
+    edges: Sequence[int]
+    origin: RankLocations = dataclasses.field(repr=False)
+    destination: RankLocations = dataclasses.field(repr=False)
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self.sources)
 
-    @overload
-    def __getitem__(self, at: int) -> Share: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Share, ...]: ...
-    def __getitem__(self, at: int | slice) -> Share | tuple[Share, ...]:
-        if isinstance(at, slice):
-            return tuple(self[i] for i in range(*at.indices(len(self))))
-        at = range(len(self))[at]
-        source, target = self._sources[at], self._targets[at]
-        return Share(
-            source=source,
-            target=target,
-            start=self._edges[at],
-            stop=self._edges[at + 1],
-            transport=transport_between(self._from, source, self._to, target),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Share.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # equal to a tuple of the same shares, which hashes by its items
-
-    @property
-    def sources(self) -> Sequence[int]:
-        """The source rank of each share."""
-        return self._sources
-
-    @property
-    def targets(self) -> Sequence[int]:
-        """The target rank of each share."""
-        return self._targets
+    def __iter__(self) -> Iterator[Share]:
+        for source, target, (start, stop) in zip(self.sources, self.targets, pairwise(self.edges), strict=True):
+            transport = transport_between(self.origin, source, self.destination, target)
+            yield Share(source=source, target=target, start=start, stop=stop, transport=transport)
 
     @property
     def most_rows(self) -> int:
         """Of one share."""
-        return max(stop - start for start, stop in pairwise(self._edges))
+        return max(stop - start for start, stop in pairwise(self.edges))
 
     def transports(self) -> dict[Transport, int]:
         """How many shares each transport carries; only those that occur, nearest first."""
-        pairs = zip(self._sources, self._targets, strict=True)
-        counts = Counter(transport_between(self._from, source, self._to, target) for source, target in pairs)
+        pairs = zip(self.sources, self.targets, strict=True)
+        counts = Counter(transport_between(self.origin, source, self.destination, target) for source, target in pairs)
         return {transport: counts[transport] for transport in Transport if counts[transport]}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Every row of a batch, once, from the source ranks that hold it to the target ranks that get it.
+    """Every row of a batch, once, from source ranks to target ranks; both sides hold neighbouring blocks in rank order.
 
-    Source ranks hold equal neighbouring blocks of rows in rank order; target ranks get blocks that differ by at most
-    one row.
+    Blocks of the source are equal, those of the target differ by at most one row.
     """
 
     name: str = ""  # of what is sent
@@ -127,14 +92,10 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The routes of rows in a job with simulators; for weights see `Delivery`.
+    """The routes of rows in a job with simulators; for weights see `Delivery`."""
 
-    observations: env -> rollout, rows of one stage group (the answers go back the same way);
-    trajectories: env -> actor, rows are all environments.
-    """
-
-    observations: Route
-    trajectories: Route
+    observations: Route  # env -> rollout, rows of one stage group; the answers go back the same way
+    trajectories: Route  # env -> actor, rows are all environments
 
 
 def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int) -> Routes:
@@ -180,12 +141,18 @@ def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, 
     givers, takers = placement.world_size(source), placement.world_size(target)
     edges = sorted({*block_edges(rows, givers), *block_edges(rows, takers)})
     sources, targets = _holders(edges[:-1], rows, givers), _holders(edges[:-1], rows, takers)
-    shares = Shares(sources, targets, edges, placement.locations(source), placement.locations(target))
+    shares = Shares(
+        sources=sources,
+        targets=targets,
+        edges=edges,
+        origin=placement.locations(source),
+        destination=placement.locations(target),
+    )
     return Route(name=name, source=source, target=target, rows=rows, shares=shares)
 
 
 def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
-    """Each target rank is one row, from a source on its accelerator, else on its node, else from anywhere; in turns."""
+    """One row to each target rank, from a source on its accelerator, else on its node, else from any; in rotation."""
     givers, takers = placement.locations(source), placement.locations(target)
     common = placement.shared(source, target)
     on_accelerator: defaultdict[int, list[int]] = defaultdict(list)
@@ -195,31 +162,28 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
         for accelerator in range(first, first + count) if common else ():
             on_accelerator[accelerator].append(rank)
     everywhere = range(len(givers.node))
-    turns: defaultdict[tuple[str, int], int] = defaultdict(int)
+    given: Counter[tuple[str, int]] = Counter()  # by the accelerator or node whose sources take turns
     sources = array("l")
-    circle: tuple[str, int]
-    near: Sequence[int]
     for node, first, count in zip(takers.node, takers.first, takers.count, strict=True):
         here = next((a for a in range(first, first + count) if a in on_accelerator), None)
+        near: Sequence[int] = everywhere
+        place = ("cluster", 0)
         if here is not None:
-            circle, near = ("accelerator", here), on_accelerator[here]
+            place, near = ("accelerator", here), on_accelerator[here]
         elif node in on_node:
-            circle, near = ("node", node), on_node[node]
-        else:
-            circle, near = ("cluster", 0), everywhere
-        sources.append(near[turns[circle] % len(near)])
-        turns[circle] += 1
+            place, near = ("node", node), on_node[node]
+        sources.append(near[given[place] % len(near)])
+        given[place] += 1
     ranks = len(takers.node)
-    shares = Shares(sources, range(ranks), range(ranks + 1), givers, takers)
+    shares = Shares(sources=sources, targets=range(ranks), edges=range(ranks + 1), origin=givers, destination=takers)
     return Route(name="weights", source=source, target=target, rows=ranks, shares=shares)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One copy of the weights, put together once and read by all of `readers`.
+    """One copy of the weights, put together once and read by all `readers`.
 
-    Actor ranks that are `near` write into it themselves; what only others hold goes to the first reader, which writes
-    it for them.
+    Actor ranks that are `near` write into it; the first reader writes what the other actor ranks send.
     """
 
     readers: tuple[int, ...]  # rollout ranks, ascending, at least one
@@ -230,13 +194,11 @@ class Delivery:
         return self.readers[0]
 
 
-def deliver_by_node(
-    placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
-) -> tuple[Delivery, ...]:
-    """One delivery per node of `target`, in node order."""
+def deliver_by_node(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
+    """One delivery per node with rollout ranks, in node order."""
     near: defaultdict[int, list[int]] = defaultdict(list)
     readers: defaultdict[int, list[int]] = defaultdict(list)
-    for ranks_on, component in ((near, source), (readers, target)):
+    for ranks_on, component in ((near, "actor"), (readers, "rollout")):
         for rank, node in enumerate(placement.locations(component).node):
             ranks_on[node].append(rank)
     return tuple(Delivery(readers=tuple(readers[node]), near=tuple(near[node])) for node in sorted(readers))
@@ -244,8 +206,7 @@ def deliver_by_node(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """A copy for each reader on its own accelerator, past the host: by CUDA IPC where an actor rank shares the
-    accelerator, else by NCCL.
+    """A copy for each reader on its own accelerator: by CUDA IPC where an actor rank shares it, else by NCCL.
 
     All actor ranks, and the readers without an owner, are one group; NCCL refuses two ranks on one accelerator.
     """
@@ -267,38 +228,32 @@ class DeviceDelivery(Delivery):
         return self.owners[self.readers.index(reader)]
 
 
-def deliver(
-    placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
-) -> tuple[Delivery, ...]:
-    """What can stay on accelerators does; the other target ranks get one copy per node.
+def deliver(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
+    """One copy per rollout rank on its own accelerator where possible; one per node for the other ranks.
 
-    A rank that stays on accelerators has one GPU of its own component. Other than GPUs, and ranks of several of them,
-    go through the host: an engine that cuts its weights takes them whole from there, and never holds two copies.
+    Possible where all ranks of the actor have one GPU each, for the first rollout rank of a GPU that has no other.
+    Ranks with several GPUs go through the host: an engine that cuts its weights takes them whole from there, and never
+    holds two copies.
     """
-    actors, rollouts = placement.locations(source), placement.locations(target)
+    actors, rollouts = placement.locations("actor"), placement.locations("rollout")
     kinds = [node.kind for node in placement.topology.nodes]
-    alone: dict[int, int] = {}  # by accelerator, the first of its target ranks
+    alone: dict[int, int] = {}  # by accelerator, the first of its rollout ranks
     for rank, (node, first, count) in enumerate(zip(rollouts.node, rollouts.first, rollouts.count, strict=True)):
         if kinds[node] == "cuda" and count == 1:
             alone.setdefault(first, rank)
-    able = alone.values()
     owners = {first: rank for rank, first in enumerate(actors.first)}
+    able = tuple(alone.values())
     apart = len(owners) == len(actors.first) and all(
         kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
     )
+    by_node = deliver_by_node(placement)
     if not able or not apart:
-        return deliver_by_node(placement, source, target)
+        return by_node
     device = DeviceDelivery(
-        readers=tuple(able),
-        owners=tuple(owners.get(rollouts.first[rank]) for rank in able),
-        actors=len(actors.first),
+        readers=able, owners=tuple(owners.get(rollouts.first[rank]) for rank in able), actors=len(actors.first)
     )
-    rest = [_without(delivery, frozenset(able)) for delivery in deliver_by_node(placement, source, target)]
+    rest = [dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in {*able})) for d in by_node]
     return (device, *(delivery for delivery in rest if delivery.readers))
-
-
-def _without(delivery: Delivery, ranks: frozenset[int]) -> Delivery:
-    return dataclasses.replace(delivery, readers=tuple(r for r in delivery.readers if r not in ranks))
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from rlplace.config import ClusterConfig, Config, RewardConfig
 from rlplace.errors import PlacementError, Problem, Source
+from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
-from rlplace.placement.checks import (
-    BatchSizes,
-    check_batches,
-    check_data_flow,
-    check_names,
-    check_overlap,
-    check_partners,
-    check_prompts,
-    check_roles,
-    check_sync,
-    find_engine_warnings,
-    find_idle,
-    find_partner_warnings,
-    find_uneven,
-)
+from rlplace.placement.checks import BatchSizes
 from rlplace.placement.dedicated import Savings, count_savings
 from rlplace.placement.flow import (
     Delivery,
@@ -48,8 +35,6 @@ from rlplace.placement.schedule import (
     schedule_of,
     split_stages,
 )
-
-Check = Callable[[HybridComponentPlacement, Needs], Iterable[Problem]]  # given the needs in sub-stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,36 +76,35 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
     """
     places = sources or {}
     needs, batches = needs_of(config), _batches_of(config)
-    arranged = _arrange(
+    offload = {c: _leaves(config, c) for c in needs.components}
+    plan = _arrange(
         config.cluster,
         topology,
         needs=needs,
-        offload={c: _leaves(config, c) for c in needs.components},
-        blocks={c: config.key_of(c) for c in needs.components},
+        offload=offload,
         batches=batches,
-        check=lambda placement, active: _check(config, placement, active, places),
         sources=places,
+        blocks={c: config.key_of(c) for c in needs.components},
+        check=lambda placement, active: _check(config, placement, active, offload, places),
     )
-    placement, security = arranged.placement, config.cluster.comm.security
+    placement = plan.placement
     if config.kind == "mlp":
         envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
         routes = derive_routes(placement, envs, groups)
         return dataclasses.replace(
-            arranged,
-            security=security,
+            plan,
             routes=(routes.observations, routes.trajectories),
             channels=plan_channels(config, placement, routes),
             deliveries=deliver(placement),
-            warnings=(*find_idle(placement), *find_uneven(config, placement)),
+            warnings=(*checks.find_idle(placement), *checks.find_uneven(config, placement)),
         )
     if not config.runs:
-        return dataclasses.replace(arranged, security=security, routes=_planned_routes(placement, batches))
-    # A version stays in host memory until engines that generate ahead of the actor come for it.
+        return dataclasses.replace(plan, routes=_planned_routes(placement, batches))
+    # A version stays in host memory until engines that generate ahead of the actor load it.
     sync = config.actor.sync
     on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
     return dataclasses.replace(
-        arranged,
-        security=security,
+        plan,
         channels=plan_channels(config, placement),
         deliveries=deliver(placement) if on_devices else deliver_by_node(placement),
     )
@@ -140,17 +124,18 @@ def plan_components(
     `needs` None: those of the components that the placement names (`rlhf_needs`). `offload` are the components with
     enable_offload.
     """
-    arranged = _arrange(
+    places = sources or {}
+    plan = _arrange(
         cluster,
         topology,
         needs=needs or rlhf_needs(placed_names(cluster.component_placement)),
         offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
-        blocks=None,
         batches=batches,
-        check=None,
-        sources=sources or {},
+        sources=places,
+        blocks={},
+        check=lambda placement, active: checks.check_partners(placement, places),
     )
-    return dataclasses.replace(arranged, routes=_planned_routes(arranged.placement, batches))
+    return dataclasses.replace(plan, routes=_planned_routes(plan.placement, batches))
 
 
 def _arrange(
@@ -159,22 +144,22 @@ def _arrange(
     *,
     needs: Needs,
     offload: Mapping[str, bool],
-    blocks: Mapping[str, str] | None,
     batches: BatchSizes | None,
-    check: Check | None,
     sources: Mapping[str, Source],
+    blocks: Mapping[str, str],
+    check: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]],  # given the needs in sub-stages
 ) -> Plan:
     """Placement, residency and their checks: a plan in which nothing is sent yet."""
     components = needs.components
     specs, groups, problems = read_component_placement(cluster, topology, components, sources)
-    # What is placed rightly is checked further even when something else is wrong, so that one look shows everything.
+    # The components placed correctly are checked further even if others are not, so that all problems come at once.
     placement = HybridComponentPlacement.of({c: spec for c, spec in specs.items() if c in components}, groups)
     leaving = {c: offload.get(c, False) for c in components}
     active = split_stages(needs, placement, leaving)
-    problems += check_names(cluster.allow_resident, components, sources)
+    problems += checks.check_names(cluster.allow_resident, components, sources)
     problems += find_clashes(placement, active, leaving, cluster.allow_resident, sources, blocks)
-    problems += check_batches(batches, placement, sources) if batches is not None else ()
-    problems += check(placement, active) if check is not None else check_partners(placement, sources)
+    problems += checks.check_batches(batches, placement, sources) if batches is not None else ()
+    problems += check(placement, active)
     if problems:
         raise PlacementError(problems)
     return Plan(
@@ -183,10 +168,11 @@ def _arrange(
         needs=needs,
         offload=leaving,
         schedule=schedule_of(placement, active, leaving),
+        security=cluster.comm.security,
         warnings=(
-            *find_idle(placement),
-            *find_partner_warnings(placement, sources),
-            *find_engine_warnings(placement, active, sources),
+            *checks.find_idle(placement),
+            *checks.find_partner_warnings(placement, sources),
+            *checks.find_engine_warnings(placement, active, sources),
         ),
     )
 
@@ -209,23 +195,26 @@ def _leaves(config: Config, component: str) -> bool:
 
 
 def _check(
-    config: Config, placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
-) -> Iterable[Problem]:
+    config: Config,
+    placement: HybridComponentPlacement,
+    active: Needs,
+    offload: Mapping[str, bool],
+    sources: Mapping[str, Source],
+) -> Iterator[Problem]:
     if config.kind == "mlp":
-        yield from check_data_flow(config, placement, sources)
-        yield from check_sync(config, placement, active, sources)
+        yield from checks.check_data_flow(config, placement, sources)
+        yield from checks.check_sync(config, placement, active, sources)
         return
-    yield from check_roles(config, placement, sources)
+    yield from checks.check_roles(config, placement, sources)
     if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
-        yield from check_prompts(config, placement, sources)
-        offload = {c: _leaves(config, c) for c in placement.components}
-        yield from check_overlap(placement, active, offload, sources)
+        yield from checks.check_prompts(config, placement, sources)
+        yield from checks.check_overlap(placement, active, offload, sources)
     else:
-        yield from check_partners(placement, sources)
+        yield from checks.check_partners(placement, sources)
 
 
 def _batches_of(config: Config) -> BatchSizes | None:
-    """Of a job with text that is planned only, and says how many prompts it has."""
+    """Of a job with text that is planned only and has its number of prompts."""
     algorithm = config.algorithm
     if config.kind == "mlp" or config.runs or algorithm.prompts is None:
         return None

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rlplace.errors import PlacementError, Problem, Source
+from rlplace.errors import Problem, Source
 from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ class Needs:
     @property
     def components(self) -> tuple[str, ...]:
         """Every component the algorithm has, in the order they first appear."""
-        seen: dict[str, None] = {}
-        for stage in self.stages:
-            seen.update(dict.fromkeys(self.residency[stage]))
-        return tuple(seen)
+        return tuple(dict.fromkeys(c for stage in self.stages for c in self.residency[stage]))
 
     def of(self, stage: str, component: str) -> Residency:
         """The residency that a component needs in a stage."""
@@ -74,9 +71,9 @@ class Needs:
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
-        """The stages whose work a component does during `stage`: that one's, and rollout's where it never pauses."""
-        under_way = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
-        return tuple(s for s in under_way if component in self.residency[s])
+        """The stages whose work a component does during `stage`: that one, and rollout where it never pauses."""
+        at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
+        return tuple(s for s in at_once if component in self.residency[s])
 
     def peak(self, component: str) -> Residency:
         """The most that any stage needs of it."""
@@ -95,7 +92,7 @@ PPO_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
-_FROZEN = ("reference", "reward")  # their scores do not depend on what is learned
+_FROZEN = ("reference", "reward")  # their scores do not depend on what is learned, so they may start early
 _RLHF = {  # in the order in which components run
     "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS, "reference": Residency.WEIGHTS},
     "rollout": {"env": Residency.FULL, "rollout": Residency.FULL, "agent": Residency.FULL},
@@ -103,8 +100,8 @@ _RLHF = {  # in the order in which components run
         "reference": Residency.FULL,
         "reward": Residency.FULL,
         "actor": Residency.WEIGHTS,  # log-probabilities under the weights that are about to learn
-        # Its weights alone would do, but learn needs more in the same place: nothing more would fit, and it would move
-        # twice. It is last, and first in learn: between them it stays where it is.
+        # Weights would suffice here, but learn needs the rest in the same place. It is last here and first in learn, so
+        # it moves once.
         "critic": Residency.FULL,
     },
     "learn": {"critic": Residency.FULL, "actor": Residency.FULL},
@@ -115,8 +112,8 @@ def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
     """The needs of a job with these components; actor and rollout are always among them.
 
     `actor_infers`: the actor computes log-probabilities before it learns; None: if any component scores. `refreshed`:
-    the reference takes the actor's weights now and then. Names without a role here are left out, so that placing one is
-    an unknown component.
+    the reference loads the actor's weights every few iterations. Names without a role are left out; placing one is
+    reported as an unknown component.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -144,7 +141,7 @@ def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
 
 
 def placed_names(block: Mapping[str, object]) -> list[str]:
-    """The components of a placement block; a preset stands for an actor, a critic, a reference, a reward, a rollout."""
+    """The components of a placement block; a preset places an actor, a critic, a reference, a reward and a rollout."""
     if "preset" in block:
         return ["actor", "critic", "reference", "reward", "rollout", *(k for k in block if "." in k)]
     return [name.strip() for leaf in block for name in str(leaf).split(",")]
@@ -175,15 +172,13 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What is resident when. `first` enters stage one from "everything off"; `entries` is the steady cycle."""
+    """What is resident when."""
 
     stages: tuple[str, ...]
     needs: Needs  # the algorithm's, in these stages
     residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> residency held there
-    first: Transition
-    entries: Mapping[
-        str, Transition
-    ]  # stage -> transition from the stage before it (the last stage precedes the first)
+    first: Transition  # into the first stage, from everything off
+    entries: Mapping[str, Transition]  # stage -> from the stage before it; the last one precedes the first
 
     def between(self, before: str, after: str) -> Transition:
         """From any stage straight to any other."""
@@ -191,35 +186,17 @@ class Schedule:
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that run in it, at once."""
-        return {
-            stage: tuple(c for c in self.needs.residency[stage] if c in row) for stage, row in self.residency.items()
-        }
+        """Stage -> the components that run in it, at the same time."""
+        needed = self.needs.residency
+        return {stage: tuple(c for c in needed[stage] if c in row) for stage, row in self.residency.items()}
 
 
-def derive_schedule(
-    placement: HybridComponentPlacement,
-    needs: Needs,
-    offload: Mapping[str, bool],
-    allow_resident: Collection[str] = (),
-    sources: Mapping[str, Source] | None = None,
-) -> Schedule:
-    """What is resident when, and the moves between stages, for the components of `placement`.
-
-    Raises PlacementError where a component that stays holds accelerators that another one needs, and is not in
-    `allow_resident`.
-    """
-    active = split_stages(needs, placement, offload)
-    if problems := find_clashes(placement, active, offload, allow_resident, sources or {}):
-        raise PlacementError(problems)
-    return schedule_of(placement, active, offload)
-
-
-def schedule_of(placement: HybridComponentPlacement, active: Needs, offload: Mapping[str, bool]) -> Schedule:
-    """The schedule of needs in sub-stages (`split_stages`) that were checked for clashes.
+def schedule_of(placement: HybridComponentPlacement, needs: Needs, offload: Mapping[str, bool]) -> Schedule:
+    """What is resident when, and the moves between stages; `find_clashes` reports what may not share accelerators.
 
     A component with offload that shares accelerators falls to its need in every stage; all others stay full throughout.
     """
+    active = split_stages(needs, placement, offload)
     falling = {c for c in placement.components if offload[c] and makes_room(placement, active, c)}
     residency = {
         stage: {c: active.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
@@ -244,27 +221,40 @@ def find_clashes(
     offload: Mapping[str, bool],
     allow_resident: Collection[str],
     sources: Mapping[str, Source],
-    blocks: Mapping[str, str] | None = None,
-) -> list[Problem]:
+    blocks: Mapping[str, str],
+) -> Iterator[Problem]:
     """Report components without offload that stay on accelerators which another component needs in some stage.
 
     Two that are needed in full in the same stage must fit together anyway, so both may stay. `needs` in sub-stages;
     `blocks`: component -> key of its block, where that is not its name.
     """
-    problems: list[Problem] = []
     for component in placement.components:
         if offload[component] or component in allow_resident:
             continue
         others = [o for o in placement.components if o != component and placement.shared(component, o)]
         hindered = [o for o in others if not _meet_in_full(needs, component, o)]
-        if hindered:
-            key = f"{(blocks or {}).get(component, component)}.enable_offload"
-            problems.append(_clash(placement, needs, component, hindered, key, sources))
-    return problems
+        if not hindered:
+            continue
+        lines: list[str] = []
+        for other in hindered:
+            stages = [s for s in needs.stages if _in_the_way(needs, s, component, other)]
+            when = f"in stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
+            shared = placement.shared(component, other)
+            lines.append(f"{when}, {other} needs accelerators {shared}, where {component} stays")
+        key, verb = f"{blocks.get(component, component)}.enable_offload", f"need{'s' * (len(hindered) == 1)}"
+        yield Problem(
+            code="residents-clash",
+            key=key,
+            what=f"{component} would stay on accelerators that {' and '.join(hindered)} {verb}",
+            got="enable_offload: false",
+            source=sources.get(key),
+            why="\n".join(lines),
+            fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",
+        )
 
 
 def makes_room(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
-    """Whether it would hold more than it needs while another component needs the accelerators, and so leaves them."""
+    """Whether the component, if it stayed, would hold more than it needs while another needs the accelerators."""
     return any(
         _in_the_way(needs, stage, component, other)
         for other in placement.components
@@ -274,38 +264,12 @@ def makes_room(placement: HybridComponentPlacement, needs: Needs, component: str
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
-    """Whether `other` is needed while `component` holds more than its need by staying."""
+    """Whether `other` is needed while `component`, if it stayed, would hold more than it needs."""
     return needs.of(stage, other) > Residency.OFF and needs.of(stage, component) < needs.peak(component)
 
 
 def _meet_in_full(needs: Needs, a: str, b: str) -> bool:
     return any(needs.of(s, a) == needs.peak(a) and needs.of(s, b) == needs.peak(b) for s in needs.stages)
-
-
-def _clash(
-    placement: HybridComponentPlacement,
-    needs: Needs,
-    component: str,
-    hindered: list[str],
-    key: str,
-    sources: Mapping[str, Source],
-) -> Problem:
-    lines: list[str] = []
-    for other in hindered:
-        stages = [s for s in needs.stages if _in_the_way(needs, s, component, other)]
-        when = f"in stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
-        lines.append(
-            f"{when}, {other} needs accelerators {placement.shared(component, other)}, where {component} stays"
-        )
-    return Problem(
-        code="residents-clash",
-        key=key,
-        what=f"{component} would stay on accelerators that {' and '.join(hindered)} need{'s' * (len(hindered) == 1)}",
-        got="enable_offload: false",
-        source=sources.get(key),
-        why="\n".join(lines),
-        fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",
-    )
 
 
 def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str, Residency]) -> Transition:
@@ -317,9 +281,6 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
     )
 
 
-_Row = dict[str, Residency]  # component -> what a sub-stage needs of it, in the order in which they run
-
-
 def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
     """Split each divisible stage so that components that share accelerators run in turn.
 
@@ -327,42 +288,35 @@ def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Map
     asynchronous, in any stage. Two that share accelerators run one after the other if both leave them; a component
     that stays would not take less memory by waiting. A stage in which no component is left is dropped.
     """
-    rows: dict[str, _Row] = {stage: dict(needs.residency[stage]) for stage in needs.stages}
+
+    def share(a: str, b: str) -> bool:  # a component that could not be placed shares nothing
+        return {a, b} <= {*placement.components} and bool(placement.shared(a, b))
+
+    rows = {stage: dict(needs.residency[stage]) for stage in needs.stages}
     for component, stage in needs.early.items():
         busy = [c for row in rows.values() for c in row if c != component] if needs.ahead else rows[stage]
-        if component in placement.components and not any(_share(placement, component, other) for other in busy):
+        if component in placement.components and not any(share(component, other) for other in busy):
             later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row.pop(component) for row in later)
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
-        parts = _divide(row, placement, offload) if stage in needs.divisible else [row]
-        names = [f"{stage} {number}" for number in range(1, len(parts) + 1)] if len(parts) > 1 else [stage]
-        residency |= zip(names, parts, strict=False)
+        if stage not in needs.divisible:
+            residency[stage] = row
+            continue
+        leaving = {c for c in row if offload.get(c, False)}
+        parts: list[dict[str, Residency]] = []  # of this stage, in the order in which they run
+        for component, need in row.items():
+            for part in parts:
+                if component not in leaving or not any(c in leaving and share(component, c) for c in part):
+                    part[component] = need
+                    break
+            else:
+                parts.append({component: need})
+        numbered = len(parts) > 1
+        residency |= {f"{stage} {number}" if numbered else stage: part for number, part in enumerate(parts, 1)}
     return dataclasses.replace(needs, stages=tuple(residency), residency=residency, divisible=(), early={})
 
 
 def base_stage(stage: str) -> str:
     """The stage that a sub-stage is part of: `infer 2` is part of infer."""
     return stage.partition(" ")[0]
-
-
-def _divide(row: _Row, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> list[_Row]:
-    """Each component in the first sub-stage in which no component that leaves shares accelerators with it."""
-    parts: list[_Row] = []
-    for component, need in row.items():
-        leaves = offload.get(component, False)
-        free = (
-            part
-            for part in parts
-            if not any(leaves and offload.get(c, False) and _share(placement, component, c) for c in part)
-        )
-        part = next(free, None)
-        if part is None:
-            parts.append(part := {})
-        part[component] = need
-    return parts
-
-
-def _share(placement: HybridComponentPlacement, a: str, b: str) -> bool:
-    """Whether two components have accelerators in common; one that could not be placed has none."""
-    return {a, b} <= {*placement.components} and bool(placement.shared(a, b))

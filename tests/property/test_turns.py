@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, derive_schedule, rlhf_needs
+from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, rlhf_needs, schedule_of
 
 ACCELERATORS = 6
 ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b")
@@ -31,7 +31,7 @@ def cases(draw: st.DrawFn) -> tuple[HybridComponentPlacement, dict[str, bool]]:
 
 
 def derived(placement: HybridComponentPlacement, offload: dict[str, bool]) -> Schedule:
-    return derive_schedule(placement, declared(placement), offload, allow_resident=placement.components)
+    return schedule_of(placement, declared(placement), offload)
 
 
 def declared(placement: HybridComponentPlacement) -> Needs:

@@ -25,7 +25,7 @@ from rlplace.placement.memory.occupancy import (
     host_classes,
 )
 from rlplace.placement.memory.shared import SharedMemory
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, split_stages
+from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
@@ -192,7 +192,7 @@ class MemoryCase:
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         derived = _Derived(
             given=given,
-            schedule=schedule_of(self.placement, split_stages(self.needs, self.placement, leaving), leaving),
+            schedule=schedule_of(self.placement, self.needs, leaving),
             accelerators=accelerator_classes(self.placement),
             hosts=host_classes(self.placement),
         )

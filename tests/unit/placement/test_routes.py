@@ -28,7 +28,7 @@ def test_hybrid_job() -> None:
     assert [(s.source, s.target) for s in weights.shares] == [(4, 0), (5, 1), (6, 2), (7, 3)]
     assert {s.transport for s in weights.shares} == {Transport.SAME_ACCELERATOR}
     assert {s.transport for s in found.observations.shares} == {Transport.SAME_NODE}
-    assert [s.transport for s in found.trajectories.shares[:2]] == [Transport.SAME_ACCELERATOR, Transport.SAME_NODE]
+    assert [s.transport for s in found.trajectories.shares][:2] == [Transport.SAME_ACCELERATOR, Transport.SAME_NODE]
 
 
 def copies(actor: str, rollout: str, topology: Topology) -> Route:
@@ -46,8 +46,8 @@ def test_world_sizes_that_do_not_divide_split_and_merge() -> None:
         (2, 2, 11, 12),
         (3, 2, 12, 16),
     ]
-    assert found.observations.sends(1) == found.observations.shares[1:3]
-    assert found.observations.receives(0) == found.observations.shares[:2]
+    assert found.observations.sends(1) == tuple(found.observations.shares)[1:3]
+    assert found.observations.receives(0) == tuple(found.observations.shares)[:2]
     assert [s.target for s in found.trajectories.shares] == [0, 0, 0, 0]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlplace.errors import PlacementError, Source
+from rlplace.errors import Problem, Source
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import PPO_NEEDS, Move, Residency, Schedule, derive_schedule
+from rlplace.placement.schedule import PPO_NEEDS, Move, Residency, Schedule, find_clashes, schedule_of
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 ALL = ("actor", "env", "rollout")
@@ -19,8 +19,13 @@ def placed(actor: str, env: str, rollout: str) -> HybridComponentPlacement:
     return HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 8))
 
 
-def schedule(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> Schedule:
-    return derive_schedule(placement, PPO_NEEDS, {c: c in offload for c in ALL}, allow)
+def schedule(placement: HybridComponentPlacement, offload: Sequence[str]) -> Schedule:
+    return schedule_of(placement, PPO_NEEDS, {c: c in offload for c in ALL})
+
+
+def clashes(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> list[Problem]:
+    sources = {"actor.enable_offload": Source(file="run.yaml", line=3)}
+    return list(find_clashes(placement, PPO_NEEDS, {c: c in offload for c in ALL}, allow, sources, {}))
 
 
 def move(component: str, before: Residency, after: Residency) -> Move:
@@ -58,32 +63,25 @@ def test_only_those_who_share_move() -> None:
 
 
 def test_a_resident_in_the_way_is_named_with_those_it_hinders() -> None:
-    sources = {"actor.enable_offload": Source(file="run.yaml", line=3)}
-    offload = {"actor": False, "env": True, "rollout": True}
-    with pytest.raises(PlacementError) as caught:
-        derive_schedule(placed("0-7", "0-3", "4-7"), PPO_NEEDS, offload, (), sources)
-    (problem,) = caught.value.problems
-    assert problem.code == "residents-clash"
-    assert problem.key == "actor.enable_offload"
-    assert problem.source == sources["actor.enable_offload"]
+    (problem,) = clashes(placed("0-7", "0-3", "4-7"), ("env", "rollout"))
+    assert (problem.code, problem.key) == ("residents-clash", "actor.enable_offload")
+    assert problem.source == Source(file="run.yaml", line=3)
     assert "env and rollout" in problem.what
-    assert problem.fix is not None
-    assert problem.fix.startswith("actor.enable_offload: true")
-    assert "cluster.allow_resident: [actor]" in problem.fix
+    assert str(problem.fix).startswith("actor.enable_offload: true")
+    assert "cluster.allow_resident: [actor]" in str(problem.fix)
 
 
 def test_each_resident_in_the_way_is_a_problem_of_its_own() -> None:
-    with pytest.raises(PlacementError) as caught:
-        schedule(placed("0-7", "0-3", "4-7"), ())
-    assert [p.key.partition(".")[0] for p in caught.value.problems] == ["actor", "env", "rollout"]
+    found = clashes(placed("0-7", "0-3", "4-7"), ())
+    assert [p.key.partition(".")[0] for p in found] == ["actor", "env", "rollout"]
 
 
 def test_allowed_residents_stay() -> None:
-    plan = schedule(placed("0-7", "0-3", "4-7"), ("env", "rollout"), allow=["actor"])
+    assert not clashes(placed("0-7", "0-3", "4-7"), ("env", "rollout"), allow=["actor"])
+    plan = schedule(placed("0-7", "0-3", "4-7"), ("env", "rollout"))
     assert {plan.residency[s]["actor"] for s in plan.stages} == {FULL}
     assert plan.residency["learn"]["rollout"] is OFF
 
 
 def test_env_and_rollout_may_share_since_one_stage_needs_both() -> None:
-    plan = schedule(placed("0-3", "4-7", "4-7"), ())
-    assert {m.component for e in plan.entries.values() for m in e.acquires} == set()
+    assert not clashes(placed("0-3", "4-7", "4-7"), ())

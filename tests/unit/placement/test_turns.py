@@ -12,8 +12,8 @@ from rlplace.placement.schedule import (
     Residency,
     Schedule,
     base_stage,
-    derive_schedule,
     rlhf_needs,
+    schedule_of,
     split_stages,
 )
 
@@ -29,7 +29,7 @@ def schedule(
     placement: HybridComponentPlacement, staying: Collection[str] = (), *, refreshed: bool = False
 ) -> Schedule:
     needs = rlhf_needs(placement.components, refreshed=refreshed)
-    return derive_schedule(placement, needs, {c: c not in staying for c in placement.components}, staying)
+    return schedule_of(placement, needs, {c: c not in staying for c in placement.components})
 
 
 def scored_by(plan: Schedule) -> Works:
@@ -106,7 +106,7 @@ def test_who_stays_takes_no_turns() -> None:
 def test_a_stage_in_which_all_began_early_is_no_stage() -> None:
     needs = rlhf_needs(("actor", "rollout", "reward"), actor_infers=False)
     placement = placed(actor="0-3", rollout="4-7", reward="cpu")
-    plan = derive_schedule(placement, needs, dict.fromkeys(placement.components, True))
+    plan = schedule_of(placement, needs, dict.fromkeys(placement.components, True))
     assert scored_by(plan) == {"rollout": ("rollout", "reward"), "learn": ("actor",)}
 
 
@@ -122,7 +122,7 @@ def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:
 def test_simulators_are_not_touched() -> None:
     placement = placed(actor="0-7", env="0-3", rollout="4-7")
     assert split_stages(PPO_NEEDS, placement, dict.fromkeys(placement.components, True)) == PPO_NEEDS
-    plan = derive_schedule(placement, PPO_NEEDS, dict.fromkeys(placement.components, True))
+    plan = schedule_of(placement, PPO_NEEDS, dict.fromkeys(placement.components, True))
     assert plan.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
 
 

@@ -23,12 +23,11 @@ from rlplace.config import Config, read_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.advantages import AdvantageEstimator, Inferred
+from rlplace.workers.training.advantages import AdvantageEstimator
 from rlplace.workers.training.lm_learner import ActorLearner
-from rlplace.workers.training.optimizer import Adam
-from rlplace.workers.training.ranks import Ranks, join_ranks
+from rlplace.workers.training.optimizer import Adam, Trainer
+from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedLm
-from rlplace.workers.training.trainer import Trainer
 from rlplace.workers.worker import Rendezvous
 
 BUDGET = 1024  # tokens of a micro-batch
@@ -59,7 +58,7 @@ def main() -> None:
             began = time.process_time()
             plain_step(model.train(), optimizer, samples)
             between = time.process_time()
-            (shard,) = learner.shards(estimator(groups, {}, Inferred()), 0)
+            (shard,) = learner.shards(estimator(groups, {}, {}), 0)
             learner.learn(shard, 0)
             plain.append(between - began)
             ours.append(time.process_time() - between)
@@ -119,11 +118,11 @@ def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     rendezvous = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach())
-    ranks = join_ranks(0, 1, rendezvous, torch.device("cpu"))
+    ranks = Ranks(0, 1, rendezvous, torch.device("cpu"))
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
     adam = config.actor.optimizer
     optimizer = Adam(lm.trained_shards(), adam)
-    trainer = Trainer(lm, optimizer, adam, ranks, iterations=1, owner="actor rank 0", rate_key="actor.optimizer.lr")
+    trainer = Trainer(lm, optimizer, adam, ranks, iterations=1, component="actor")
     return ranks, ActorLearner(config, lm, trainer, ranks)
 
 

@@ -1,7 +1,7 @@
 """Actor ranks in processes of their own, without a launcher: real FSDP and gloo, synthetic simulators, local channels.
 
-Each rank builds the same global iteration from the weights it was pushed, and learns from its own rows of it. What a
-rank learned can therefore only differ by how rows were split.
+Each rank builds the same global iteration from the weights it was pushed, and learns from its own rows of it. Weights
+of different runs can therefore differ only by how rows were split.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.config import Config, read_config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
-from rlplace.models.digest import digest
-from rlplace.models.distributions import noise_shape, sample
-from rlplace.models.mlp import ActorCritic, build_policy
+from rlplace.models.mlp import ActorCritic, build_policy, noise_shape, sample
+from rlplace.models.sharding import digest
 from rlplace.placement.flow import Delivery, Route, Routes, Share, Transport
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS, SimulatorArguments, WorkerArguments
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import PolicyActor
+from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 
@@ -81,8 +82,8 @@ class Scenario:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """What one rank has to show at the end."""
+class Outcome:
+    """What one rank has at the end."""
 
     weights: dict[str, NDArray[Any]]
     metrics: list[dict[str, Metric]]  # per iteration
@@ -123,22 +124,32 @@ def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory
     )
 
 
+def first_iteration(scenario: Scenario, index: int = 0) -> Trajectory:
+    """An iteration sampled by the weights that every rank starts with."""
+    config = scenario.config
+    return iteration(scenario, build_policy(scenario.spaces, config.actor, config.algorithm, config.runner.seed), index)
+
+
 def make_actor(
-    scenario: Scenario, rank: int, rendezvous: Rendezvous, capacity: int = 1 << 30, folder: Path | None = None
+    scenario: Scenario, rank: int, rendezvous: Rendezvous, *, folder: Path | None = None, device: Device | None = None
 ) -> PolicyActor:
     """One rank that is set up; the weights channel is the one in `folder`, else the rank's own. A collective."""
     channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, WEIGHTS)}
     if folder is not None:
         channels[WEIGHTS] = attached(WEIGHTS, folder, f"actor rank {rank}")
-    context = context_of(
-        "actor", rank, len(scenario.split), rendezvous, channels, folder=folder, capacity_bytes=capacity
-    )
+    context = context_of("actor", rank, len(scenario.split), rendezvous, channels, folder=folder, device=device)
     actor = PolicyActor(scenario.job, context)
     actor.setup()
     return actor
 
 
-def follow(scenario: Scenario, actor: PolicyActor) -> Learned:
+def learn(actor: PolicyActor, trajectory: Trajectory, index: int = 0) -> dict[str, Metric]:
+    """Learn from whole rows on the only rank."""
+    actor.context.channels[TRAJECTORIES].put(trajectory, key="0")
+    return dict(actor.learn(index, index))
+
+
+def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
     """Iterations as the loop runs them: sync, roll out, learn."""
     rank = actor.context.rank
     policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
@@ -155,7 +166,7 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Learned:
             actor.move(Residency.OFF)
     _sync(scenario, actor, receiver, policy, scenario.iterations)
     actor.move(Residency.FULL)
-    return Learned(
+    return Outcome(
         weights={name: tensor.numpy() for name, tensor in policy.state_dict().items()},
         metrics=metrics,
         weights_digest=actor.digest(),
@@ -163,7 +174,7 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Learned:
     )
 
 
-def state_digest(actor: PolicyActor) -> str:
+def state_digest(actor: TrainedWorker) -> str:
     """Of the whole weights and of this rank's optimizer state."""
     states = {f"{i}/{key}": value for i, s in enumerate(actor._optimizer.state()) for key, value in s.items()}
     return digest(dict(actor._model.whole_weights()) | states)
@@ -178,7 +189,7 @@ def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy
         actor.move(Residency.OFF)
 
 
-def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Learned:
+def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Outcome:
     actor = make_actor(scenario, rank, rendezvous, folder=folder)
     try:
         return follow(scenario, actor)
@@ -186,6 +197,6 @@ def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -
         actor.close()
 
 
-def run_ranks(scenario: Scenario) -> list[Learned]:
+def run_ranks(scenario: Scenario) -> list[Outcome]:
     """The scenario in one process per rank."""
     return in_processes(_rank, scenario, len(scenario.split), channels=(WEIGHTS,))

@@ -1,4 +1,4 @@
-"""Judges without a launcher: one rank in this process, or several in processes of their own, fed by a test."""
+"""Scorers without a launcher: one rank in this process, or several in processes of their own, fed by a test."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.config import read_config
 from rlplace.envs.text import Transcript
 from rlplace.metrics import Metrics
-from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
-from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.reference import ReferenceWorker
 from rlplace.workers.roles.reward import RewardModelWorker
 from rlplace.workers.roles.scorer import Scorer
-from rlplace.workers.worker import Rendezvous, WorkerContext
+from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import PROMPTS, made_up_samples
-from tests.worker_ranks import listen, rank_processes, rendezvous_at
+from tests.worker_ranks import context_of, listen, rank_processes, rendezvous_at
 
 KINDS: Mapping[str, type[Scorer]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
 Said = dict[tuple[int, int], list[float]]  # (group, sample) -> values
@@ -37,7 +36,7 @@ TIMEOUT_S = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerScenario:
-    """One iteration of made-up samples before one judge."""
+    """One iteration of made-up samples before one scorer."""
 
     model: Path  # the policy's
     component: str = "reference"
@@ -80,26 +79,13 @@ def make_scorer(
     kind: type[Scorer] | None = None,
 ) -> Scorer:
     """One rank that is set up and FULL; without a device on an emulated accelerator of a GiB. A collective."""
-    slot = Slot(
-        component=scenario.component,
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        local_world_size=scenario.ranks,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
-    )
-    context = WorkerContext(
-        slot=slot,
-        world_size=scenario.ranks,
-        device=device or EmulatedDevice(MemoryAccount([1 << 30] * scenario.ranks), slot),
-        rendezvous=rendezvous or Rendezvous(host="127.0.0.1", port=0),
-        channels={name: channel.named(f"{scenario.component} rank {rank}") for name, channel in channels.items()},
-    )
-    judge = (kind or KINDS[scenario.component])(scenario.job, context)
-    judge.setup()
-    judge.move(Residency.FULL)
-    return judge
+    named = {name: channel.named(f"{scenario.component} rank {rank}") for name, channel in channels.items()}
+    nowhere = Rendezvous(host="127.0.0.1", port=0)
+    context = context_of(scenario.component, rank, scenario.ranks, rendezvous or nowhere, named, device=device)
+    scorer = (kind or KINDS[scenario.component])(scenario.job, context)
+    scorer.setup()
+    scorer.move(Residency.FULL)
+    return scorer
 
 
 @contextlib.contextmanager
@@ -108,11 +94,11 @@ def sole_scorer(
 ) -> Iterator[tuple[Scorer, dict[str, Channel]]]:
     """The only rank, here, and its channels."""
     channels: dict[str, Channel] = {spec.name: LocalChannel(spec) for spec in scenario.specs}
-    judge = make_scorer(scenario, channels, device=device, kind=kind)
+    scorer = make_scorer(scenario, channels, device=device, kind=kind)
     try:
-        yield judge, channels
+        yield scorer, channels
     finally:
-        judge.close()
+        scorer.close()
 
 
 def give(scenario: ScorerScenario, channels: Mapping[str, Channel], groups: Sequence[Sequence[Sample]]) -> None:
@@ -134,18 +120,18 @@ def said(scenario: ScorerScenario, channels: Mapping[str, Channel], samples: int
 
 
 def scored_by(scenario: ScorerScenario, groups: Sequence[Sequence[Sample]] | None = None, **making: Any) -> Said:
-    """What the only rank says of samples that are all there before it begins."""
+    """Scores of the only rank, of samples that are all there before it begins."""
     groups = made_up_samples() if groups is None else groups
-    with sole_scorer(scenario, **making) as (judge, channels):
+    with sole_scorer(scenario, **making) as (scorer, channels):
         give(scenario, channels, groups)
-        judge.infer(0, 0)
+        scorer.infer(0, 0)
         return said(scenario, channels, sum(map(len, groups)))
 
 
 def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str] = str) -> list[tuple[Sample, ...]]:
-    """The same samples as an env rank gives them to judges that read text."""
+    """The same samples as an env rank gives them to scorers that read text."""
 
-    def told(sample: Sample) -> Sample:
+    def transcribed(sample: Sample) -> Sample:
         transcript = Transcript(
             prompt=f"question {sample.group}",
             answers=(answer(sample),),
@@ -156,7 +142,7 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
         )
         return dataclasses.replace(sample, transcript=transcript)
 
-    return [tuple(map(told, group)) for group in groups]
+    return [tuple(map(transcribed, group)) for group in groups]
 
 
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,13 +151,13 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
 def _rank(scenario: ScorerScenario, rank: int, port: int, listener: Any, folder: Path) -> list[Metrics]:
     rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
     channels = {spec.name: SharedChannel.attach(folder / f"{spec.name}.channel") for spec in scenario.specs}
-    judge = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
+    scorer = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
     try:
-        judge.move(Residency.OFF)
-        judge.move(Residency.FULL)
-        return [judge.infer(iteration, iteration) for iteration in range(2)]
+        scorer.move(Residency.OFF)
+        scorer.move(Residency.FULL)
+        return [scorer.infer(iteration, iteration) for iteration in range(2)]
     finally:
-        judge.close()
+        scorer.close()
 
 
 def _end(rank: Future[list[Metrics]], channels: Mapping[str, Channel]) -> None:
@@ -181,7 +167,7 @@ def _end(rank: Future[list[Metrics]], channels: Mapping[str, Channel]) -> None:
 
 
 def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
-    """Two iterations in one process per rank; of the first, each group is given when the one before was judged."""
+    """Two iterations in one process per rank; of the first, each group is given once the one before was scored."""
     with (
         listen() as listener,
         JobFolder.create() as folder,
@@ -202,7 +188,7 @@ def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
             later = made_up_samples(1)
             give(scenario, channels, later)
             second = said(scenario, channels, sum(map(len, later)))
-        finally:  # what a rank raised says more than that nothing comes from it
+        finally:  # the error of a rank explains more than that no scores came
             for future in ranks:
                 future.result(timeout=120.0)
     return [first, second]

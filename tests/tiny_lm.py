@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlplace.tokens import Request
+from tests.tiny_tokenizer import trained_on
 
 Kind = Literal["qwen3", "llama"]
 
@@ -75,19 +76,9 @@ def tiny_reward_model(folder: Path, *, like: Path, seed: int = 1, head: str = "s
 
 
 def tiny_tokenizer(vocabulary: int) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<pad>", "<eos>", "<turn>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator([_TEXT], trainer)
+    bpe = trained_on(_TEXT, vocabulary)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
     tokenizer.chat_template = _CHAT
     return tokenizer

@@ -17,16 +17,7 @@ _TEXT = "what is 1 + 2? higher lower left down right up answer with the number o
 
 def tiny_tokenizer(folder: Path, *, chat: str | None = CHAT, vocabulary: int = 300) -> Path:
     """Writes tokenizer.json, its config and the token that ends an answer."""
-    library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<pad>", "<eos>", "<turn>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator([_TEXT], trainer)
+    library = trained_on(_TEXT, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     config = {
@@ -37,3 +28,17 @@ def tiny_tokenizer(folder: Path, *, chat: str | None = CHAT, vocabulary: int = 3
     (folder / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": chat} if chat else {})))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     return folder
+
+
+def trained_on(text: str, vocabulary: int) -> Tokenizer:
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<pad>", "<eos>", "<turn>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator([text], trainer)
+    return library

@@ -21,14 +21,12 @@ from rlplace.workers.worker import Rendezvous, WorkerContext
 Scenario = TypeVar("Scenario")
 Shown = TypeVar("Shown")
 CAPACITY_BYTES = 1 << 30  # of an emulated accelerator
-# All ranks of a session are forked from one server, which whoever comes first starts: it has imported for everybody.
+# All ranks of a session are forked from one server, which the first starts: it has imported for all.
 _IMPORTED = (
     "tests.actor_ranks",
-    "tests.critic_ranks",
     "tests.scorer_ranks",
     "tests.lm_ranks",
-    "rlplace.models.value_lm",
-    "rlplace.models.value_lm",
+    "rlplace.models.causal_lm",
     "rlplace.workers.training.policy_learner",
     "rlplace.workers.training.lm_learner",
     "torch._dynamo",

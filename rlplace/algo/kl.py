@@ -1,44 +1,39 @@
-"""KL divergences: their estimators from sampled tokens, and the controller of their weight.
+"""How far two policies are apart: KL estimators, the controller of the KL's weight, engine against trainer.
 
-Letters: N response tokens, drawn from p; q is the distribution that p is compared with.
+Letters: N response tokens, drawn from p; q is the distribution that p is compared with. Estimators of KL(p || q) from
+these tokens (Schulman, "Approximating KL divergence", 2020), and whose gradient each has on average in a loss::
+
+    k1  log p - log q            unbiased, of either sign    none: use it in the reward
+    k2  (log p - log q)^2 / 2    biased, never negative      KL(p || q)
+    k3  q / p - 1 - log(q / p)   unbiased, never negative    KL(q || p), which is near KL(p || q) where p is near q
+
+k3 is that of Shao et al. 2024 (arXiv:2402.03300).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
+
+from rlplace.metrics import Metric, Metrics
 
 _LARGEST_ERROR = 0.2  # relative: one iteration far off moves the weight by no more
 
-
-def kl_k1(log_ratio: Tensor) -> Tensor:
-    """[N] log p - log q from log q - log p: unbiased, of either sign.
-
-    Use it in the reward. In the loss its gradient is zero on average, so it would hold nothing back.
-    """
-    return -log_ratio
-
-
-def kl_k2(log_ratio: Tensor) -> Tensor:
-    """[N] half the squared log-ratio: biased, never negative.
-
-    In the loss its gradient is on average that of KL(p || q), though its value is not.
-    """
-    return 0.5 * log_ratio.square()
+KlEstimator = Callable[[Tensor], Tensor]  # [N] of log q - log p
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
-    """[N] q / p - 1 - log(q / p): unbiased, never negative (Shao et al. 2024, arXiv:2402.03300).
-
-    In the loss its gradient is on average that of KL(q || p), which is near KL(p || q) where p is near q.
-    """
     return log_ratio.expm1() - log_ratio
 
 
-KlEstimator = Callable[[Tensor], Tensor]  # of log q - log p
-# KL(p || q) estimated from tokens of p: Schulman, "Approximating KL divergence" (2020).
-KL_ESTIMATORS: Mapping[str, KlEstimator] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+KL_ESTIMATORS: Mapping[str, KlEstimator] = {
+    "k1": lambda log_ratio: -log_ratio,
+    "k2": lambda log_ratio: 0.5 * log_ratio.square(),
+    "k3": kl_k3,
+}
 
 
 def next_kl_coef(kl_coef: float, *, kl: float, target: float, horizon: int, samples: int) -> float:
@@ -51,3 +46,36 @@ def next_kl_coef(kl_coef: float, *, kl: float, target: float, horizon: int, samp
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1.0 + error * samples / horizon)
+
+
+# ── engines sample by slightly other probabilities than the trainer computes ─────────────────────────────────────────
+# Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
+
+
+@torch.no_grad()
+def importance_weights(trainer_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:
+    """Return [N] min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
+
+    Both are of the policy version that sampled, before the first step on these tokens. The factor stands before the
+    clipped surrogate, whose own ratio is then new / old of the trainer alone.
+    """
+    return (trainer_logprobs - engine_logprobs).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def mismatch_metrics(trainer_logprobs: Tensor, engine_logprobs: Tensor, cap: float | None) -> Metrics:
+    """Measure all response tokens of this rank in an iteration, possibly none. `cap` None: no correction is used.
+
+    The KL is KL(engine || trainer) by the estimator k3, since the engine drew the tokens.
+    """
+    log_ratio = (trainer_logprobs - engine_logprobs).double()
+    apart = log_ratio.abs()
+    capped = log_ratio > (math.inf if cap is None else math.log(cap))
+    tokens = len(apart)
+    mean, kl, share = (torch.stack([apart.sum(), kl_k3(log_ratio).sum(), capped.sum()]) / max(1, tokens)).tolist()
+    return {
+        "actor/mismatch": Metric(mean, weight=tokens),  # |log p_trainer - log p_engine|
+        "actor/mismatch_max": Metric(float(apart.max()) if tokens else 0.0, "max"),
+        "actor/mismatch_kl": Metric(kl, weight=tokens),
+        "actor/mismatch_capped": Metric(share, weight=tokens),
+    }

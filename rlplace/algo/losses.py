@@ -11,7 +11,6 @@ optimizer step over all ranks and micro-batches. So neither packing nor the numb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -51,8 +50,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: 
     """
     error = (values - returns).square()
     if value_clip is not None:
-        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
-        error = torch.maximum(error, (near - returns).square())
+        error = torch.maximum(error, _clipped_error(values, old_values, returns, value_clip))
     return 0.5 * error
 
 
@@ -60,8 +58,19 @@ def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, value_
     """Return [N] 1.0 where the loss is that of the clipped estimate, which has no gradient, else 0.0."""
     if value_clip is None:
         return torch.zeros_like(values)
+    error = _clipped_error(values, old_values, returns, value_clip)
+    return (error > (values - returns).square()).to(values.dtype)
+
+
+def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float) -> Tensor:
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
-    return ((near - returns).square() > (values - returns).square()).to(values.dtype)
+    return (near - returns).square()
+
+
+@torch.no_grad()
+def shares_of(terms: tuple[Tensor, ...], count: int) -> Tensor:
+    """Return [len(terms)] float64: summed over ranks and micro-batches, these are means over `count` samples."""
+    return torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
 
 
 # ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────
@@ -77,16 +86,11 @@ class PPOTerms(NamedTuple):
     clip_fraction: Tensor  # no gradient
 
     def loss(self, value_coef: float, entropy_coef: float, count: int) -> Tensor:
-        """Return [] to differentiate (Schulman et al. 2017, with the sign turned); see `shares`."""
+        """Return [] to differentiate (Schulman et al. 2017, with the sign turned), this rank's share of the mean."""
         each = self.policy_loss + value_coef * self.value_loss
         if entropy_coef != 0.0:  # a zero gradient is not worth its cost
             each = each - entropy_coef * self.entropy
         return each.sum() / count
-
-    @torch.no_grad()
-    def shares(self, count: int) -> Tensor:
-        """Return [5] float64, this rank's share of each mean: summed over ranks they are means over `count` samples."""
-        return torch.stack(self).sum(dim=1, dtype=torch.float64) / count
 
 
 def ppo_terms(
@@ -118,26 +122,6 @@ def ppo_terms(
 # ── language models: tokens are weighed by sequence and step ─────────────────────────────────────────────────────────
 
 
-def token_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
-    """Return [N] each token's own log-ratio, as PPO, GRPO and DAPO have it."""
-    return log_ratio
-
-
-def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
-    """Return [N] at each token the mean over its sequence: the logarithm of the length-normalised sequence ratio.
-
-    Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of
-    `sequence_mean`, the loss and its gradient are those of one term per sequence. `lengths` [s] are response tokens.
-    """
-    sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
-    sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
-    return (sums / lengths.clamp(min=1))[sequence]
-
-
-Ratio = Callable[[Tensor, Tensor], Tensor]
-RATIOS: Mapping[str, Ratio] = {"token": token_ratio, "sequence": sequence_ratio}
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Of one optimizer step, over all ranks and micro-batches."""
@@ -147,31 +131,31 @@ class Totals:
     longest: int  # most response tokens a sample can have; a constant of the job, not of the step
 
 
-def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [s] equal weights for all tokens: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.3."""
-    return torch.full(lengths.shape, 1.0 / max(1, totals.tokens), device=lengths.device)
+def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
+    """Return [N] at each token the mean over its sequence: the logarithm of the length-normalised sequence ratio.
 
-
-def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [s] equal weights for all samples, whatever their length: Shao et al. 2024 (GRPO, arXiv:2402.03300)."""
-    return 1.0 / (lengths.clamp(min=1) * totals.samples).float()
-
-
-def constant_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [s] a constant, so that the loss is a sum over tokens that favours no length.
-
-    Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783), section 3.2 and the implementation given there.
+    Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of
+    the sequence mean, the loss and its gradient are those of one term per sequence. `lengths` [s] are response tokens.
     """
-    return torch.full(lengths.shape, 1.0 / (totals.samples * totals.longest), device=lengths.device)
+    sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
+    sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
+    return (sums / lengths.clamp(min=1))[sequence]
 
 
-Mean = Callable[[Tensor, Totals], Tensor]
-MEANS: Mapping[str, Mean] = {"token": token_mean, "sequence": sequence_mean, "constant": constant_mean}
+def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
+    """Return [N] the weight of each token; `lengths` [s] int64 are the response tokens of each sequence, possibly 0.
 
-
-def token_weights(mean: Mean, lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [N] the weight of each token; `lengths` [s] int64 are the response tokens of each sequence, possibly 0."""
-    return mean(lengths, totals).repeat_interleave(lengths)
+    token       all tokens weigh alike (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3)
+    sequence    all samples weigh alike, whatever their length (Shao et al. 2024, GRPO, arXiv:2402.03300)
+    constant    a sum over tokens, which favours no length (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783, section 3.2 and
+                the implementation given there)
+    """
+    if mean == "sequence":
+        weights = 1.0 / (lengths.clamp(min=1) * totals.samples).float()
+    else:
+        counted = {"token": max(1, totals.tokens), "constant": totals.samples * totals.longest}[mean]
+        weights = torch.full(lengths.shape, 1.0 / counted, device=lengths.device)
+    return weights.repeat_interleave(lengths)
 
 
 class LmTerms(NamedTuple):
@@ -190,11 +174,6 @@ class LmTerms(NamedTuple):
             each = each - entropy_coef * self.entropy
         return (weights * each).sum()
 
-    @torch.no_grad()
-    def shares(self, totals: Totals) -> Tensor:
-        """Return [5] float64, this micro-batch's part of the mean of each term over all response tokens of the step."""
-        return torch.stack(self).sum(dim=1, dtype=torch.float64) / max(1, totals.tokens)
-
 
 def lm_terms(
     *,
@@ -204,16 +183,16 @@ def lm_terms(
     advantages: Tensor,
     lengths: Tensor,
     clip: Clip,
-    ratio: Ratio = token_ratio,
+    ratio: str = "token",
     importance: Tensor | None = None,
 ) -> LmTerms:
     """All tensors are [N], `lengths` [s]; only `logprobs` and `entropies` carry a gradient.
 
-    `old_logprobs` are those of the policy before the first step on these tokens. `importance` weighs each token's
-    surrogate (`engine_mismatch.importance_weights`); None: all alike.
+    `old_logprobs` are those of the policy before the first step on these tokens. `ratio`: token, each token's own as in
+    PPO, GRPO and DAPO, or sequence. `importance` weighs each token's surrogate (`kl.importance_weights`); None: alike.
     """
     log_ratio = logprobs - old_logprobs
-    limited = ratio(log_ratio, lengths)
+    limited = sequence_ratio(log_ratio, lengths) if ratio == "sequence" else log_ratio
     surrogate = clipped_surrogate(limited, advantages, clip)
     with torch.no_grad():
         low, high = _outside(limited, clip)

@@ -76,15 +76,6 @@ def normalized(values: Tensor, moments: Moments, least_deviation: float = LEAST_
     return ((values - moments.mean) / (moments.var.sqrt() + least_deviation)).to(values.dtype)
 
 
-def normalize_scores(scores: Tensor, seen: Moments) -> tuple[Tensor, Moments]:
-    """Return [S] float64 scores by the moments of all that were ever seen, these included; and those moments.
-
-    Ziegler et al. 2019 (arXiv:1909.08593) normalise once, by samples of the first policy; this goes on with each batch.
-    """
-    seen = merge(seen, shifted_sums(scores, seen.mean))
-    return normalized(scores.double(), seen), seen
-
-
 class ReturnScale:
     """Scale rewards by the running deviation of the discounted return. Owns the return that each row has gathered.
 

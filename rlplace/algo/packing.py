@@ -1,13 +1,13 @@
-"""Packing: which samples form an optimizer step, which rank takes which of them, and in which micro-batches.
+"""Which samples form an optimizer step, which rank takes which of them, and in which micro-batches.
 
-::
+Simulator samples are cut into minibatches of equal size. Those of a language model are packed by their lengths::
 
     samples of an iteration ── optimizer_steps ──▶ samples of a step ── pack ──▶ rank 0: [ 3 7 1 ][ 4 9 ]
                                by number            balanced by tokens           rank 1: [ 0 5 ][ 2 8 6 ]
                                                                                          micro-batches, the same number
                                                                                          on all ranks, no padding
 
-Packing depends on lengths and seeds alone, so every rank computes the same one by itself. A loss divided by the totals
+Everything depends on lengths and seeds alone, so every rank computes the same by itself. A loss divided by the totals
 of its step is the same however the step is packed.
 """
 
@@ -18,9 +18,57 @@ import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
+
+
+# ── simulator samples ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """One rank's block of the job's rows; a sample is a (step, row) pair."""
+
+    steps: int
+    total: int  # rows of the job
+    first: int
+    count: int  # rows of this rank, possibly 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """One rank's part of a minibatch."""
+
+    indices: Tensor  # [n] int64 into this rank's samples, flattened [steps, rows]; n may be 0
+    count: int  # samples of the minibatch over all ranks, at least 1
+
+
+def iteration_generator(seed: int, iteration: int) -> torch.Generator:
+    """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
+    # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
+    return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
+
+
+def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator[Minibatch]:
+    """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
+
+    All ranks draw the same order, so membership does not depend on how rows are spread. There must be at least `number`
+    samples.
+    """
+    order = torch.randperm(rows.steps * rows.total, generator=generator)
+    step, row = order // rows.total, order % rows.total - rows.first
+    mine = (row >= 0) & (row < rows.count)
+    counts = [len(part) for part in order.tensor_split(number)]
+    own = [int(part.sum()) for part in mine.split(counts)]
+    for indices, count in zip((step * rows.count + row)[mine].split(own), counts, strict=True):
+        yield Minibatch(indices=indices, count=count)
+
+
+# ── samples of language models ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +82,6 @@ class Packing:
     def samples(self) -> list[int]:
         """Numbers of all samples of the step."""
         return [i for share in self.ranks for micro_batch in share for i in micro_batch]
-
-    @property
-    def micro_batches(self) -> int:
-        """How many each rank has."""
-        return len(self.ranks[0])
 
 
 def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[list[int]]:
@@ -71,18 +114,17 @@ def pack(lengths: Sequence[int], ranks: int, token_budget: int, picks: Sequence[
 
     A micro-batch has `token_budget` tokens at most, or is one sample that alone has more.
     """
-    if picks is not None:
-        packing = pack([lengths[i] for i in picks], ranks, token_budget)
-        numbered = tuple(tuple(tuple(picks[i] for i in micro) for micro in share) for share in packing.ranks)
-        return dataclasses.replace(packing, ranks=numbered)
-    shares = spread(lengths, ranks)
-    packed = [_refer(fit([lengths[i] for i in share], token_budget), share) for share in shares]
+    items = range(len(lengths)) if picks is None else picks
+    shares = [[items[i] for i in share] for share in spread([lengths[i] for i in items], ranks)]
+    packed = [[[share[i] for i in m] for m in fit([lengths[i] for i in share], token_budget)] for share in shares]
     number = max(len(micro_batches) for micro_batches in packed)
-    widened = [
+    widened = tuple(
         _widen(micro_batches, share, lengths, number, token_budget)
         for micro_batches, share in zip(packed, shares, strict=True)
-    ]
-    return Packing(ranks=tuple(widened), imbalance=_imbalance(widened, lengths))
+    )
+    total = sum(lengths[i] for i in items)
+    slowest = sum(max(sum(lengths[i] for i in m) for m in together) for together in zip(*widened, strict=True))
+    return Packing(ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0)
 
 
 def spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -107,33 +149,20 @@ def fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}  # room -> bins that have exactly that left
-    rooms: list[int] = []  # its keys, ascending
-    for item in _longest_first(lengths):
-        at = bisect.bisect_left(rooms, lengths[item])
-        if at == len(rooms):
-            chosen, room = len(bins), capacity
+    rooms: list[tuple[int, int, int]] = []  # sorted: what is left of a bin, its last turn with a minus, the bin
+    for turn, item in enumerate(_longest_first(lengths)):
+        at = bisect.bisect_left(rooms, (lengths[item],))
+        room, _, chosen = rooms.pop(at) if at < len(rooms) else (capacity, 0, len(bins))
+        if chosen == len(bins):
             bins.append([])
-        else:
-            room = rooms[at]
-            chosen = with_room[room].pop()
-            if not with_room[room]:
-                del with_room[room], rooms[at]
         bins[chosen].append(item)
-        left = room - lengths[item]
-        if left > 0:
-            if left not in with_room:
-                bisect.insort(rooms, left)
-            with_room.setdefault(left, []).append(chosen)
+        if room > lengths[item]:
+            bisect.insort(rooms, (room - lengths[item], -turn, chosen))
     return bins
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # stable: equal ones by number
-
-
-def _refer(bins: Sequence[Sequence[int]], items: Sequence[int]) -> list[list[int]]:
-    return [[items[i] for i in members] for members in bins]
 
 
 def _widen(
@@ -143,16 +172,8 @@ def _widen(
 
     Ranks wait for each other in every micro-batch, so the n-th of each should take about the same time.
     """
-    even = _refer(spread([lengths[i] for i in share], number), share)
+    even = [[share[i] for i in members] for members in spread([lengths[i] for i in share], number)]
     fits = all(len(members) <= 1 or sum(lengths[i] for i in members) <= budget for members in even)
     chosen = even if fits else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
     chosen = sorted(chosen, key=lambda members: -sum(lengths[i] for i in members))
     return tuple(tuple(sorted(members)) for members in chosen)
-
-
-def _imbalance(ranks: Sequence[Sequence[MicroBatch]], lengths: Sequence[int]) -> float:
-    total = sum(lengths)
-    if not total:
-        return 0.0
-    slowest = sum(max(sum(lengths[i] for i in m) for m in together) for together in zip(*ranks, strict=True))
-    return slowest * len(ranks) / total - 1.0

@@ -1,9 +1,17 @@
-"""Language models of transformers for training: built without memory, sharded by FSDP2, filled from files.
+"""Language models of transformers, trained or frozen: built without memory, sharded by FSDP2, filled from files.
 
 ::
 
     config.json ──▶ modules without memory ──▶ LoRA? ──▶ one FSDP group per block, one for the rest ──▶ each rank reads
     (meta device)                                                                                     its own rows
+
+A frozen model has no gradients and no optimizer. Where its weights are::
+
+    mesh      on_host
+    None      no        whole on this rank's device, nothing is gathered
+    ranks     no        sharded by rows; a block is gathered before its pass and freed after it
+    any       yes       the same from host memory: a block is copied to the device, and gathered there, while the one
+                        before it computes; a mesh of this rank alone where the rank has all of it
 """
 
 from __future__ import annotations
@@ -11,21 +19,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from rlplace.models.building import BUILDING
+from rlplace.errors import ConfigError
+from rlplace.models import BUILDING
 from rlplace.models.checkpoint import Checkpoint, model_mismatch
+from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed_attention import Packed, attend_packed
-from rlplace.models.sharding import own_rows
+from rlplace.models.sharding import elements, generator_of, own, own_rows
 from rlplace.models.token_scores import TokenScores, token_scores
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -46,14 +56,19 @@ class LmSpec:
     key: str = "actor.model.path"  # that names the folder, for errors
 
 
+# ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 class PackedLm(nn.Module):
     """A decoder and its head over packed sequences. FSDP gathers its weights in `forward` only.
 
-    Letters: T tokens of the sequences, N of them scored, E size of a state.
+    Letters: T tokens of s sequences, N of them scored, E size of a state.
     """
 
     made_by: ClassVar[Any] = AutoModelForCausalLM  # of transformers: from a config to the trunk with its head
     labels: ClassVar[int | None] = None  # rows of a head that the config does not tell the size of
+    value_heads: ClassVar[tuple[str, ...]] = ()  # names that the value head may have in the files
+    new_head: ClassVar[bool] = False  # the value head starts anew where the files have none
     kept: ClassVar[frozenset[str]] = frozenset()  # weights that only the learner has: neither pushed nor saved
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -76,7 +91,6 @@ class PackedLm(nn.Module):
 
     @property
     def head(self) -> nn.Module | None:
-        """Return the last layer."""
         return cast("nn.Module | None", self.lm.get_output_embeddings())
 
     @property
@@ -85,28 +99,20 @@ class PackedLm(nn.Module):
 
     @property
     def groups(self) -> list[nn.Module]:
-        """Return what FSDP gathers at once: each block, and all that belongs to none."""
+        """What FSDP gathers at once: each block, and all that belongs to none."""
         return [*self.blocks, self]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters under the names they have in `lm`; tied ones under each."""
         yield from self.lm.named_parameters(remove_duplicate=False)
 
-    def add_factors(self, spec: LoraSpec) -> None:
-        """Put LoRA factors without memory beside the weights; a subclass may train more than them."""
-        add_factors(self.lm, spec)
-
-    def stored_as(self, name: str) -> tuple[str, ...]:
-        """Return the names that a parameter may have in the files of a model."""
-        return (name,)
-
     def saved_config(self) -> Mapping[str, object]:
         """Return what the config.json of a saved model has beside what its folder's has."""
         return {}
 
-    def first_values(self, name: str, shape: tuple[int, ...], seed: int) -> Tensor | None:
-        """Return the first values of a parameter that the files lack; None: they must have it."""
-        return None
+    def _values(self, hidden: Tensor) -> Tensor:
+        """Return [N] float32, from products in float32, of `hidden` [N, E]."""
+        return hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
 
 
 class CausalLm(PackedLm):
@@ -118,12 +124,100 @@ class CausalLm(PackedLm):
         return token_scores(self.hidden(packed), head.weight, packed.targets, temperature)
 
 
+class ValuedScores(NamedTuple):
+    """Scores of tokens, [N] float32 each."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    values: Tensor  # of the states in which they were chosen
+
+
+class ActorCriticLm(CausalLm):
+    """Scores given tokens, and gives the values of the states in which they were chosen: one trunk, one pass."""
+
+    value_heads, new_head = HEADS, True
+    kept = frozenset({HEAD})
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__(lm)
+        width = cast(nn.Linear, self.head).in_features
+        lm.score = nn.Linear(width, 1, bias=False, device="meta", dtype=lm.dtype)
+
+    def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
+        hidden = self.hidden(packed)
+        scores = token_scores(hidden, cast(nn.Linear, self.head).weight, packed.targets, temperature)
+        return ValuedScores(*scores, self._values(hidden))
+
+
+class ValueLm(PackedLm):
+    """Gives the values of states, by a head to one number. Its folder is of sequence classification with one label."""
+
+    made_by = AutoModelForSequenceClassification
+    labels = 1
+    value_heads: ClassVar[tuple[str, ...]] = HEADS
+    new_head = True
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Return [N] float32: for each scored token the value of the state before it."""
+        return self._values(self.hidden(packed))
+
+    @property
+    def head(self) -> nn.Module | None:
+        return cast("nn.Module | None", getattr(self.lm, "score", None))
+
+    def saved_config(self) -> Mapping[str, object]:
+        """Say that the head gives one number, so that transformers loads it."""
+        names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return {"architectures": [type(self.lm).__name__], **names}
+
+
+class RewardLm(ValueLm):
+    """Scores whole sequences, from the state after the last token."""
+
+    new_head = False  # an untrained head gives no scores
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
+        last = self.states(packed)[packed.edges[1:].long() - 1]
+        head = cast(nn.Linear, self.head).weight
+        return (last.float() @ head.float().t()).squeeze(-1)
+
+
+def reward_lm(head: str) -> type[RewardLm]:
+    """Return a RewardLm whose files call the head `head`."""
+
+    class Named(RewardLm):
+        value_heads = stored_heads(head)
+
+    return Named
+
+
+def first_head(hidden_size: int, seed: int) -> Tensor:
+    """Return [1, E] small enough that first values are near 0, beside any return."""
+    return torch.randn((1, hidden_size), generator=generator_of(seed, HEAD)) / (hidden_size + 1)
+
+
+# ── trained ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
 Lm = TypeVar("Lm", bound=PackedLm)
 
 
 def build(spec: LmSpec, mesh: DeviceMesh) -> CausalLm:
     """Build a model that scores tokens; see `build_sharded`."""
     return build_sharded(CausalLm, spec, mesh)
+
+
+def build_actor_critic_lm(spec: LmSpec, mesh: DeviceMesh) -> ActorCriticLm:
+    """Build an actor with a value head; see `build_sharded`."""
+    return build_sharded(ActorCriticLm, spec, mesh)
+
+
+def build_value_lm(spec: LmSpec, mesh: DeviceMesh) -> ValueLm:
+    """Build a critic; see `build_sharded`. Raises ConfigError also where the folder's head gives several numbers."""
+    problem = value_head_problem(spec.folder, spec.key)
+    if problem is not None:
+        raise ConfigError([problem])
+    return build_sharded(ValueLm, spec, mesh)
 
 
 def build_sharded(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
@@ -135,18 +229,18 @@ def build_sharded(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
     if spec.compute != "fp32" or spec.weights != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
     with BUILDING:
-        module = skeleton(kind, spec)
+        module = _skeleton(kind, spec)
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module.train()
         for block in module.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=spec.gather_again)
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        fill(module, spec, torch.device(mesh.device_type))
+        _fill(module, spec, torch.device(mesh.device_type))
     return module
 
 
-def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
+def _skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     """Build the model with parameters on the meta device and buffers in memory. Hold BUILDING meanwhile."""
     config = AutoConfig.from_pretrained(spec.folder)
     if kind.labels is not None:
@@ -163,39 +257,28 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         why = f"{type(lm).__name__} is not a decoder of blocks with a linear head"
         raise model_mismatch(spec.folder, why, spec.key)
     for part in lm.modules():
-        _no_dropout(part)
+        # Without dropout: the same tokens must have the same probabilities in every pass.
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "attention_dropout"):
+            cast(Any, part).attention_dropout = 0.0
+        # Buffers that no checkpoint has, such as those of rotary embeddings, follow from the config.
         if any(buffer.is_meta for buffer in part.buffers(recurse=False)):
-            _make_buffers(part, lm)
+            for name, buffer in dict(type(part)(lm.config).named_buffers(recurse=False)).items():
+                setattr(part, name, buffer)
     if spec.lora is not None:
-        module.add_factors(spec.lora)
-        _as_computed(lm, DTYPES[spec.compute])
+        score = lm._modules.pop("score", None)  # a value head is trained as it is
+        add_factors(lm, spec.lora)
+        if score is not None:
+            lm.score = score
+        for parameter in lm.parameters():  # only trained ones need the optimizer's dtype
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(DTYPES[spec.compute])
     return module
 
 
-def _as_computed(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast frozen parameters to the compute dtype: only trained ones need float32."""
-    for parameter in lm.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-
-
-def _no_dropout(module: nn.Module) -> None:
-    """Switch dropout off: the same tokens must have the same probabilities in every pass."""
-    if isinstance(module, nn.Dropout):
-        module.p = 0.0
-    if hasattr(module, "attention_dropout"):
-        cast(Any, module).attention_dropout = 0.0
-
-
-def _make_buffers(module: nn.Module, lm: PreTrainedModel) -> None:
-    """Compute buffers that no checkpoint has, such as those of rotary embeddings, from the config."""
-    fresh = dict(type(module)(lm.config).named_buffers(recurse=False))
-    for name in dict(module.named_buffers(recurse=False)):
-        setattr(module, name, fresh[name])
-
-
 @torch.no_grad()
-def fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
+def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
     """Give every parameter its memory: this rank's rows of it, from the checkpoint or its first values."""
     checkpoint = Checkpoint(spec.folder, spec.key)
     made: dict[Tensor, nn.Parameter] = {}  # tied parameters stay one
@@ -204,12 +287,13 @@ def fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
         if parameter not in made:
             rows = _rows(module, name, parameter, checkpoint, spec.seed)
             local = rows.to(device=device, dtype=parameter.dtype, copy=True)
-            made[parameter] = nn.Parameter(_as_sharded(parameter, local), requires_grad=parameter.requires_grad)
+            if isinstance(parameter, DTensor):
+                # Not from_local, which would move what lies on the host to the mesh's device.
+                local = DTensor(local, parameter._spec, requires_grad=False)
+            made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         filled[name] = made[parameter]
     module.lm.load_state_dict(filled, assign=True, strict=False)  # at which FSDP takes notice of the new memory
-    for buffer_owner in module.lm.modules():
-        for name, buffer in dict(buffer_owner.named_buffers(recurse=False)).items():
-            setattr(buffer_owner, name, buffer.to(device))
+    _move_buffers(module, device)
 
 
 def _rows(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
@@ -217,17 +301,76 @@ def _rows(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint
     shape = tuple(parameter.shape)
     if is_factor(name):
         return first_factor(name, shape, seed)[start:stop]
-    tied = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
-    stored = [alias for n in tied for alias in module.stored_as(n)]
-    if checkpoint.names.isdisjoint(stored):
-        first = module.first_values(name, shape, seed)
-        if first is not None:
-            return first[start:stop]
+    stored = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
+    if name == HEAD and module.value_heads:
+        stored = list(module.value_heads)
+        if module.new_head and checkpoint.names.isdisjoint(stored):
+            return first_head(shape[1], seed)[start:stop]
     return checkpoint.rows(stored, shape, start, stop)
 
 
-def _as_sharded(parameter: Tensor, local: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return local
-    # Not from_local, which would move what lies on the host to the mesh's device.
-    return DTensor(local, parameter._spec, requires_grad=False)
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
+    for owner in module.modules():
+        for name, buffer in dict(owner.named_buffers(recurse=False)).items():
+            setattr(owner, name, buffer.to(device))
+
+
+# ── frozen ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenSpec:
+    """The model, its dtype and where its weights are kept."""
+
+    folder: Path  # of transformers' format: config.json and safetensors
+    dtype: Dtype  # as it is kept and computes
+    on_host: bool = False
+    key: str = "actor.model.path"  # that names the folder, for errors
+
+
+class FrozenLm(Generic[Lm]):
+    """Holds this rank's part of the model; with a mesh, `module(...)` is a collective of its ranks."""
+
+    def __init__(self, kind: type[Lm], spec: FrozenSpec, mesh: DeviceMesh | None, device: torch.device) -> None:
+        """Raises ConfigError where the files are not the model's."""
+        assert mesh is not None or not spec.on_host, "what lies on the host comes by a mesh"
+        self.spec, self.device, self._mesh = spec, device, mesh
+        lm_spec = LmSpec(folder=spec.folder, weights=spec.dtype, compute=spec.dtype, checkpointing=False, key=spec.key)
+        with BUILDING:
+            self.module = _skeleton(kind, lm_spec)
+            self.module.requires_grad_(False).eval()
+            if mesh is not None:
+                policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if spec.on_host else OffloadPolicy()
+                for group in self.module.groups:
+                    fully_shard(group, mesh=mesh, offload_policy=policy, reshard_after_forward=True)
+            _fill(self.module, lm_spec, torch.device("cpu") if spec.on_host else device)
+        _move_buffers(self.module, device)
+
+    @property
+    def fsdp_modules(self) -> list[FSDPModule]:
+        return [] if self._mesh is None else [cast(FSDPModule, group) for group in self.module.groups]
+
+    def drop_gathered(self) -> None:
+        """Free what a pass gathered."""
+        for group in self.fsdp_modules:
+            group.reshard()
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Return this rank's parameters and buffers."""
+        return [*map(own, self.module.lm.parameters()), *self.module.buffers()]
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy this rank's rows out of whole weights, all there are, by the names of the checkpoint."""
+        for name, parameter in self.module.lm.named_parameters():
+            start, stop = own_rows(parameter)
+            own(parameter).copy_(weights[name][start:stop])
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes that a pass holds on the device beside the weights: two blocks and what belongs to no block."""
+        if self._mesh is None:
+            return 0
+        blocks = [elements(block.parameters()) for block in self.module.blocks]
+        rest = elements(self.module.lm.parameters()) - sum(blocks)
+        return (rest + sum(sorted(blocks)[-2:])) * DTYPES[self.spec.dtype].itemsize

@@ -121,7 +121,14 @@ class CheckpointWriter:
 
     def _write_file(self) -> None:
         self._files.append(list(self._held))
-        _save(self._held, self._part / f"{len(self._files)}.part")
+        file = self._part / f"{len(self._files)}.part"
+        try:
+            save_file(self._held, file, metadata={"format": "pt"})
+        except SafetensorError as error:  # which has the error of the operating system in words only
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
         self._held.clear()
 
     def _complete(self) -> None:
@@ -144,17 +151,6 @@ class CheckpointWriter:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _save(weights: dict[str, Tensor], file: Path) -> None:
-    """Save, and raise OSError where safetensors has the error of the operating system in words only."""
-    try:
-        save_file(weights, file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
-
-
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
@@ -172,15 +168,6 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
     """Report files of a model that do not fit its config."""
-    return ConfigError(
-        [
-            Problem(
-                code="model-weights",
-                key=key,
-                what="the model cannot be read from its folder",
-                got=str(folder),
-                why=why,
-                fix="save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)",
-            )
-        ]
-    )
+    what = "the model cannot be read from its folder"
+    fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
+    return ConfigError([Problem(code="model-weights", key=key, what=what, got=str(folder), why=why, fix=fix)])

@@ -36,23 +36,20 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
     """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number."""
     shapes, names = dict(weight_shapes(folder)), stored_heads(head)
-    key, fix = f"{key}.model", "model: {path: <a folder with one label, num_labels=1>}"
-    why = _unfit_head(shapes, names, "score")
+    why, key, fix = (
+        _unfit_head(shapes, names, "score"),
+        f"{key}.model",
+        "model: {path: <a folder with one label, num_labels=1>}",
+    )
     if shapes.keys().isdisjoint(names):
         like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
-        why, missing = f"its files have no weight {' or '.join(names)}", ""
+        why = f"its files have no weight {' or '.join(names)}"
         if like:
-            key, missing, fix = (
-                key.replace(".model", ".head"),
-                f"; {', '.join(like)} would give one number",
-                f"head: {like[0]}",
-            )
+            why += f"; {', '.join(like)} would give one number"
+            key, fix = key.replace(".model", ".head"), f"head: {like[0]}"
         else:
-            missing, fix = (
-                ": this model scores nothing",
-                "model: {path: <a folder of sequence classification with one label>}",
-            )
-        why += missing
+            why += ": this model scores nothing"
+            fix = "model: {path: <a folder of sequence classification with one label>}"
     if why is None:
         return None
     return Problem(code="reward-head", key=key, what="this is no reward model", got=str(folder), why=why, fix=fix)

@@ -8,7 +8,6 @@ Letters: O rows of a weight, I its columns, r their rank: y = W x + (alpha / r) 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.models.sharding import generator_of
 
 _BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
 _STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
@@ -43,7 +43,22 @@ class LoraSpec:
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     """Put factors without memory into `lm`; nothing else of it is trained afterwards."""
     linear = {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
-    problems = [_unknown_target(target, linear, spec.key) for target in spec.targets if target not in linear]
+    problems = []
+    for target in spec.targets:
+        if target not in linear:
+            near = did_you_mean(target, linear)
+            problems.append(
+                Problem(
+                    code="lora-target-unknown",
+                    key=spec.key,
+                    what="the model has no linear layer of this name",
+                    got=target,
+                    why=f"its linear layers are {', '.join(sorted(linear))}",
+                    fix=f"lora_targets: [{near}]"
+                    if near
+                    else "lora_targets: []        (all linear layers but the head)",
+                )
+            )
     if problems:
         raise ConfigError(problems)
     config = LoraConfig(
@@ -53,18 +68,6 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
         lora_dropout=0.0,
     )
     inject_adapter_in_model(config, lm, low_cpu_mem_usage=True)
-
-
-def _unknown_target(target: str, linear: set[str], key: str) -> Problem:
-    near = did_you_mean(target, linear)
-    return Problem(
-        code="lora-target-unknown",
-        key=key,
-        what="the model has no linear layer of this name",
-        got=target,
-        why=f"its linear layers are {', '.join(sorted(linear))}",
-        fix=f"lora_targets: [{near}]" if near else "lora_targets: []        (all linear layers but the head)",
-    )
 
 
 def is_factor(name: str) -> bool:
@@ -87,11 +90,9 @@ def factors_of(name: str) -> tuple[str, str] | None:
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return zero for B, so that training starts from the model as it is, and A by seed and name alone."""
-    if name.endswith(_B):
-        return torch.zeros(shape)
-    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True)
-    values = torch.empty(shape)
-    nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=torch.Generator().manual_seed(number))
+    values = torch.zeros(shape)
+    if name.endswith(_A):
+        nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator_of(seed, name))
     return values
 
 

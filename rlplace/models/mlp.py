@@ -1,4 +1,7 @@
-"""An actor-critic of two separate MLP trunks, with the observation normaliser inside so that weight sync carries it.
+"""Simulator policies: an actor-critic of two MLP trunks, and its action distributions.
+
+The observation normaliser is inside, so that weight sync carries it. Sampling is a pure function of noise that the
+caller draws per environment row, so that the same row gets the same action however rows are spread over ranks.
 
 Letters: N observations, O observation shape, A action shape, n choices.
 """
@@ -6,7 +9,7 @@ Letters: N observations, O observation shape, A action shape, n choices.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +17,28 @@ from torch import Tensor, nn
 from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.models.distributions import ContinuousOutput, DiscreteOutput
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+# Named tuples, not dataclasses: FSDP finds the tensors to hook for the backward pass by walking tuples and dicts.
+class DiscreteOutput(NamedTuple):
+    """A categorical distribution over n choices."""
+
+    logits: Tensor  # [N, n] float32
+    values: Tensor  # [N] float32
+
+
+class ContinuousOutput(NamedTuple):
+    """Independent normal distributions; the deviation does not depend on the observation."""
+
+    means: Tensor  # [N, *A] float32
+    log_std: Tensor  # [*A] float32
+    values: Tensor  # [N] float32
+
+
+PolicyOutput = DiscreteOutput | ContinuousOutput
 
 
 class ObservationNormalizer(nn.Module):
@@ -52,48 +74,31 @@ class ObservationNormalizer(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Base of the MLP policies: trunks, value head, normaliser; a subclass turns features into a distribution."""
+    """Two trunks, for policy and value; a categorical policy, or a normal one with a learned deviation per element."""
 
-    def __init__(self, observation_shape: tuple[int, ...], outputs: int, config: MlpConfig, normalize: bool) -> None:
+    def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
-        self.normalizer = ObservationNormalizer(observation_shape) if normalize else None
-        self._size = math.prod(observation_shape)
+        self.normalizer = ObservationNormalizer(spaces.observation_shape) if normalize else None
+        self._size, self._actions = math.prod(spaces.observation_shape), spaces.actions
+        outputs = math.prod(noise_shape(spaces.actions))
         self.policy = _trunk(self._size, config.hidden, outputs, _ACTIVATIONS[config.activation])
         self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
+        if isinstance(spaces.actions, ContinuousActions):
+            # One dimension, not the action's shape: FSDP cannot shard a scalar.
+            self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 
-    def features(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [N, outputs] and [N] as float32; not views, which FSDP cannot hook safely."""
+    def forward(self, observations: Tensor) -> PolicyOutput:
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         flat = observations.reshape(len(observations), self._size).to(cast(nn.Linear, self.policy[0]).weight.dtype)
-        return self.policy(flat).float(), self.value(flat).float().sum(dim=-1)
-
-
-class DiscretePolicy(ActorCritic):
-    """A categorical policy."""
-
-    def __init__(self, spaces: Spaces, actions: DiscreteActions, config: MlpConfig, normalize: bool) -> None:
-        super().__init__(spaces.observation_shape, actions.n, config, normalize)
-
-    def forward(self, observations: Tensor) -> DiscreteOutput:
-        logits, values = self.features(observations)
-        return DiscreteOutput(logits, values)
-
-
-class ContinuousPolicy(ActorCritic):
-    """A diagonal normal policy with one learned log deviation per action element."""
-
-    def __init__(self, spaces: Spaces, actions: ContinuousActions, config: MlpConfig, normalize: bool) -> None:
-        super().__init__(spaces.observation_shape, math.prod(actions.shape), config, normalize)
-        self.action_shape = actions.shape
-        # One dimension, not the action's shape: FSDP cannot shard a scalar.
-        self.log_std = nn.Parameter(torch.full((math.prod(actions.shape),), config.initial_log_std))
-
-    def forward(self, observations: Tensor) -> ContinuousOutput:
-        means, values = self.features(observations)
-        if len(self.action_shape) != 1:
-            means = means.view(len(means), *self.action_shape).clone()
-        return ContinuousOutput(means, self.log_std.float().view(self.action_shape).clone(), values)
+        # Not views, which FSDP cannot hook safely.
+        means, values = self.policy(flat).float(), self.value(flat).float().sum(dim=-1)
+        if isinstance(self._actions, DiscreteActions):
+            return DiscreteOutput(means, values)
+        shape = self._actions.shape
+        if len(shape) != 1:
+            means = means.view(len(means), *shape).clone()
+        return ContinuousOutput(means, self.log_std.float().view(shape).clone(), values)
 
 
 def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> ActorCritic:
@@ -102,14 +107,13 @@ def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig,
     Orthogonal initialisation with gain sqrt(2) in the trunks, 0.01 at the policy head and 1 at the value head
     (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most).
     """
-    policy: ActorCritic
-    if isinstance(spaces.actions, DiscreteActions):
-        policy = DiscretePolicy(spaces, spaces.actions, actor.mlp, algorithm.normalize_observations)
-    else:
-        policy = ContinuousPolicy(spaces, spaces.actions, actor.mlp, algorithm.normalize_observations)
+    policy = ActorCritic(spaces, actor.mlp, algorithm.normalize_observations)
     generator = torch.Generator().manual_seed(seed)
-    _initialise(policy.policy, 0.01, generator)
-    _initialise(policy.value, 1.0, generator)
+    for trunk, head_gain in ((policy.policy, 0.01), (policy.value, 1.0)):
+        linears = [layer for layer in trunk if isinstance(layer, nn.Linear)]
+        for linear in linears:
+            nn.init.orthogonal_(linear.weight, head_gain if linear is linears[-1] else math.sqrt(2.0), generator)
+            nn.init.zeros_(linear.bias)
     return policy
 
 
@@ -121,8 +125,42 @@ def _trunk(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-def _initialise(trunk: nn.Sequential, head_gain: float, generator: torch.Generator) -> None:
-    linears = [layer for layer in trunk if isinstance(layer, nn.Linear)]
-    for linear in linears:
-        nn.init.orthogonal_(linear.weight, head_gain if linear is linears[-1] else math.sqrt(2.0), generator)
-        nn.init.zeros_(linear.bias)
+# ── action distributions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def noise_shape(actions: DiscreteActions | ContinuousActions) -> tuple[int, ...]:
+    """Return the shape of one observation's noise: uniform in [0, 1) for discrete actions, else standard normal."""
+    return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
+
+
+def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return actions ([N] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
+
+    `noise` is [N, n] uniform in [0, 1) for discrete actions (the Gumbel-max trick: argmax of logits plus Gumbel noise
+    is a draw from the softmax; Maddison et al. 2014, arXiv:1411.0030) and [N, *A] standard normal for continuous ones.
+    """
+    if isinstance(output, DiscreteOutput):
+        uniform = noise.clamp(torch.finfo(torch.float32).tiny, 1.0 - 2.0**-24)
+        actions = (output.logits - torch.log(-torch.log(uniform))).argmax(dim=-1)
+    else:
+        actions = output.means + output.log_std.exp() * noise
+    return actions, logprob(output, actions)
+
+
+def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
+    """Return [N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
+    if isinstance(output, DiscreteOutput):
+        return output.logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    z = (actions - output.means) * torch.exp(-output.log_std)
+    size = output.log_std.numel()
+    squares = z.square().reshape(len(z), size).sum(dim=-1)
+    return -0.5 * squares - (output.log_std.sum() + size * _HALF_LOG_2PI)
+
+
+def entropy(output: PolicyOutput) -> Tensor:
+    """Return [N] entropy in nats (differential for continuous actions)."""
+    if isinstance(output, DiscreteOutput):
+        log_p = output.logits.log_softmax(dim=-1)
+        return -(log_p.exp() * log_p).sum(dim=-1)
+    total = output.log_std.sum() + output.log_std.numel() * (0.5 + _HALF_LOG_2PI)
+    return total.expand(output.values.shape)

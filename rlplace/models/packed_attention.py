@@ -127,28 +127,13 @@ def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
 ) -> Tensor:
     pieces = (tensor.split(packed.lengths, dim=2) for tensor in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    attended = [
-        functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=_window(q.shape[2], window, q.device),
-            is_causal=window is None or q.shape[2] <= window,
-            scale=scale,
-            enable_gqa=grouped,
-        )
-        for q, k, v in zip(*pieces, strict=True)
-    ]
+    attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
+    for q, k, v in zip(*pieces, strict=True):
+        length, mask = q.shape[2], None
+        if window is not None and length > window:  # [length, length], true where a token sees another
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped))
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
-
-
-def _window(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return [length, length], true where a token sees another; None where it sees all before it."""
-    if window is None or length <= window:
-        return None
-    ones = torch.ones(length, length, dtype=torch.bool, device=device)
-    return ones.tril() & ones.triu(1 - window)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -1,9 +1,10 @@
-"""Tensors that FSDP may have sharded by rows: a rank's own part, the whole, sizes."""
+"""Tensors that FSDP may have sharded by rows: a rank's own part, the whole, sizes, a fingerprint, first values."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -36,3 +37,20 @@ def own_rows(parameter: Tensor) -> tuple[int, int]:
 def elements(parameters: Iterable[Tensor]) -> int:
     """Count the elements of whole parameters."""
     return sum(math.prod(p.shape) for p in parameters)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes, whatever the order and the device."""
+    fingerprint = hashlib.sha256()
+    for name in sorted(tensors):
+        # A copy: a storage that numpy has referenced can not be resized, as offloading does.
+        tensor = tensors[name].detach().to("cpu", copy=True).contiguous()
+        fingerprint.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        fingerprint.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return fingerprint.hexdigest()
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """Return the generator of the first values of `name`, the same on every rank."""
+    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True)
+    return torch.Generator().manual_seed(number)

@@ -39,7 +39,7 @@ class _TokenScores(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         normalisers, means, chosen = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        for part in _chunks(len(hidden), chunk):
+        for part in (slice(first, first + chunk) for first in range(0, len(hidden), chunk)):
             scores = _scores(hidden[part], head, temperature)
             highest = scores.amax(dim=1)
             likely = (scores - highest.unsqueeze(1)).exp_()
@@ -58,7 +58,7 @@ class _TokenScores(torch.autograd.Function):
         hidden, head, targets, normalisers, means = ctx.saved_tensors
         by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in _chunks(len(hidden), ctx.chunk):
+        for part in (slice(first, first + ctx.chunk) for first in range(0, len(hidden), ctx.chunk)):
             scores = _scores(hidden[part], head, ctx.temperature)
             likely = (scores - normalisers[part].unsqueeze(1)).exp_()
             if by_entropy is None:
@@ -83,7 +83,3 @@ def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     """Return [chunk, V] float32, in new memory."""
     scores = (hidden @ head.t()).float()
     return scores if temperature == 1.0 else scores.div_(temperature)
-
-
-def _chunks(tokens: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]

@@ -2,6 +2,12 @@
 
 It reads the files itself and needs only the libraries `tokenizers` and `jinja2`, so that an env rank stays small and
 starts fast. Results equal those of `AutoTokenizer`.
+
+In a conversation, prompts and replies are each encoded alone and appended; sampled tokens are never encoded again::
+
+    first:  [system, user] by the template, up to where the answer begins     ┐
+    answer: as sampled, with its stop token                                   ├ appended, never encoded again
+    reply:  what the template puts between that answer and the next           ┘
 """
 
 from __future__ import annotations
@@ -15,27 +21,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.envs.text.contract import Message, Prompt
 from rlplace.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer as _Library
 
-    from rlplace.envs.text.contract import Message
-
 Tokens = NDArray[np.int32]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"  # stands for an answer while a reply is looked for behind it
 
 
 class Tokenizer:
     """A tokenizer for one thread. `chat_template` is None where the folder has none."""
 
-    def __init__(
-        self, library: _Library, *, folder: Path, special: Mapping[str, str], chat_template: str | None, stops: Tokens
-    ) -> None:
-        self._library, self._folder, self._special, self.chat_template = library, folder, special, chat_template
-        self.stop_token_ids = tuple(int(token) for token in stops)  # what ends an answer, as the model's files say
+    def __init__(self, library: _Library, folder: Path) -> None:
+        self._library, self._folder = library, folder
+        config = _json(folder / "tokenizer_config.json")
+        self._special = _special_tokens({**_json(folder / "special_tokens_map.json"), **config})
+        self.chat_template = _chat_template(folder, config)
         self._template: jinja2.Template | None = None
+        # What ends an answer: the ids that generation_config.json or config.json name, and the end of text.
+        stops: list[int] = []
+        for name in ("generation_config.json", "config.json"):
+            ids = _json(folder / name).get("eos_token_id")
+            stops += [] if ids is None else ids if isinstance(ids, list) else [ids]
+        end = library.token_to_id(self._special["eos_token"]) if "eos_token" in self._special else None
+        self.stop_token_ids = tuple(dict.fromkeys([*stops, *([] if end is None else [end])]))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -44,19 +57,22 @@ class Tokenizer:
 
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise ConfigError([_no_tokenizer(folder)])
+            raise ConfigError(
+                [
+                    Problem(
+                        code="no-tokenizer",
+                        key="actor.model.path",
+                        what="the model's folder has no tokenizer.json",
+                        got=str(folder),
+                        why="prompts are encoded by the model's own tokenizer",
+                        fix="save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)",
+                    )
+                ]
+            )
         library = Library.from_file(str(file))
         library.no_padding()
         library.no_truncation()
-        config = _json(folder / "tokenizer_config.json")
-        special = _special_tokens({**_json(folder / "special_tokens_map.json"), **config})
-        return cls(
-            library,
-            folder=folder,
-            special=special,
-            chat_template=_chat_template(folder, config),
-            stops=_stops(folder, library, special),
-        )
+        return cls(library, folder)
 
     @property
     def size(self) -> int:
@@ -86,7 +102,18 @@ class Tokenizer:
         import jinja2
 
         if self.chat_template is None:
-            raise ConfigError([no_chat_template(self._folder)])
+            raise ConfigError(
+                [
+                    Problem(
+                        code="no-chat-template",
+                        key="actor.model.path",
+                        what="the model's tokenizer has no chat template",
+                        got=str(self._folder),
+                        why="prompts are messages of a chat, and only the template says how this model sees one",
+                        fix="env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)",
+                    )
+                ]
+            )
         chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
             if self._template is None:
@@ -95,30 +122,86 @@ class Tokenizer:
                 messages=chat, tools=None, documents=None, add_generation_prompt=not answered, **self._special
             )
         except jinja2.TemplateError as error:
-            raise ConfigError([_refused(self._folder, messages, str(error))]) from error
+            raise ConfigError(
+                [
+                    Problem(
+                        code="chat-template-refused",
+                        key="actor.model.path",
+                        what="the chat template refuses these messages",
+                        got=", ".join(message.role for message in messages),
+                        why=f"the template in {self._folder} raised: {error}",
+                        fix="env.system=null, if the roles it takes do not include system",
+                    )
+                ]
+            ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         """Encode a rendered chat."""
         return self.encode(self.render(messages, answered=answered))
 
 
+class Chat:
+    """Turns between a model and an environment by the model's chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._system = [] if system is None else [Message("system", system)]
+
+    def first(self, prompt: Prompt) -> Tokens:
+        """Return [P], up to where the first answer begins."""
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+        return self._tokenizer.chat([*self._system, *messages])
+
+    def reply(self, answer: Tokens, text: str) -> Tokens:
+        """Return what follows an answer, which may end in a stop token, up to where the next answer begins."""
+        chat = [Message("user", "-"), Message("assistant", _ANSWER), Message("user", text)]
+        before, found, after = self._tokenizer.render([*self._system, *chat]).partition(_ANSWER)
+        if not found or _ANSWER in after:
+            raise ConfigError(
+                [
+                    Problem(
+                        code="chat-template-refused",
+                        key="actor.model.path",
+                        what="the chat template does not show an earlier answer exactly once",
+                        got=repr((before + after)[:200]),
+                        why="what follows an answer in a conversation is found behind it, as the template renders it",
+                        fix="another chat_template.jinja, or a task of one turn",
+                    )
+                ]
+            )
+        tokens = self._tokenizer.encode(after)
+        # The answer already has the token by which it ended; the template would write it again.
+        ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
+        return tokens[1:] if ended else tokens
+
+
+class PlainText:
+    """Turns of plain text, for models without chat training; a reply stands on lines of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
+        self._tokenizer, self._system = tokenizer, system
+
+    def first(self, prompt: Prompt) -> Tokens:
+        parts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
+        return self._tokenizer.encode("\n".join(([self._system] if self._system else []) + parts), special=True)
+
+    def reply(self, answer: Tokens, text: str) -> Tokens:
+        return self._tokenizer.encode(f"\n{text}\n")
+
+
+Conversation = Chat | PlainText
+
+
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return content
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Read special tokens: text, or a block with the text in `content`; null means none."""
-    special = {}
-    for name in _SPECIAL:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            special[name] = value
-    return special
+    values = {name: config.get(name) for name in _SPECIAL}
+    texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -130,16 +213,6 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _stops(folder: Path, library: _Library, special: Mapping[str, str]) -> Tokens:
-    """Return the ids that generation_config.json or config.json name, and the tokenizer's end of text."""
-    stops: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        ids = _json(folder / name).get("eos_token_id")
-        stops += [] if ids is None else ids if isinstance(ids, list) else [ids]
-    end = library.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    return np.array(list(dict.fromkeys([*stops, *([] if end is None else [end])])), np.int32)
 
 
 def _environment() -> jinja2.Environment:
@@ -164,46 +237,10 @@ def _environment() -> jinja2.Environment:
     def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, sort_keys: bool = False) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
 
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
-
-
-def no_chat_template(folder: Path) -> Problem:
-    return Problem(
-        code="no-chat-template",
-        key="actor.model.path",
-        what="the model's tokenizer has no chat template",
-        got=str(folder),
-        why="prompts are messages of a chat, and only the template says how this model sees one",
-        fix="env.chat=false sends prompts as plain text        (or: put a chat_template.jinja into the folder)",
-    )
-
-
-def _no_tokenizer(folder: Path) -> Problem:
-    return Problem(
-        code="no-tokenizer",
-        key="actor.model.path",
-        what="the model's folder has no tokenizer.json",
-        got=str(folder),
-        why="prompts are encoded by the model's own tokenizer",
-        fix="save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)",
-    )
-
-
-def _refused(folder: Path, messages: Sequence[Message], why: str) -> Problem:
-    return Problem(
-        code="chat-template-refused",
-        key="actor.model.path",
-        what="the chat template refuses these messages",
-        got=", ".join(message.role for message in messages),
-        why=f"the template in {folder} raised: {why}",
-        fix="env.system=null, if the roles it takes do not include system",
-    )

@@ -1,4 +1,4 @@
-"""Offloading empties storages in place: whoever holds a tensor or a view finds the same bytes afterwards."""
+"""Offloading empties storages in place: a tensor and its views have the same bytes afterwards."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_no_room_leaves_it_on_the_host() -> None:
     tensor, accelerator = torch.arange(4.0), device(20)
     part = Offloadable("weights", accelerator, lambda: [tensor])
     part.offload()
-    accelerator.acquire(8, "somebody else")
+    accelerator.acquire(8, "another component")
     with pytest.raises(AcceleratorOutOfMemory, match="weights"):
         part.onload()
     assert (part.resident, part.accelerator_bytes, part.host_bytes) == (False, 0, 16)
-    accelerator.release("somebody else")
+    accelerator.release("another component")
     part.onload()
     assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
 

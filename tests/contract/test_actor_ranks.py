@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlplace.algo.minibatches import iteration_generator
-from rlplace.models.distributions import entropy, logprob
-from rlplace.models.mlp import ActorCritic, build_policy
+from rlplace.algo.packing import iteration_generator
+from rlplace.models.mlp import ActorCritic, build_policy, entropy, logprob
 from rlplace.trajectory import Trajectory
-from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Learned, Scenario, iteration, run_ranks
+from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Outcome, Scenario, iteration, run_ranks
 
 SPLITS = {1: (12,), 2: (5, 7), 8: (0, 1, 2, 3, 0, 5, 1, 0)}
 
@@ -33,11 +32,11 @@ SCENARIOS = {"continuous": CONTINUOUS, "discrete": DISCRETE}
 
 
 @functools.cache
-def learned(name: str, world_size: int) -> list[Learned]:
+def outcomes(name: str, world_size: int) -> list[Outcome]:
     return run_ranks(dataclasses.replace(SCENARIOS[name], split=SPLITS[world_size]))
 
 
-def numbers(rank: Learned) -> list[dict[str, float]]:
+def numbers(rank: Outcome) -> list[dict[str, float]]:
     """What all ranks and all world sizes must agree on."""
     own = {"actor/wait_s", "actor/learn_s", "actor/samples"}
     return [{k: m.value for k, m in metrics.items() if k not in own} for metrics in rank.metrics]
@@ -47,7 +46,7 @@ def numbers(rank: Learned) -> list[dict[str, float]]:
 @pytest.mark.parametrize("world_size", SPLITS)
 def test_ranks_make_the_update_of_plain_ppo(name: str, world_size: int) -> None:
     expected_weights, expected_steps = plain_ppo(SCENARIOS[name])
-    ranks = learned(name, world_size)
+    ranks = outcomes(name, world_size)
     assert [metrics["actor/optimizer_steps"].value for metrics in ranks[0].metrics] == expected_steps
     for key, expected in expected_weights.items():
         np.testing.assert_allclose(ranks[0].weights[key], expected, rtol=2e-4, atol=2e-6, err_msg=key)
@@ -56,7 +55,7 @@ def test_ranks_make_the_update_of_plain_ppo(name: str, world_size: int) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_all_ranks_agree_to_the_bit(name: str, world_size: int) -> None:
-    ranks = learned(name, world_size)
+    ranks = outcomes(name, world_size)
     assert len({rank.weights_digest for rank in ranks}) == 1
     assert all(numbers(rank) == numbers(ranks[0]) for rank in ranks)
     assert sum(rank.metrics[0]["actor/samples"].value for rank in ranks) == 12 * 8
@@ -64,14 +63,14 @@ def test_all_ranks_agree_to_the_bit(name: str, world_size: int) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_metrics_do_not_depend_on_the_world_size(name: str) -> None:
-    alone, *others = (numbers(learned(name, world_size)[0]) for world_size in SPLITS)
+    alone, *others = (numbers(outcomes(name, world_size)[0]) for world_size in SPLITS)
     for other in others:
         for one, same in zip(alone, other, strict=True):
             assert same == pytest.approx(one, rel=1e-3, abs=1e-6)
 
 
 def test_the_scenarios_reach_what_they_are_for() -> None:
-    continuous, discrete = learned("continuous", 1)[0], learned("discrete", 1)[0]
+    continuous, discrete = outcomes("continuous", 1)[0], outcomes("discrete", 1)[0]
     assert all(m["actor/grad_norm"].value > 0.3 for m in continuous.metrics)  # clipped
     assert continuous.metrics[-1]["actor/clip_fraction"].value > 0.0
     assert any(m["actor/kl_stop"].value for m in discrete.metrics)
@@ -81,7 +80,7 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_offloading_between_stages_changes_no_bit(world_size: int) -> None:
     scenario = dataclasses.replace(CONTINUOUS, split=SPLITS[world_size], offload=True)
-    assert run_ranks(scenario)[0].state_digest == learned("continuous", world_size)[0].state_digest
+    assert run_ranks(scenario)[0].state_digest == outcomes("continuous", world_size)[0].state_digest
 
 
 def plain_ppo(scenario: Scenario) -> tuple[dict[str, np.ndarray], list[int]]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
-from rlplace.models.distributions import noise_shape
-from rlplace.models.mlp import build_policy
+from rlplace.models.mlp import build_policy, noise_shape
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import Engine
 from rlplace.workers.engines.torch import TorchEngine

@@ -21,7 +21,7 @@ from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfItera
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
-from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_actor
+from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_worker
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, tiny_model
 from tests.worker_ranks import attached, context_of, listen, rendezvous_at, spec_of
@@ -46,7 +46,7 @@ class Pair:
     """An actor and a rollout rank in turns on one accelerator: in between, the engine loses its weights."""
 
     def __init__(self, scenario: LmScenario, folder: Path) -> None:
-        self.actor = make_lm_actor(scenario, 0, rendezvous_at(listen()), folder=folder)
+        self.actor = make_lm_worker(scenario, 0, rendezvous_at(listen()), folder=folder)
         channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (REQUESTS, COMPLETIONS)}
         channels[WEIGHTS] = attached(WEIGHTS, folder, "rollout rank 0")
         nowhere = Rendezvous(host="", port=0)
@@ -77,8 +77,8 @@ class Pair:
 
     def difference(self) -> float:
         self.rollout.move(FULL)
-        said, trained = self.rollout.logprobs(TOKENS), self.actor.logprobs(TOKENS)
-        return float((torch.tensor(said) - torch.tensor(trained)).abs().max())
+        by_engine, by_actor = self.rollout.logprobs(TOKENS), self.actor.logprobs(TOKENS)
+        return float((torch.tensor(by_engine) - torch.tensor(by_actor)).abs().max())
 
     @property
     def engine(self) -> TransformersEngine:
@@ -99,7 +99,7 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
 
         def make(kind: Kind = "qwen3", deliveries: tuple[Delivery, ...] = (), **actor: object) -> Pair:
             scenario = LmScenario(
-                model=root / kind, algorithm=LENGTHS, actor=actor, rollout=ENGINE, deliveries=deliveries
+                model=root / kind, algorithm=LENGTHS, trained=actor, rollout=ENGINE, deliveries=deliveries
             )
             made.append(Pair(scenario, folder.path))
             return made[-1]
@@ -230,9 +230,9 @@ def test_an_engine_that_says_something_else_is_an_error_with_the_worst_token(
     with pytest.raises(WeightSyncError) as caught:
         pair.generate()
     assert caught.value.code == "logprobs-differ"
-    said = str(caught.value)
-    assert said.startswith("rollout rank 0: the engine does not use the weights of version 3: token ")
-    assert "rounding explains 0.001 at most" in said
+    text = str(caught.value)
+    assert text.startswith("rollout rank 0: the engine does not use the weights of version 3: token ")
+    assert "rounding explains 0.001 at most" in text
 
 
 def test_checksums_are_taken_where_they_are_asked_for(pair_of: Callable[..., Pair]) -> None:

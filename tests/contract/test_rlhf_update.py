@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlplace.models.value_lm import first_head
+from rlplace.models.causal_lm import first_head
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from tests.lm_ranks import ADAM, made_up_samples
-from tests.reference_grpo import targets, token_logprobs
+from tests.lm_ranks import ADAM, everything, made_up_samples
 from tests.reference_rlhf import (
     Models,
     Rules,
+    adamw,
+    assert_same,
     clipped_policy_loss,
     clipped_value_loss,
     estimates,
-    learned_of,
+    responses_of,
     rlhf_step,
     state_values,
     step,
+    targets,
+    token_logprobs,
 )
 from tests.rlhf_stage import RlhfStage
 from tests.tiny_lm import tiny_model, tiny_reward_model
 
 ROLES = ("actor", "critic", "reference", "reward")
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "qwen")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +41,14 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judge(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scorer(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the critic's first values, and of the reward's scores."""
-    return tiny_reward_model(tmp_path_factory.mktemp("models") / "judge", like=qwen)
+    return tiny_reward_model(tmp_path_factory.mktemp("models") / "scorer", like=qwen)
 
 
 @pytest.fixture
-def blocks(other: Path, judge: Path) -> dict[str, dict[str, Any]]:
-    own = {"model": {"path": str(judge)}}
+def blocks(other: Path, scorer: Path) -> dict[str, dict[str, Any]]:
+    own = {"model": {"path": str(scorer)}}
     return {
         "critic": {"compute": "fp32", "token_budget": 48, "optimizer": ADAM, **own},
         "reference": {"dtype": "fp32", "model": {"path": str(other)}},
@@ -66,34 +62,16 @@ def plain(actor: Path, critic: Path, reference: Path) -> Models:
         "critic": AutoModelForSequenceClassification.from_pretrained(critic, num_labels=1),
         "reference": AutoModelForCausalLM.from_pretrained(reference),
     }
-    optimizers = {
-        f"{name}_optimizer": torch.optim.AdamW(
-            models[name].parameters(), lr=ADAM["lr"], eps=ADAM["eps"], weight_decay=0.0
-        )
-        for name in ("actor", "critic")
-    }
+    optimizers = {f"{name}_optimizer": adamw(list(models[name].parameters()), ADAM) for name in ("actor", "critic")}
     return Models(**models, **optimizers)
 
 
-def rewards_of(samples: list[Sample], judge: Path, weight: float) -> list[float]:
-    """What the environment said and, weighed, what the reward model says of each whole episode."""
-    model = AutoModelForSequenceClassification.from_pretrained(judge)
+def rewards_of(samples: list[Sample], scorer: Path, weight: float) -> list[float]:
+    """Rewards of the environment and, weighed, the reward model's score of each whole episode."""
+    model = AutoModelForSequenceClassification.from_pretrained(scorer)
     with torch.no_grad():
-        said = [float(model(torch.tensor(s.tokens[None]).long()).logits[0, 0]) for s in samples]
-    return [s.reward + weight * score for s, score in zip(samples, said, strict=True)]
-
-
-def assert_same(found: Mapping[str, Tensor], model: torch.nn.Module) -> None:
-    expected = dict(model.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name], tensor.detach(), atol=3e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-def of(iteration: int) -> list[Sample]:
-    return [sample for group in made_up_samples(iteration) for sample in group]
+        scores = [float(model(torch.tensor(s.tokens[None]).long()).logits[0, 0]) for s in samples]
+    return [s.reward + weight * score for s, score in zip(samples, scores, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -107,28 +85,28 @@ def of(iteration: int) -> list[Sample]:
     ids=["kl in the reward", "kl in the loss", "discounted", "clipped"],
 )
 def test_the_update_of_actor_and_critic_is_that_of_plain_ppo(
-    qwen: Path, other: Path, judge: Path, blocks: dict[str, dict[str, Any]], rules: Rules
+    qwen: Path, other: Path, scorer: Path, blocks: dict[str, dict[str, Any]], rules: Rules
 ) -> None:
-    models = plain(qwen, judge, other)
+    models = plain(qwen, scorer, other)
     names = ("kl_coef", "kl_in", "kl_estimator", "gamma", "gae_lambda", "reward_clip")
     asked = {name: getattr(rules, name) for name in names}
     with RlhfStage(qwen, ROLES, **blocks, algorithm=asked) as stage:
         for iteration in range(2 if rules == Rules() else 1):
-            samples = of(iteration)
-            expected = rlhf_step(models, samples, rewards_of(samples, judge, 0.5), rules)
+            samples = everything(iteration)
+            expected = rlhf_step(models, samples, rewards_of(samples, scorer, 0.5), rules)
             numbers = stage.iterate(made_up_samples(iteration), iteration)
             for name, value in expected.items():
                 assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-        assert_same(stage.weights("actor"), models.actor)
-        assert_same(stage.weights("critic"), models.critic)
+        assert_same(stage.weights("actor"), dict(models.actor.named_parameters()))
+        assert_same(stage.weights("critic"), dict(models.critic.named_parameters()))
 
 
 def test_a_value_head_on_the_trunk_learns_with_the_policy(qwen: Path, other: Path) -> None:
-    rules, coefficient, samples = Rules(), 0.3, of(0)
+    rules, coefficient, samples = Rules(), 0.3, everything()
     actor, reference = (AutoModelForCausalLM.from_pretrained(folder) for folder in (qwen, other))
     head = torch.nn.Parameter(first_head(64, seed=7))
-    optimizer = torch.optim.AdamW([*actor.parameters(), head], lr=ADAM["lr"], eps=ADAM["eps"], weight_decay=0.0)
-    mask = learned_of(samples)
+    optimizer = adamw([*actor.parameters(), head], ADAM)
+    mask = responses_of(samples)
     with torch.no_grad():
         old, frozen = token_logprobs(actor, samples), token_logprobs(reference, samples)
         before = state_values(actor.model, head, samples)
@@ -145,7 +123,7 @@ def test_a_value_head_on_the_trunk_learns_with_the_policy(qwen: Path, other: Pat
         assert numbers["actor/value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
         assert numbers["actor/loss"] == pytest.approx((policy_loss + coefficient * value_loss).item(), rel=1e-4)
         assert "actor/explained_variance" in numbers
-        assert_same(stage.weights("actor"), actor)  # which are without the head
+        assert_same(stage.weights("actor"), dict(actor.named_parameters()))  # which are without the head
 
 
 def test_the_actor_without_its_factors_is_the_reference(qwen: Path) -> None:
@@ -156,8 +134,8 @@ def test_the_actor_without_its_factors_is_the_reference(qwen: Path) -> None:
         assert stage.iterate(made_up_samples())["actor/kl_reference"] == pytest.approx(0.0, abs=1e-6)
         moved = AutoModelForCausalLM.from_pretrained(qwen)
         moved.load_state_dict(stage.weights("actor"))
-        samples = of(1)
-        mask = learned_of(samples)
+        samples = everything(1)
+        mask = responses_of(samples)
         with torch.no_grad():
             apart = (token_logprobs(moved, samples) - token_logprobs(kept, samples)) * mask
         assert abs(float(apart.sum())) > 1.0
@@ -165,33 +143,33 @@ def test_the_actor_without_its_factors_is_the_reference(qwen: Path) -> None:
         assert numbers["actor/kl_reference"] == pytest.approx(float(apart.sum()) / len(samples), rel=1e-3)
 
 
-def test_the_divergence_in_the_loss_of_grpo(qwen: Path, other: Path) -> None:
+def test_kl_in_the_loss_of_grpo(qwen: Path, other: Path) -> None:
     """One step, by the same terms as a plain loop has them: the k3 estimator beside GRPO's surrogate."""
-    samples, kl_coef = of(0), 0.2
+    samples, kl_coef = everything(), 0.2
     actor, reference = (AutoModelForCausalLM.from_pretrained(folder) for folder in (qwen, other))
-    optimizer = torch.optim.AdamW(actor.parameters(), lr=ADAM["lr"], eps=ADAM["eps"], weight_decay=0.0)
+    optimizer = adamw(list(actor.parameters()), ADAM)
     mask, engine, advantages = targets(samples)
     with torch.no_grad():
         frozen = token_logprobs(reference, samples)
     logprobs = token_logprobs(actor, samples)
     apart = (frozen - logprobs) * mask
-    divergence = (apart.exp() - 1.0 - apart).sum() / mask.sum()
+    kl = (apart.exp() - 1.0 - apart).sum() / mask.sum()
     surrogate = clipped_policy_loss(logprobs, engine, advantages[:, None], mask, Rules())
-    step(optimizer, surrogate + kl_coef * divergence, Rules())
+    step(optimizer, surrogate + kl_coef * kl, Rules())
     block = {"model": {"path": str(other)}, "dtype": "fp32"}
     asked = {"name": "grpo", "kl_coef": kl_coef, "kl_in": "loss", "kl_estimator": "k3"}
     with RlhfStage(qwen, ("actor", "reference"), reference=block, algorithm=asked) as stage:
         numbers = stage.iterate(made_up_samples())
-        assert numbers["actor/loss"] == pytest.approx((surrogate + kl_coef * divergence).item(), rel=1e-4)
-        assert_same(stage.weights("actor"), actor)
+        assert numbers["actor/loss"] == pytest.approx((surrogate + kl_coef * kl).item(), rel=1e-4)
+        assert_same(stage.weights("actor"), dict(actor.named_parameters()))
 
 
 def test_a_reference_that_is_refreshed_becomes_the_actor(qwen: Path) -> None:
     """Seen by the engine's made-up log-probabilities, from which only those of the reference are taken."""
     model = AutoModelForCausalLM.from_pretrained(qwen)
 
-    def divergence(iteration: int) -> float:
-        samples = of(iteration)
+    def kl(iteration: int) -> float:
+        samples = everything(iteration)
         mask, engine, _ = targets(samples)
         return float(((engine - token_logprobs(model, samples).detach()) * mask).sum()) / len(samples)
 
@@ -200,12 +178,12 @@ def test_a_reference_that_is_refreshed_becomes_the_actor(qwen: Path) -> None:
         for iteration in range(3):
             for worker in stage.workers.values():
                 worker.move(Residency.WEIGHTS)
-            told = [worker.refresh(iteration, iteration) for worker in stage.workers.values()]
-            assert all(told) == (iteration == 2)
+            refreshed = [worker.refresh(iteration, iteration) for worker in stage.workers.values()]
+            assert all(refreshed) == (iteration == 2)
             if iteration == 2:
                 model.load_state_dict(stage.weights("actor"))
             numbers = stage.iterate(made_up_samples(iteration), iteration)
-            assert numbers["actor/kl_reference"] == pytest.approx(divergence(iteration), rel=1e-5), iteration
+            assert numbers["actor/kl_reference"] == pytest.approx(kl(iteration), rel=1e-5), iteration
 
 
 def test_the_critic_learns_before_the_actor_does(qwen: Path, blocks: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -238,7 +216,7 @@ def test_the_average_is_saved_beside_the_policy(qwen: Path, tmp_path: Path) -> N
             torch.testing.assert_close(saved[name].detach(), tensor, atol=1e-7, rtol=1e-5)
 
 
-def test_the_weight_of_the_divergence_follows_its_target(qwen: Path, other: Path) -> None:
+def test_the_weight_of_kl_follows_its_target(qwen: Path, other: Path) -> None:
     block = {"model": {"path": str(other)}, "dtype": "fp32"}
     asked = {"name": "reinforce_pp", "kl_coef": 0.1, "kl_estimator": "k3", "kl_target": 1e-3, "kl_horizon": 24}
     with RlhfStage(qwen, ("actor", "reference"), reference=block, algorithm=asked) as stage:

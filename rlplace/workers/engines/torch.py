@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.comm.weights.tensors import copy_tensor
-from rlplace.models.distributions import sample
+from rlplace.models.mlp import sample
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import Decision
 from rlplace.workers.engines.errors import require

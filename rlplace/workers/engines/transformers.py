@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlplace.models import BUILDING
 from rlplace.models.batch_cache import BatchCache, RowShape
-from rlplace.models.building import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Finish, Request
 from rlplace.workers.engines.contract import (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlplace.models.building import BUILDING
+from rlplace.models import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (

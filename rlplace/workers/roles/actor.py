@@ -31,17 +31,17 @@ from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.algo.minibatches import Rows
+    from rlplace.algo.packing import Rows
     from rlplace.comm.weights.device_sync import DeviceSender
     from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import Shard
     from rlplace.config import SyncConfig
     from rlplace.placement.flow import Delivery
-    from rlplace.workers.training.advantages import AdvantageEstimator, Experience, Inferred
-    from rlplace.workers.training.lm_learner import ActorLearner, Asked
+    from rlplace.workers.training.advantages import AdvantageEstimator, Experience
+    from rlplace.workers.training.lm_learner import ActorLearner
     from rlplace.workers.training.policy_learner import PolicyLearner
     from rlplace.workers.training.ranks import FromRank0
-    from rlplace.workers.training.samples import Groups, SampleShard
+    from rlplace.workers.training.samples import BySample, Groups, SampleShard, Target
     from rlplace.workers.training.trained_model import TrainedLm
 
 _DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
@@ -148,7 +148,7 @@ class PolicyActor(Actor):
         self.move(Residency.OFF)
 
     def _rows(self) -> Rows:
-        from rlplace.algo.minibatches import Rows
+        from rlplace.algo.packing import Rows
 
         route = self.config.routes.trajectories
         mine = route.receives(self.context.rank)
@@ -202,12 +202,11 @@ class LmActor(Actor):
     _reference: WeightSender | None = None
     _estimate_advantages: AdvantageEstimator
     _groups: Groups | None = None
-    _inferred: Inferred | None = None
+    _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
 
     def setup(self) -> None:
-        from rlplace.models.causal_lm import build
-        from rlplace.models.value_lm import build_actor_critic_lm
+        from rlplace.models.causal_lm import build, build_actor_critic_lm
         from rlplace.workers.training.advantages import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
         from rlplace.workers.training.ranks import FromRank0
@@ -252,10 +251,10 @@ class LmActor(Actor):
             "actor/infer_wait_s": Metric(received - began, "max"),
         }
 
-    def _asked(self) -> frozenset[Asked]:
+    def _asked(self) -> frozenset[Target]:
         """Return what is to be inferred by its own weights before the first step of an iteration."""
         config, algorithm = self.config.config, self.config.config.algorithm
-        asked: set[Asked] = set()
+        asked: set[Target] = set()
         if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
             asked.add("old")
         if config.reference.share_actor:
@@ -300,13 +299,12 @@ class LmActor(Actor):
 
     def _gather(self, part: int | None = None) -> Experience:
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
-        from rlplace.workers.training.advantages import Inferred
         from rlplace.workers.training.samples import gather_scores
 
         groups, context = self._take(part), self.context
         samples = [sample for group in groups for sample in group]
         scores = gather_scores(context.channels, self.config.scorers, samples, context.owner)
-        experience = self._estimate_advantages(groups, scores, self._inferred or Inferred())
+        experience = self._estimate_advantages(groups, scores, self._inferred or {})
         if "critic" in self.config.ranks:
             for returns in experience.returns():
                 context.channels[RETURNS].put(returns)

@@ -43,7 +43,7 @@ class Critic(TrainedWorker):
     _inferred: _Inferred | None = None
 
     def setup(self) -> None:
-        from rlplace.models.value_lm import build_value_lm
+        from rlplace.models.causal_lm import build_value_lm
         from rlplace.workers.training.lm_learner import CriticLearner
         from rlplace.workers.training.ranks import FromRank0
         from rlplace.workers.training.trained_model import TrainedLm
@@ -97,7 +97,7 @@ class Critic(TrainedWorker):
 
     def learn(self, iteration: int, version: int) -> Metrics:
         """Wait for the returns of all groups of `iteration`, whose values were inferred; end with other weights."""
-        from rlplace.algo.gae import explained_variance
+        from rlplace.algo.advantages import explained_variance
 
         inferred, self._inferred = self._inferred, None
         if inferred is None or inferred.iteration != iteration:

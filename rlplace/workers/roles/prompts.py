@@ -11,8 +11,7 @@ from rlplace.config import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, TextTask
 from rlplace.errors import ConfigError, Problem
-from rlplace.models.conversation import Chat, Conversation, PlainText
-from rlplace.models.tokenizer import Tokenizer, Tokens
+from rlplace.models.tokenizer import Chat, Conversation, PlainText, Tokenizer, Tokens
 
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks

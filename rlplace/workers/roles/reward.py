@@ -36,7 +36,7 @@ class RewardModelWorker(ModelScorer):
         return self.config.config.reward_of(self.component)
 
     def _kind(self) -> type[PackedLm]:
-        from rlplace.models.value_lm import reward_lm
+        from rlplace.models.causal_lm import reward_lm
 
         return reward_lm(self.config.config.reward_of(self.component).head)
 

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from rlplace.algo.packing import fit
-from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
+from rlplace.models.causal_lm import FrozenLm, FrozenSpec, reward_lm
 from rlplace.models.packed_attention import Packed
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.models.value_lm import reward_lm
 
 
 class RewardServer(ThreadingHTTPServer):

@@ -90,8 +90,7 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
     def setup(self) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.models.distributions import noise_shape
-        from rlplace.models.mlp import build_policy
+        from rlplace.models.mlp import build_policy, noise_shape
         from rlplace.workers.engines.torch import TorchEngine
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other

@@ -41,8 +41,7 @@ from rlplace.workers.worker import (
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config import FrozenConfig
-    from rlplace.models.causal_lm import PackedLm
-    from rlplace.models.frozen_lm import FrozenLm
+    from rlplace.models.causal_lm import FrozenLm, PackedLm
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.ranks import FromRank0, Ranks
 
@@ -232,7 +231,7 @@ class ModelScorer(Scorer):
     def setup(self) -> None:
         import torch
 
-        from rlplace.models.frozen_lm import FrozenLm, FrozenSpec
+        from rlplace.models.causal_lm import FrozenLm, FrozenSpec
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.ranks import FromRank0, join_group
 

@@ -1,6 +1,6 @@
 """Learning of language models over ranks, actor and critic: from samples to the update that all ranks make together.
 
-Letters: S samples of the iteration, N response tokens of one micro-batch, M response tokens of the iteration.
+Letters: N response tokens of one micro-batch, M response tokens of the iteration.
 
 ::
 
@@ -12,43 +12,32 @@ Letters: S samples of the iteration, N response tokens of one micro-batch, M res
         clip, AdamW
 
 The actor's old log-probabilities are those that `infer` left, where the algorithm asks for it. Else they are the
-trainer's own where its rounding is told from the engine's (`tis_cap`), else the engine's. In an iteration of one step
-the pass that learns makes them; else a pass before the first step does.
+trainer's own where `tis_cap` corrects for the engine's rounding, else the engine's. In an iteration of one step the
+pass that learns makes them; else a pass before the first step does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rlplace.algo.engine_mismatch import importance_weights, mismatch_metrics
-from rlplace.algo.kl import KL_ESTIMATORS
-from rlplace.algo.losses import (
-    MEANS,
-    RATIOS,
-    Clip,
-    Totals,
-    is_value_clipped,
-    lm_terms,
-    token_weights,
-    value_loss,
-)
+from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
+from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
 from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
 from rlplace.config import Config
-from rlplace.metrics import Metrics
+from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed_attention import Packed
-from rlplace.workers.training.advantages import Experience, Inferred
+from rlplace.models.token_scores import TokenScores
+from rlplace.workers.training.advantages import Experience
+from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Targets, shard_of
+from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shard_of
 from rlplace.workers.training.trained_model import TrainedLm
-from rlplace.workers.training.trainer import Numbers, Trainer, Update, mean_of
 
-Asked = Literal["old", "reference", "values"]
 Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, Tensor]]
 
 
@@ -80,19 +69,15 @@ class LmLearner:
         """Pack a pass over all samples, equal on every rank."""
         return pack(lengths.tokens, self._ranks.world_size, self._token_budget)
 
-    def shards_to_infer(self, groups: Groups) -> list[SampleShard]:
-        """Cut out what each rank needs of all groups to infer once."""
-        lengths = Lengths.of(groups)
-        return self._shards(groups, lengths, [self.inference_plan(lengths)])
-
     def _shards(
         self,
         groups: Groups,
         lengths: Lengths,
         passes: Iterable[Packing],
-        targets: Sequence[Targets] = (),
+        targets: Mapping[Target, BySample] | None = None,
         kl_coef: float = 0.0,
     ) -> list[SampleShard]:
+        """Cut out what each rank needs for these passes."""
         needed: list[set[int]] = [set() for _ in range(self._ranks.world_size)]
         for packing in passes:
             for own, micro_batches in zip(needed, packing.ranks, strict=True):
@@ -159,7 +144,6 @@ class ActorLearner(LmLearner):
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.actor.token_budget)
         self._clip = Clip(low=self._algorithm.clip_ratio_low, high=self._algorithm.clip_high)
-        self._kl = KL_ESTIMATORS[self._algorithm.kl_estimator]
         self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
         if not config.critic.on_actor:
             self.names = self.names[:-1]
@@ -174,90 +158,107 @@ class ActorLearner(LmLearner):
         plan = self.plan(lengths, iteration)
         return self._shards(experience.groups, lengths, plan, experience.targets, experience.kl_coef)
 
-    def infer(self, shard: SampleShard, asked: Collection[Asked]) -> Inferred:
+    def shards_to_infer(self, groups: Groups) -> list[SampleShard]:
+        """Cut out what each rank needs of all groups to infer once."""
+        lengths = Lengths.of(groups)
+        return self._shards(groups, lengths, [self.inference_plan(lengths)])
+
+    def infer(self, shard: SampleShard, asked: Collection[Target]) -> dict[Target, BySample]:
         """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.rank]
 
-        def found(*names: str) -> list[BySample]:
-            scores = self._token_scores(batch, micro_batches, names)
-            return [[part.numpy() for part in score.cpu().split(list(shard.lengths.responses))] for score in scores]
+        def found(fields: Mapping[Target, str]) -> dict[Target, BySample]:
+            scores = self._token_scores(batch, micro_batches, tuple(fields.values()))
+            cut = [score.cpu().split(list(shard.lengths.responses)) for score in scores]
+            return {name: [part.numpy() for part in parts] for name, parts in zip(fields, cut, strict=True)}
 
-        names = ("logprobs", *(["values"] if "values" in asked else []))
-        old, *values = found(*names) if {"old", "values"} & set(asked) else [None]
-        reference = None
+        inferred: dict[Target, BySample] = {}
+        if {"old", "values"} & set(asked):
+            fields: dict[Target, str] = {"old": "logprobs", "values": "values"}
+            inferred |= found({name: field for name, field in fields.items() if name == "old" or name in asked})
         if "reference" in asked:
             with without_factors(self._lm.module):
-                (reference,) = found("logprobs")
-        return Inferred(old=old, reference=reference, values=values[0] if values else None)
+                inferred |= found({"reference": "logprobs"})
+        return inferred
 
     def _token_scores(
-        self, batch: Batch, micro_batches: Iterable[MicroBatch], names: Sequence[str] = ("logprobs",)
+        self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str] = ("logprobs",)
     ) -> list[Tensor]:
         """Return [M] of each of these fields of the model's scores."""
 
         def scores(packed: Packed) -> list[Tensor]:
             found = self._lm.module(packed, self._temperature)
-            return [getattr(found, name) for name in names]
+            return [getattr(found, field) for field in fields]
 
-        return self._infer(batch, micro_batches, scores, len(names))
+        return self._infer(batch, micro_batches, scores, len(fields))
 
     def learn(self, shard: SampleShard, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs. A collective."""
-        plan = self.plan(shard.lengths, iteration)
-        batch, cap = Batch(shard, self._lm.device), self._algorithm.tis_cap
-        first_step = plan[0].ranks[self._ranks.rank] if plan else ()
-        drift = _Drift(micro_batches=len(first_step), cap=cap)
+        algorithm = self._algorithm
+        plan, cap = self.plan(shard.lengths, iteration), algorithm.tis_cap
+        batch, rank = Batch(shard, self._lm.device), self._ranks.rank
         old = None
-        if cap is not None and len(plan) > 1 and not shard.inferred:
-            epoch = plan[: len(plan) // self._algorithm.epochs]
-            own = [picks for packing in epoch for picks in packing.ranks[self._ranks.rank]]
-            (old,) = self._token_scores(batch, own)
+        if cap is not None and len(plan) > 1 and "old" not in shard.targets:
+            epoch = plan[: len(plan) // algorithm.epochs]
+            (old,) = self._token_scores(batch, [picks for packing in epoch for picks in packing.ranks[rank]])
+        in_first_step = len(plan[0].ranks[rank]) if plan else 0
+        on_policy: list[tuple[Tensor, Tensor]] = []  # log-probabilities by trainer and engine while weights are equal
 
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, Tensor]:
-            return self._differentiate(picks, totals, batch, shard.kl_coef, old, drift)
+            scores = self._lm.module(batch.packed(picks), self._temperature)
+            trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
+            if len(on_policy) < in_first_step:
+                on_policy.append((trainer, engine))
+            if "old" in shard.targets:
+                behaviour = batch.target("old", picks)
+            elif cap is not None:
+                behaviour = trainer if old is None else batch.part_of(old, picks)
+            else:
+                behaviour = engine
+            importance = None if cap is None else importance_weights(behaviour, engine, cap)
+            return self._loss(picks, totals, batch, scores, behaviour, importance, shard.kl_coef)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
-        return dataclasses.replace(update, metrics=drift.metrics())
+        if not on_policy:
+            return update
+        by_trainer, by_engine = (torch.cat(parts) for parts in zip(*on_policy, strict=True))
+        return dataclasses.replace(update, metrics=mismatch_metrics(by_trainer, by_engine, cap))
 
-    def _differentiate(
-        self, picks: MicroBatch, totals: Totals, batch: Batch, kl_coef: float, old: Tensor | None, drift: _Drift
+    def _loss(
+        self,
+        picks: MicroBatch,
+        totals: Totals,
+        batch: Batch,
+        scores: TokenScores | ValuedScores,
+        old_logprobs: Tensor,
+        importance: Tensor | None,
+        kl_coef: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of a micro-batch and its part of the means of `names`, float64."""
-        algorithm = self._algorithm
-        scores = self._lm.module(batch.packed(picks), self._temperature)
-        engine, lengths = batch.engine_logprobs(picks), batch.lengths(picks)
-        behaviour, importance = batch.old(picks), None
-        if behaviour is None and algorithm.tis_cap is not None:
-            behaviour = scores.logprobs.detach() if old is None else batch.part_of(old, picks)
-        if behaviour is None:
-            behaviour = engine
-        if algorithm.tis_cap is not None:
-            importance = importance_weights(behaviour, engine, algorithm.tis_cap)
-        drift.add(scores.logprobs, engine)
+        algorithm, lengths, tokens = self._algorithm, batch.lengths(picks), max(1, totals.tokens)
         terms = lm_terms(
             logprobs=scores.logprobs,
             entropies=scores.entropies,
-            old_logprobs=behaviour,
+            old_logprobs=old_logprobs,
             advantages=batch.target("advantages", picks),
             lengths=lengths,
             clip=self._clip,
-            ratio=RATIOS[algorithm.ratio],
+            ratio=algorithm.ratio,
             importance=importance,
         )
-        weights = token_weights(MEANS[algorithm.mean], lengths, totals)
+        weights = token_weights(algorithm.mean, lengths, totals)
         loss = terms.loss(weights, algorithm.entropy_coef)
         if algorithm.kl_in == "loss" and kl_coef:
-            kl = self._kl(batch.target("reference", picks) - scores.logprobs)
+            kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.target("reference", picks) - scores.logprobs)
             loss = loss + kl_coef * (weights * kl).sum()
         valued: list[Tensor] = []
-        if self._config.critic.on_actor:
+        if isinstance(scores, ValuedScores):
             returns, before = batch.target("returns", picks), batch.target("values", picks)
-            losses = value_loss(scores.values, before, returns, algorithm.value_clip)
-            valued = [losses.sum() / max(1, totals.tokens)]
+            valued = [value_loss(scores.values, before, returns, algorithm.value_clip).sum() / tokens]
             loss = loss + algorithm.value_coef * valued[0]
         numbers = [number.detach().double().view(1) for number in (loss, *valued)]
-        return loss, torch.cat([numbers[0], terms.shares(totals)[1:], *numbers[1:]])
+        return loss, torch.cat([numbers[0], shares_of(terms, tokens)[1:], *numbers[1:]])
 
 
 class CriticLearner(LmLearner):
@@ -293,22 +294,3 @@ class CriticLearner(LmLearner):
             return loss, torch.stack([loss.detach(), clipped]).double()
 
         return self._learn(shard.lengths, self.plan(shard.lengths, iteration), iteration, differentiate)
-
-
-class _Drift:
-    """Log-probabilities of the same tokens by trainer and engine before the first step, while the weights are equal."""
-
-    def __init__(self, micro_batches: int, cap: float | None) -> None:
-        self._left, self._cap = micro_batches, cap
-        self._trainer: list[Tensor] = []
-        self._engine: list[Tensor] = []
-
-    def add(self, trainer: Tensor, engine: Tensor) -> None:
-        """Keep those of one micro-batch, unless the first step is over."""
-        if self._left:
-            self._left -= 1
-            self._trainer.append(trainer.detach())
-            self._engine.append(engine)
-
-    def metrics(self) -> Metrics:
-        return mismatch_metrics(torch.cat(self._trainer), torch.cat(self._engine), self._cap) if self._trainer else {}

@@ -1,15 +1,22 @@
-"""The optimizer: AdamW over a rank's shards on the accelerator or the host, the learning-rate schedule, the average."""
+"""Optimizer steps of one model over its ranks: AdamW on accelerator or host, learning rate, clipping, the average."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from rlplace.config import OptimizerConfig
+from rlplace.errors import DivergedError, Problem
+from rlplace.metrics import Metrics
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_model import TrainedModel
+
+Numbers = Mapping[str, float]  # of one optimizer step over all ranks, by name; the same on each of them
 
 
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
@@ -20,12 +27,22 @@ def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> 
 
 
 class Adam:
-    """Step the shards in place. Owns the moments, which are made at once so that their size is known."""
+    """Step the shards in place, or float32 copies of them that are rounded to the shards after each step.
+
+    Owns the copies, on accelerator (`kind: adamw_master`) or host (`on_host`), and the moments beside them, which are
+    made at once so that their size is known.
+    """
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
         """`shards`: what is trained, plain tensors that stay where they are; each may be empty."""
-        self._shards = tuple(shards)
-        self._stepped = [nn.Parameter(tensor) for tensor in self._masters()]
+        self._shards, self._on_host = tuple(shards), config.on_host
+        self._copied = config.on_host or config.kind == "adamw_master"
+        stepped = [shard.detach() for shard in shards]
+        if self._copied:
+            stepped = [s.to("cpu" if config.on_host else s.device, torch.float32, copy=True) for s in stepped]
+        if config.on_host and any(shard.is_cuda for shard in shards):
+            stepped = [master.pin_memory() for master in stepped]
+        self._stepped = [nn.Parameter(tensor) for tensor in stepped]
         self._adam = torch.optim.AdamW(
             self._stepped,
             lr=0.0,  # set before each step
@@ -50,56 +67,24 @@ class Adam:
             parameter.grad = gradient.to(device=parameter.device, dtype=parameter.dtype)
         self._adam.step()
         self._adam.zero_grad()
-        self._write_back()
+        if self._copied:
+            for shard, master in zip(self._shards, self._stepped, strict=True):
+                shard.copy_(master, non_blocking=True)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return the state by shard, in their order, not copied."""
-        return [dict(self._adam.state[parameter]) for parameter in self._stepped]
+        states = [dict(self._adam.state[parameter]) for parameter in self._stepped]
+        if self._copied:
+            states = [s | {"master": p.detach()} for s, p in zip(states, self._stepped, strict=True)]
+        return states
 
     def tensors(self) -> list[Tensor]:
         """Return what it holds on the accelerator beside the shards."""
-        return [value for state in self.state() for value in state.values()]
+        return [] if self._on_host else [value for state in self.state() for value in state.values()]
 
     @property
     def host_bytes(self) -> int:
-        """Bytes it holds on the host."""
-        return 0
-
-    def _masters(self) -> list[Tensor]:
-        return [shard.detach() for shard in self._shards]
-
-    def _write_back(self) -> None:
-        """Do nothing: the shards are what was stepped."""
-
-
-class MasterAdam(Adam):
-    """Step copies in float32 on the accelerator and round them to the shards."""
-
-    def state(self) -> list[dict[str, Tensor]]:
-        return [s | {"master": p.detach()} for s, p in zip(super().state(), self._stepped, strict=True)]
-
-    def _masters(self) -> list[Tensor]:
-        return [shard.detach().to(torch.float32, copy=True) for shard in self._shards]
-
-    def _write_back(self) -> None:
-        for shard, master in zip(self._shards, self._stepped, strict=True):
-            shard.copy_(master, non_blocking=True)
-
-
-class HostAdam(MasterAdam):
-    """Keep moments and float32 copies on the host and step them there: the accelerator holds only the shards."""
-
-    def tensors(self) -> list[Tensor]:
-        return []
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(value.nbytes for value in super().tensors())
-
-    def _masters(self) -> list[Tensor]:
-        pinned = any(shard.is_cuda for shard in self._shards)
-        masters = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
-        return [master.pin_memory() for master in masters] if pinned else masters
+        return sum(value.nbytes for state in self.state() for value in state.values()) if self._on_host else 0
 
 
 class MovingAverage:
@@ -137,3 +122,80 @@ class MovingAverage:
     def _write(self, values: Sequence[Tensor]) -> None:
         for shard, value in zip(self._shards, values, strict=True):
             shard.copy_(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """The optimizer steps of one iteration; but for `metrics` the same on every rank."""
+
+    mean: Numbers | None  # over the steps evaluated; None where there was nothing to learn
+    steps: int  # optimizer steps made
+    lr: float  # of the last step
+    tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
+    imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
+    metrics: Metrics = dataclasses.field(default_factory=dict)  # what else is to be reported
+
+
+def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
+    """Return the mean over steps by name; None of none."""
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else None
+
+
+class Trainer:
+    """Owns the count of steps, which the learning rate depends on; borrows model, optimizer and average."""
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        optimizer: Adam,
+        config: OptimizerConfig,
+        ranks: Ranks,
+        *,
+        iterations: int,
+        component: str,
+        average: MovingAverage | None = None,
+    ) -> None:
+        """`iterations`: of the whole run. `component`: that trains, named in errors."""
+        self._model, self._optimizer, self._config, self._ranks = model, optimizer, config, ranks
+        self._iterations, self._component, self._average = iterations, component, average
+        self._steps_made = 0
+
+    def learning_rate(self, iteration: int) -> float:
+        """Return the rate of the next step."""
+        return learning_rate(self._config, self._steps_made, iteration / self._iterations)
+
+    def sum_over_ranks(self, names: Sequence[str], shares: Tensor, iteration: int) -> Numbers:
+        """Sum this rank's `shares` of the means called `names` over ranks, with the gradient norm before clipping.
+
+        A collective. Raises DivergedError for a number that is not finite.
+        """
+        *means, squared_norm = self._ranks.sum(torch.cat([shares, self._model.squared_gradient()])).tolist()
+        numbers = dict(zip((*names, "grad_norm"), (*means, math.sqrt(squared_norm)), strict=True))
+        if not math.isfinite(sum(numbers.values())):
+            raise DivergedError(
+                Problem(
+                    code="diverged",
+                    key=f"{self._component} rank {self._ranks.rank}",
+                    what=f"the update of iteration {iteration} is not a finite number",
+                    got=", ".join(f"{name} {value:g}" for name, value in numbers.items()),
+                    why="a reward or observation was not finite, or the policy left the range of its numbers",
+                    fix=f"{self._component}.optimizer.lr=<smaller>, or look for nan in what the simulator returns",
+                )
+            )
+        return numbers
+
+    @torch.no_grad()
+    def step(self, gradient_norm: float, lr: float) -> None:
+        """Clip the gradients to the global norm `max_grad_norm` (Pascanu et al. 2013, algorithm 1), step, drop them.
+
+        Not `clip_grad_norm_`: on sharded gradients that is several collectives of its own, while the norm can share one
+        with the other numbers of a step.
+        """
+        gradients = self._model.gradients()
+        if gradient_norm > self._config.max_grad_norm:
+            torch._foreach_mul_(gradients, self._config.max_grad_norm / gradient_norm)
+        self._optimizer.step(gradients, lr)
+        self._model.drop_gathered()
+        self._steps_made += 1
+        if self._average is not None:
+            self._average.update()

@@ -1,4 +1,4 @@
-"""An iteration of an actor in parts: where generating goes on meanwhile, a step is made of the first groups there are.
+"""An iteration of an actor in parts, and its metrics: a step is made of the first groups while generating goes on.
 
 ::
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from rlplace.config import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.spec import role_of
+from rlplace.tokens import Sample
 from rlplace.workers.arguments import SCORERS
 
 if TYPE_CHECKING:
-    from rlplace.workers.training.samples import Groups
-    from rlplace.workers.training.trainer import Update
+    from rlplace.workers.training.optimizer import Update
 
 
 def parts_of(config: Config) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def parts_of(config: Config) -> tuple[int, ...]:
 class Part:
     """The update by one of them."""
 
-    groups: Groups  # all that were taken, on rank 0; elsewhere none
+    groups: Sequence[Sequence[Sample]]  # all that were taken, on rank 0; elsewhere none
     update: Update
     wait_s: float  # for samples
     learn_s: float
@@ -51,8 +51,6 @@ class Part:
 
 def metrics_of(parts: Sequence[Part], version: int) -> Metrics:
     """Describe a whole iteration, learned by the policy of `version`; all ranks agree on the numbers of the update."""
-    from rlplace.algo.sample_metrics import sample_metrics
-
     learn_s, steps = sum(part.learn_s for part in parts), sum(part.update.steps for part in parts)
     stepped = [part.update for part in parts if part.update.mean is not None]
     metrics = {
@@ -69,3 +67,40 @@ def metrics_of(parts: Sequence[Part], version: int) -> Metrics:
             metrics[f"actor/{name}"] = Metric(before.value + value * (update.steps / steps))
     sampled = sample_metrics([group for part in parts for group in part.groups], version)
     return {**sampled, **metrics, **parts[0].update.metrics}
+
+
+def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:
+    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike."""
+    from rlplace.algo.advantages import carries_signal
+
+    samples = [sample for group in groups for sample in group]
+    if not samples:
+        return {}
+    lengths, responses = [s.weight for s in samples], [s.response_tokens for s in samples]
+    ages = [version - s.versions[s.mask] for s in samples]  # versions from sampling a token to this; 0 is on-policy
+    rewards = [s.reward for s in samples]
+    named = sorted({name for sample in samples for name in sample.rewards})
+    return {
+        "actor/groups": Metric(len(groups), "sum"),
+        "actor/groups_with_signal": _mean([carries_signal([s.reward for s in group]) for group in groups]),
+        "actor/reward": _mean(rewards),
+        "actor/reward_min": Metric(min(rewards), "min"),
+        "actor/reward_max": Metric(max(rewards), "max"),
+        "actor/samples": Metric(len(samples), "sum"),
+        **{f"actor/reward/{name}": _mean([s.rewards[name] for s in samples if name in s.rewards]) for name in named},
+        "actor/tokens": Metric(sum(lengths), "sum"),
+        "actor/tokens_learned": Metric(sum(responses), "sum"),
+        "actor/length": _mean(lengths),
+        "actor/length_max": Metric(max(lengths), "max"),
+        "actor/length_learned": _mean(responses),
+        "actor/length_learned_max": Metric(max(responses), "max"),
+        "actor/turns": _mean([s.turns for s in samples]),
+        "actor/truncated_share": _mean([s.truncated for s in samples]),
+        "actor/age": Metric(sum(int(a.sum()) for a in ages) / max(1, sum(responses)), weight=sum(responses)),
+        "actor/age_max": Metric(max((int(a.max()) for a in ages if len(a)), default=0), "max"),
+        "actor/age_mixed": _mean([len(a) > 0 and int(a.min()) < int(a.max()) for a in ages]),
+    }
+
+
+def _mean(values: Sequence[float]) -> Metric:
+    return Metric(sum(values) / len(values), weight=len(values))

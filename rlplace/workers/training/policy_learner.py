@@ -12,24 +12,23 @@ KL and gradient norm beside FSDP's own two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlplace.algo.gae import gae
-from rlplace.algo.losses import Clip, PPOTerms, ppo_terms
-from rlplace.algo.minibatches import Minibatch, Rows, iteration_generator, minibatches
+from rlplace.algo.advantages import gae
+from rlplace.algo.losses import Clip, PPOTerms, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
+from rlplace.algo.packing import Minibatch, Rows, iteration_generator, minibatches
 from rlplace.config import AlgorithmConfig
 from rlplace.metrics import Metric
-from rlplace.models.distributions import entropy, logprob
+from rlplace.models.mlp import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
+from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedPolicy
-from rlplace.workers.training.trainer import Numbers, Trainer, Update, mean_of
 
 
 class Samples(NamedTuple):
@@ -124,20 +123,16 @@ class PolicyLearner:
     def _passes(self, samples: Samples, iteration: int, lr: float) -> tuple[list[Numbers], bool]:
         """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it."""
         steps: list[Numbers] = []
-        target = self._algorithm.target_kl
-        for minibatch in self._minibatches(iteration):
-            shares = self._differentiate(samples, minibatch)
-            numbers = self._trainer.sum_over_ranks(PPOTerms._fields, shares, iteration)
-            steps.append(numbers)
-            if target is not None and numbers["approx_kl"] > target:
-                return steps, True
-            self._trainer.step(numbers["grad_norm"], lr)
-        return steps, False
-
-    def _minibatches(self, iteration: int) -> Iterator[Minibatch]:
-        generator = iteration_generator(self._seed, iteration)
+        target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
         for _ in range(self._algorithm.epochs):
-            yield from minibatches(self._rows, self._algorithm.num_minibatches, generator)
+            for minibatch in minibatches(self._rows, self._algorithm.num_minibatches, generator):
+                shares = self._differentiate(samples, minibatch)
+                numbers = self._trainer.sum_over_ranks(PPOTerms._fields, shares, iteration)
+                steps.append(numbers)
+                if target is not None and numbers["approx_kl"] > target:
+                    return steps, True
+                self._trainer.step(numbers["grad_norm"], lr)
+        return steps, False
 
     def _differentiate(self, samples: Samples, minibatch: Minibatch) -> Tensor:
         """Run forward and backward, also on a rank without samples of the minibatch: the others wait for it."""
@@ -155,7 +150,7 @@ class PolicyLearner:
             value_clip=self._algorithm.value_clip,
         )
         terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
-        return terms.shares(minibatch.count)
+        return shares_of(terms, minibatch.count)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.tensor(array, device=self._device)  # copies: what came through a channel may be read-only

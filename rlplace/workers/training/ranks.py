@@ -41,7 +41,6 @@ class Ranks:
     torch allows one per process. Groups of a single rank each, as threads of one process are, have the same one.
     """
 
-    backend = "nccl"
     _opening = threading.Lock()
     _members = 0  # of the process group, in this process
 
@@ -58,9 +57,9 @@ class Ranks:
             master_listen_fd=rendezvous.listen_fd if rank == 0 else None,
         )
         with Ranks._opening:
-            if not _alone_together(world_size):
+            if not (world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1):  # a group to share
                 dist.init_process_group(
-                    self.backend,
+                    "nccl" if device.type == "cuda" else "gloo",
                     store=store,
                     rank=rank,
                     world_size=world_size,
@@ -68,9 +67,9 @@ class Ranks:
                     device_id=device if device.type == "cuda" else None,
                 )
             Ranks._members += 1
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = rank, world_size
         self.store = store  # of keys and values, served by rank 0
+        self._on_host = device.type != "cuda"
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
         self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=("shard",))
@@ -83,7 +82,11 @@ class Ranks:
         return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=("shard",))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return [n] summed over ranks, equal to the bit on all of them. A collective."""
+        """Return [n] summed over ranks, equal to the bit on all of them; of a single rank, `values`. A collective."""
+        if self.world_size == 1:
+            return values
+        if self._on_host:
+            return _exchange(values.repeat(self.world_size)).view(self.world_size, -1).sum(dim=0)
         total = values.clone()
         dist.all_reduce(total)
         return total
@@ -92,6 +95,10 @@ class Ranks:
         """Make the gradients of a sharded module sums over ranks, not means, by the fastest collectives."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        if self._on_host:
+            # Their base classes live in a private module of torch; what is called is `allocate` and the object itself.
+            module.set_custom_all_gather(_DirectAllGather())  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_DirectReduceScatter())  # type: ignore[arg-type]
 
     def close(self) -> None:
         with Ranks._opening:
@@ -100,45 +107,13 @@ class Ranks:
                 dist.destroy_process_group()
 
 
-class GlooRanks(Ranks):
-    """Ranks on hosts: each collective is one direct exchange."""
-
-    backend = "gloo"
-
-    def sum(self, values: Tensor) -> Tensor:
-        return _exchange(values.repeat(self.world_size)).view(self.world_size, -1).sum(dim=0)
-
-    def carry(self, module: FSDPModule) -> None:
-        super().carry(module)
-        # Their base classes live in a private module of torch; what is called is `allocate` and the object itself.
-        module.set_custom_all_gather(DirectAllGather())  # type: ignore[arg-type]
-        module.set_custom_reduce_scatter(DirectReduceScatter())  # type: ignore[arg-type]
-
-
-def _alone_together(world_size: int) -> bool:
-    """Return whether this process is in a group of one already: another group of one rank may share it."""
-    return world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1
-
-
-def join_ranks(rank: int, world_size: int, rendezvous: Rendezvous, device: torch.device) -> Ranks:
-    kind = Ranks if device.type == "cuda" else GlooRanks if world_size > 1 else SoleRank
-    return kind(rank, world_size, rendezvous, device)
-
-
 def join_group(context: WorkerContext) -> Ranks:
     """Join the other ranks of a worker's group, on its device, which its thread computes on from now on."""
     device = torch.device(context.device.torch_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-    return join_ranks(context.rank, context.world_size, context.rendezvous, device)
-
-
-class SoleRank(GlooRanks):
-    """One rank on a host: a sum over ranks is what it has."""
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
+    return Ranks(context.rank, context.world_size, context.rendezvous, device)
 
 
 class _OnHost:
@@ -148,7 +123,7 @@ class _OnHost:
         return torch.empty(size, dtype=dtype, device=device)
 
 
-class DirectAllGather(_OnHost):
+class _DirectAllGather(_OnHost):
     """Every rank sends its shard to every other at once."""
 
     def __call__(
@@ -157,7 +132,7 @@ class DirectAllGather(_OnHost):
         _exchange(input_tensor.repeat(group.size()), output_tensor, group)
 
 
-class DirectReduceScatter(_OnHost):
+class _DirectReduceScatter(_OnHost):
     """Every rank gets its shard of all others' gradients at once and sums them in rank order."""
 
     def __call__(
@@ -211,19 +186,15 @@ class FromRank0:
             if self._context.cancelled.wait(pause_s):
                 raise cancelled(self._context.owner, f"waiting for {what}")
             if time.monotonic() > deadline:
-                raise _late(self._context, what, self._timeout_s)
+                first = f"{self._context.slot.component} rank 0"
+                raise ChannelTimeout(
+                    Problem(
+                        code="rank-0-late",
+                        key=self._context.owner,
+                        what=f"waited {self._timeout_s:g} s for {first} to bring {what}",
+                        why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
+                        fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
+                    )
+                )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         ranks.store.delete_key(key)
-
-
-def _late(context: WorkerContext, what: str, timeout_s: float) -> ChannelTimeout:
-    first = f"{context.slot.component} rank 0"
-    return ChannelTimeout(
-        Problem(
-            code="rank-0-late",
-            key=context.owner,
-            what=f"waited {timeout_s:g} s for {first} to bring {what}",
-            why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
-            fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
-        )
-    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from rlplace.workers.worker import out_of_step, score_not_finite
 Groups = Sequence[Sequence[Sample]]
 TokenArray = NDArray[np.float32]
 BySample = Sequence[TokenArray]  # [N] of each sample, in the order of the groups
+# Numbers of response tokens. By the actor's own weights before the first step: old, its log-probabilities, and values
+# of a head on its trunk. reference: log-probabilities of the reference. returns: what the values are to become.
+Target = Literal["advantages", "old", "reference", "values", "returns"]
 
 # All components have scored before the loop asks for their scores: only the network is still to be waited for.
 SCORES_TIMEOUT_S = 60.0
@@ -49,38 +53,29 @@ class Lengths:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Numbers of the response tokens of one sample, [N] float32 each."""
-
-    advantages: TokenArray
-    old: TokenArray | None = None  # log-probabilities before the first step, by the trainer
-    reference: TokenArray | None = None  # the reference's
-    values: TokenArray | None = None  # of a head on the actor's trunk, before the first step
-    returns: TokenArray | None = None  # what these values are to become
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
     """One rank's samples of an iteration."""
 
     lengths: Lengths
     own: Mapping[int, Sample]  # by number
-    targets: Mapping[int, Targets] = dataclasses.field(default_factory=dict)  # of the same samples, once computed
-    kl_coef: float = 0.0  # weight of the KL from the reference
-    inferred: bool = False  # the targets have old log-probabilities
+    targets: Mapping[Target, Mapping[int, TokenArray]]  # of the same samples, as far as they have been computed
+    kl_coef: float  # weight of the KL from the reference
 
 
 def shard_of(
-    groups: Groups, lengths: Lengths, needed: Collection[int], targets: Sequence[Targets] = (), kl_coef: float = 0.0
+    groups: Groups,
+    lengths: Lengths,
+    needed: Collection[int],
+    targets: Mapping[Target, BySample] | None = None,
+    kl_coef: float = 0.0,
 ) -> SampleShard:
     """Cut out the samples whose numbers are `needed`; `targets` are of all samples, in their order."""
     samples = [sample for group in groups for sample in group]
     return SampleShard(
         lengths=lengths,
         own={i: samples[i] for i in needed},
-        targets={i: targets[i] for i in needed} if targets else {},
+        targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
         kl_coef=kl_coef,
-        inferred=any(of.old is not None for of in targets),
     )
 
 
@@ -90,8 +85,7 @@ def shard_of(
 def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None = None) -> list[list[Sample]]:
     """Block until all `groups` of an iteration are here, in any order, or a `part` of them; return them ascending.
 
-    Raises ChannelTimeout, naming who waits; ChannelMisuse where a group came twice, so that one of them is not of this
-    iteration.
+    Raises ChannelTimeout; ChannelMisuse where a group came twice, so that one of them is not of this iteration.
     """
     taken: dict[int, Sequence[Sample]] = {}
     for _ in range(groups if part is None else part):
@@ -107,7 +101,7 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
 def take_returns(channel: Channel, samples: Sequence[Sample], groups: int, owner: str) -> TokenArray:
     """Block until the returns of all `groups` are here; return [M] of the response tokens of `samples`, in their order.
 
-    Raises ChannelTimeout, naming who waits; ChannelMisuse for returns that are not of these samples.
+    Raises ChannelTimeout; ChannelMisuse for returns that are not of these samples.
     """
     due = {(sample.group, sample.sample): sample.response_tokens for sample in samples}
     found: dict[tuple[int, int], TokenArray] = {}
@@ -143,19 +137,29 @@ def gather_scores(
 
 
 def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float) -> list[TokenArray]:
-    missing = {(sample.group, sample.sample): sample for sample in samples}
+    missing, due = {(sample.group, sample.sample): sample for sample in samples}, len(samples)
     found: dict[tuple[int, int], TokenArray] = {}
     while missing:
         try:
             item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
         except ChannelTimeout as error:
-            raise _missing(owner, scorer, list(missing), len(samples), timeout_s) from error
+            shown = ", ".join(f"{g}/{s}" for g, s in list(missing)[:8]) + ", ..." * (len(missing) > 8)
+            raise ChannelTimeout(
+                Problem(
+                    code="scores-missing",
+                    key=scores_of(scorer),
+                    what=f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {due} samples",
+                    got=f"no scores of {shown}   (group/sample)",
+                    why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
+                    fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
+                )
+            ) from error
         for scores in item:
             place = scores.group, scores.sample
             sample = missing.pop(place, None)
             if sample is None:
-                got, due = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
-                raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=due)
+                got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
+                raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=expected)
             found[place] = _checked(owner, scorer, scores, sample)
     return [found[sample.group, sample.sample] for sample in samples]
 
@@ -169,22 +173,6 @@ def _checked(owner: str, scorer: str, scores: Scores, sample: Sample) -> TokenAr
     if not np.isfinite(values).all():
         raise score_not_finite(scorer, scores)
     return values
-
-
-def _missing(
-    owner: str, scorer: str, missing: Sequence[tuple[int, int]], samples: int, timeout_s: float
-) -> ChannelTimeout:
-    shown = ", ".join(f"{group}/{sample}" for group, sample in missing[:8]) + ", ..." * (len(missing) > 8)
-    return ChannelTimeout(
-        Problem(
-            code="scores-missing",
-            key=scores_of(scorer),
-            what=f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {samples} samples",
-            got=f"no scores of {shown}   (group/sample)",
-            why=f"{scorer} has reported that it is done, and every sample needs its scores before anything is learned",
-            fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
-        )
-    )
 
 
 # ── into tensors, on every rank ──────────────────────────────────────────────────────────────────────────────────────
@@ -220,15 +208,9 @@ class Batch:
         chosen = [self._shard.own[i] for i in picks]
         return torch.tensor(joined([s.logprobs[s.mask] for s in chosen]), device=self._device)
 
-    def target(self, name: str, picks: MicroBatch) -> Tensor:
-        """Return [N] of the field `name` of Targets, which must be known."""
-        parts = [getattr(self._shard.targets[i], name) for i in picks]
-        return torch.tensor(joined([part for part in parts if part is not None]), device=self._device)
-
-    def old(self, picks: MicroBatch) -> Tensor | None:
-        """Return [N] old log-probabilities; None where the trainer did not infer them before."""
-        known = not picks or any(self._shard.targets[i].old is not None for i in picks)
-        return self.target("old", picks) if known else None
+    def target(self, name: Target, picks: MicroBatch) -> Tensor:
+        """Return [N] of a target that is known."""
+        return torch.tensor(joined([self._shard.targets[name][i] for i in picks]), device=self._device)
 
     def part_of(self, values: Tensor, picks: MicroBatch) -> Tensor:
         """Return [N] of [M]."""

@@ -1,4 +1,8 @@
-"""A model in training, sharded by FSDP2 or whole on a single rank: gradients, weights to send and to save."""
+"""A model in training, sharded by FSDP2 or whole on a single rank: gradients, weights to send and to save.
+
+Parameters of a language model with LoRA factors have two names: that of the module, and that of the checkpoint, which
+has no factors.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,14 @@ class TrainedModel:
         *,
         tensors: Iterable[tuple[str, Tensor]],
         groups: Sequence[nn.Module],
-        compute: torch.dtype | None,
+        compute: torch.dtype,
+        kept: frozenset[str] = frozenset(),
+        lora_scale: float = 0.0,
     ) -> None:
-        """`tensors`: parameters and buffers to send and save, tied ones under each name; gathered by FSDP or not.
+        """`tensors`: parameters and buffers, tied ones under each name; those called `kept` are not sent or saved.
 
         `groups`: what FSDP gathers at once; none where one rank has the whole model. `compute`: the dtype of parameters
-        in the forward pass; None: their own.
+        in the forward pass. `lora_scale`: of factors, where there are any.
         """
         self._fsdp_groups = [cast(FSDPModule, group) for group in groups]
         for group in self._fsdp_groups:
@@ -45,6 +51,7 @@ class TrainedModel:
         # FSDP puts other tensors into the module while it has gathered them: these are the rank's own.
         self._tensors = dict(tensors)
         self._module, self._world_size, self._compute = module, ranks.world_size, compute
+        self._kept, self._lora_scale = kept, lora_scale
         self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,19 +79,29 @@ class TrainedModel:
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return what this rank holds of the weights and buffers, to be sent in the dtype of the forward pass.
+        """Return this rank's weights and buffers, to be sent in the dtype of the forward pass; valid until a step.
 
-        Not copied: valid until the next step.
+        They are not copied, unless there are factors: then merged in new memory, which is a collective.
         """
+        return tuple(
+            self._shard(names, tensor, self._merged(names[0], tensor, own))
+            for names, tensor in self._named()
+            if not is_factor(names[0])
+        )
+
+    def unmerged_shards(self) -> tuple[Shard, ...]:
+        """Return the factors beside the frozen weights, nothing copied."""
         return tuple(self._shard(names, tensor) for names, tensor in self._named())
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield one weight after the other, gathered, in the optimizer's dtype; tied ones once.
+        """Yield one weight after the other, gathered and merged, in the optimizer's dtype; tied ones once.
 
         A collective: all ranks take all of them.
         """
-        for names, tensor in self._named():
-            yield names[0], whole(tensor)
+        for (name, *_), tensor in self._named():
+            if not is_factor(name):
+                with_factors = self._merged(name, tensor, whole)
+                yield checkpoint_name(name), whole(tensor) if with_factors is None else with_factors
 
     def save(self, path: Path, rank: int) -> None:
         """Save the whole weights; rank 0 replaces `path` once everything is on the disk. A collective.
@@ -101,23 +118,31 @@ class TrainedModel:
         """Return each tensor once, with all its names: no receiver may keep a stale copy under another name."""
         names: dict[Tensor, list[str]] = {}
         for name, tensor in self._tensors.items():
-            names.setdefault(tensor, []).append(name)
+            if name not in self._kept:
+                names.setdefault(tensor, []).append(name)
         return [(tied, tensor) for tensor, tied in names.items()]
 
     def _shard(self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None) -> Shard:
         """`data`: this rank's part, if it is not that of `tensor` itself."""
-        parameter, sharded = isinstance(tensor, nn.Parameter), isinstance(tensor, DTensor)
-        dtype = self._compute if parameter and self._compute is not None else tensor.dtype
+        parameter, ranks = isinstance(tensor, nn.Parameter), self._world_size
+        sharded = isinstance(tensor, DTensor)
         return Shard(
-            names=tuple(names),
-            dtype=dtype_name(torch.empty(0, dtype=dtype)),
+            names=tuple(map(checkpoint_name, names)),
+            dtype=dtype_name(torch.empty(0, dtype=self._compute if parameter else tensor.dtype)),
             shape=tuple(tensor.shape),
-            blocks=row_blocks(tensor.shape, self._world_size)
-            if sharded
-            else replicas(tensor.numel(), self._world_size),
+            blocks=row_blocks(tensor.shape, ranks) if sharded else replicas(tensor.numel(), ranks),
             data=own(tensor) if data is None else data,
             trained=tensor.requires_grad or not parameter or data is not None,
         )
+
+    @torch.no_grad()
+    def _merged(self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Return `part` of the weight with its factors, own rows or the whole; None where it has no factors."""
+        factors = factors_of(name)
+        if factors is None:
+            return None
+        a, b = (self._tensors[factor] for factor in factors)
+        return merged(part(weight), whole(a), part(b), self._lora_scale)
 
     # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,13 +174,8 @@ class TrainedPolicy(TrainedModel):
             fully_shard(module, mesh=ranks.mesh, reshard_after_forward=False, mp_policy=policy)
             groups.append(module)
         self.module = module
-        super().__init__(
-            module,
-            ranks,
-            tensors=(*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)),
-            groups=groups,
-            compute=DTYPES[compute],
-        )
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        super().__init__(module, ranks, tensors=tensors, groups=groups, compute=DTYPES[compute])
 
     def save(self, path: Path, rank: int) -> None:
         """Save one safetensors file."""
@@ -165,10 +185,7 @@ class TrainedPolicy(TrainedModel):
 
 
 class TrainedLm(TrainedModel):
-    """A language model: the actor's, with or without a value head, or a critic's.
-
-    Parameters have two names: that of the module, and that of the checkpoint, which has no LoRA factors.
-    """
+    """A language model: the actor's, with or without a value head, or a critic's."""
 
     def __init__(self, spec: LmSpec, ranks: Ranks, build: Callable[[LmSpec, DeviceMesh], PackedLm] = build) -> None:
         self.spec, self.module = spec, build(spec, ranks.mesh)
@@ -179,6 +196,8 @@ class TrainedLm(TrainedModel):
             tensors=self.module.named_tensors(),
             groups=self.module.groups,
             compute=DTYPES[spec.compute],
+            kept=self.module.kept,
+            lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
 
     def reduce_gradients(self, last: bool) -> None:
@@ -187,48 +206,14 @@ class TrainedLm(TrainedModel):
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
 
-    def shards(self) -> tuple[Shard, ...]:
-        """Return the weights as the checkpoint names them, factors merged in memory of their own: then a collective."""
-        kept = ((names, p, factors_of(names[0])) for names, p in self._named() if not is_factor(names[0]))
-        return tuple(
-            self._shard(names, p) if factors is None else self._shard(names, p, self._merged(p, *factors))
-            for names, p, factors in kept
-        )
-
-    def unmerged_shards(self) -> tuple[Shard, ...]:
-        """Return the factors beside the frozen weights, nothing copied."""
-        return super().shards()
-
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights as the checkpoint names them, factors merged."""
-        for (name, *_), parameter in self._named():
-            if is_factor(name):
-                continue
-            factors, full = factors_of(name), whole(parameter)
-            if factors is not None and self.spec.lora is not None:
-                a, b = (whole(self._tensors[of]) for of in factors)
-                full = merged(full, a, b, self.spec.lora.scale)
-            yield checkpoint_name(name), full
-
     def save(self, path: Path, rank: int) -> None:
-        """Save a Hugging Face folder, factors merged."""
+        """Save a Hugging Face folder."""
         writer = CheckpointWriter(path, self.spec.folder, config=self.module.saved_config()) if rank == 0 else None
         for name, tensor in self.whole_weights():
             if writer is not None:
                 writer.add(name, tensor)
         if writer is not None:
             writer.finish()
-
-    def _named(self) -> list[tuple[list[str], Tensor]]:
-        return [(names, tensor) for names, tensor in super()._named() if names[0] not in self.module.kept]
-
-    def _shard(self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None) -> Shard:
-        return super()._shard(list(map(checkpoint_name, names)), tensor, data)
-
-    @torch.no_grad()
-    def _merged(self, weight: Tensor, a: str, b: str) -> Tensor:
-        assert self.spec.lora is not None, "only LoRA makes factors"
-        return merged(own(weight), whole(self._tensors[a]), own(self._tensors[b]), self.spec.lora.scale)
 
     @property
     def gathered_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,10 +16,9 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.training.optimizer import Adam, MovingAverage
+    from rlplace.workers.training.optimizer import Adam, MovingAverage, Trainer
     from rlplace.workers.training.ranks import Ranks
     from rlplace.workers.training.trained_model import TrainedModel
-    from rlplace.workers.training.trainer import Trainer
 
 _WORKSPACE = "gathered weights and gradients"
 
@@ -48,39 +47,26 @@ class TrainedWorker(Worker):
         return self._ranks
 
     def _train(
-        self,
-        model: TrainedModel,
-        config: OptimizerConfig,
-        iterations: int,
-        *,
-        ema_decay: float | None = None,
+        self, model: TrainedModel, config: OptimizerConfig, iterations: int, *, ema_decay: float | None = None
     ) -> Trainer:
         """Take ownership of the model; make its optimizer and what steps it.
 
         `iterations`: of the whole run. `ema_decay`: of the average; None: keep none.
         """
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam, MovingAverage
-        from rlplace.workers.training.trainer import Trainer
+        from rlplace.workers.training.optimizer import Adam, MovingAverage, Trainer
 
         assert self._ranks is not None, "join first"
-        context = self.context
+        device, component = self.context.device, self.context.slot.component
         self._model = model
-        self._weights = Offloadable(f"{context.slot.component} weights", context.device, model.weight_tensors)
-        kind = HostAdam if config.on_host else MasterAdam if config.kind == "adamw_master" else Adam
-        self._optimizer = kind(model.trained_shards(), config)
-        self._optimizer_state = Offloadable("optimizer state", context.device, self._optimizer.tensors)
+        self._weights = Offloadable(f"{component} weights", device, model.weight_tensors)
+        self._optimizer = Adam(model.trained_shards(), config)
+        self._optimizer_state = Offloadable("optimizer state", device, self._optimizer.tensors)
         if ema_decay is not None:
             self._average = MovingAverage(model.trained_shards(), ema_decay)
+        optimizer, average = self._optimizer, self._average
         return Trainer(
-            model,
-            self._optimizer,
-            config,
-            self._ranks,
-            iterations=iterations,
-            owner=context.owner,
-            rate_key=f"{context.slot.component}.optimizer.lr",
-            average=self._average,
+            model, optimizer, config, self._ranks, iterations=iterations, component=component, average=average
         )
 
     @property
@@ -122,7 +108,7 @@ class TrainedWorker(Worker):
 
     def digest(self) -> str:
         """Return the SHA-256 of the whole weights as they are trained."""
-        from rlplace.models.digest import digest
+        from rlplace.models.sharding import digest
 
         with self._computing("digest", Residency.WEIGHTS):
             return digest({name: tensor.cpu() for name, tensor in self._model.whole_weights()})
@@ -154,9 +140,8 @@ def spec_of(component: str, trained: TrainedConfig, folder: Path, seed: int) -> 
     from rlplace.models.causal_lm import LmSpec
     from rlplace.models.lora import LoraSpec
 
-    lora = None
+    lora, key = None, f"{component}.lora_targets"
     if trained.lora_rank is not None:
-        key = f"{component}.lora_targets"
         lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
     return LmSpec(
         folder=folder,
@@ -179,21 +164,21 @@ def path_of(trained: TrainedConfig) -> str | None:
 def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
     """Report what can be planned but not run of a trained model; to be asked before launch."""
     fp16 = "float16 needs its losses scaled, which a run does not do"
-    wanted: Mapping[str, tuple[object, tuple[object, ...], str]] = {
-        "optimizer.kind": (trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
-        "weights": (trained.weights, ("fp32", "bf16"), fp16),
-        "compute": (trained.compute, ("fp32", "bf16"), fp16),
-        "zero_stage": (trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks of the model"),
-    }
+    wanted: Sequence[tuple[str, str, object, tuple[object, ...], str]] = (
+        ("optimizer.", "kind", trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
+        ("", "weights", trained.weights, ("fp32", "bf16"), fp16),
+        ("", "compute", trained.compute, ("fp32", "bf16"), fp16),
+        ("", "zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
+    )
     return [
         Problem(
             code="plan-only",
-            key=f"{component}.{key}",
+            key=f"{component}.{block}{field}",
             what="is planned, not run",
-            got=f"{key.rpartition('.')[2]}: {value}",
+            got=f"{field}: {value}",
             why=why,
-            fix=" or ".join(f"{key.rpartition('.')[2]}: {choice}" for choice in choices),
+            fix=" or ".join(f"{field}: {choice}" for choice in choices),
         )
-        for key, (value, choices, why) in wanted.items()
+        for block, field, value, choices, why in wanted
         if value not in choices
     ]

@@ -1,4 +1,4 @@
-"""Samples for tests of what is learned from them."""
+"""Samples for tests of advantages and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sample(
     group: int = 0,
     number: int = 0,
     prompt: int = 3,
-    learned: int = 2,
+    response: int = 2,
     reward: float = 0.0,
     rewards: dict[str, float] | None = None,
     versions: Sequence[int] | None = None,
@@ -24,13 +24,13 @@ def sample(
 ) -> Sample:
     """A prompt and one answer of random tokens; `versions` are of the answer."""
     draw = np.random.default_rng([seed, group, number])
-    answer = np.full(learned, 0) if versions is None else np.asarray(versions)
+    answer = np.full(response, 0) if versions is None else np.asarray(versions)
     return Sample(
         group=group,
         sample=number,
-        tokens=draw.integers(0, 11, prompt + learned).astype(np.int32),
-        mask=np.arange(prompt + learned) >= prompt,
-        logprobs=np.concatenate([np.zeros(prompt), -draw.random(learned)]).astype(np.float32),
+        tokens=draw.integers(0, 11, prompt + response).astype(np.int32),
+        mask=np.arange(prompt + response) >= prompt,
+        logprobs=np.concatenate([np.zeros(prompt), -draw.random(response)]).astype(np.float32),
         versions=np.concatenate([np.full(prompt, -1), answer]).astype(np.int32),
         reward=reward,
         rewards={} if rewards is None else rewards,

@@ -1,4 +1,4 @@
-"""KL estimators against the true divergence, and the controller of their weight."""
+"""KL estimators against the true KL, the controller of its weight, and how engine and trainer are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.algo.kl import KL_ESTIMATORS, kl_k3, next_kl_coef
+from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, kl_k3, mismatch_metrics, next_kl_coef
+from rlplace.metrics import reduce_metrics
 
 
 def test_estimates_of_a_known_pair() -> None:
@@ -61,8 +62,35 @@ def test_one_step_by_hand(kl: float, factor: float) -> None:
     assert coef == pytest.approx(0.2 * factor)
 
 
-def test_it_holds_a_kl_that_answers_to_it() -> None:
-    coef = 0.01
-    for _ in range(300):
-        coef = next_kl_coef(coef, kl=1.0 / coef, target=5.0, horizon=1000, samples=100)
-    assert 1.0 / coef == pytest.approx(5.0, rel=1e-3)
+# ── an engine that is not quite the trainer ───────────────────────────────────────────────────────────────────────────
+
+
+TRAINER = torch.tensor([0.4, 0.1, 0.9]).log()
+ENGINE = torch.tensor([0.2, 0.2, 0.9]).log()  # ratios 2, 0.5, 1
+
+
+def test_importance_is_capped_from_above_only() -> None:
+    trainer = TRAINER.clone().requires_grad_()
+    weights = importance_weights(trainer, ENGINE, cap=1.5)
+    assert weights.tolist() == pytest.approx([1.5, 0.5, 1.0])
+    assert not weights.requires_grad
+
+
+def test_statistics_by_hand() -> None:
+    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, cap=1.5)]) == {
+        "actor/mismatch": pytest.approx(2 * math.log(2) / 3),
+        "actor/mismatch_kl": pytest.approx((1 - math.log(2) - 0.5 + math.log(2)) / 3),
+        "actor/mismatch_capped": pytest.approx(1 / 3),
+        "actor/mismatch_max": pytest.approx(math.log(2)),
+    }
+
+
+def test_ranks_reduce_to_the_whole() -> None:
+    whole = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, cap=1.5)])
+    parts = (slice(0, 1), slice(1, 3), slice(3, 3))
+    by_rank = [mismatch_metrics(TRAINER[part], ENGINE[part], cap=1.5) for part in parts]
+    assert reduce_metrics(by_rank) == pytest.approx(whole)
+
+
+def test_without_a_cap_nothing_is_above_it() -> None:
+    assert mismatch_metrics(TRAINER, ENGINE, cap=None)["actor/mismatch_capped"].value == 0.0

@@ -12,24 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlplace.algo.losses import (
-    MEANS,
-    RATIOS,
     Clip,
     LmTerms,
     Totals,
     clipped_surrogate,
-    constant_mean,
     is_value_clipped,
     lm_terms,
     ppo_terms,
-    sequence_mean,
     sequence_ratio,
-    token_mean,
+    shares_of,
     token_weights,
     value_loss,
 )
 
 CLIP = Clip(low=0.2, high=0.3)
+RATIOS, MEANS = ("token", "sequence"), ("token", "sequence", "constant")
 
 
 @pytest.mark.parametrize(
@@ -88,40 +85,6 @@ def test_samples_beyond_either_bound_count_as_clipped() -> None:
     assert terms.clip_fraction.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_terms_of_parts_add_up_to_the_mean() -> None:
-    generator = torch.Generator().manual_seed(0)
-    columns = {
-        name: torch.randn(10, generator=generator)
-        for name in ("logprobs", "values", "entropies", "old_logprobs", "old_values", "advantages", "returns")
-    }
-    rules = {"clip": CLIP, "value_clip": 0.3}
-    whole = ppo_terms(**columns, **rules)
-    parts = [
-        ppo_terms(**{name: column[part] for name, column in columns.items()}, **rules)
-        for part in (slice(0, 3), slice(3, 3), slice(3, 10))
-    ]
-    shares = whole.shares(10)
-    assert torch.allclose(sum(part.shares(10) for part in parts), shares, atol=1e-6)
-    assert torch.allclose(sum(part.loss(0.5, 0.1, 10) for part in parts), whole.loss(0.5, 0.1, 10), atol=1e-6)
-    assert shares[2].item() == pytest.approx(columns["entropies"].mean().item(), abs=1e-6)
-
-
-def test_loss_signs() -> None:
-    terms = ppo_terms(
-        logprobs=torch.zeros(1),
-        values=torch.zeros(1),
-        entropies=torch.ones(1),
-        old_logprobs=torch.zeros(1),
-        old_values=torch.zeros(1),
-        advantages=torch.ones(1),
-        returns=torch.full((1,), 2.0),
-        clip=CLIP,
-        value_clip=None,
-    )
-    assert terms.loss(value_coef=0.5, entropy_coef=0.1, count=1).item() == pytest.approx(-1.0 + 0.5 * 2.0 - 0.1)
-    assert terms.loss(value_coef=0.5, entropy_coef=0.0, count=4).item() == pytest.approx((-1.0 + 0.5 * 2.0) / 4)
-
-
 def test_sequence_ratio_is_the_geometric_mean() -> None:
     log_ratio = torch.tensor([0.1, 0.3, -0.4], requires_grad=True)
     found = sequence_ratio(log_ratio, torch.tensor([2, 0, 1]))
@@ -134,12 +97,12 @@ def test_sequence_ratio_is_the_geometric_mean() -> None:
 @pytest.mark.parametrize(
     ("mean", "weights"),
     [
-        (token_mean, [1 / 5, 1 / 5, 1 / 5]),
-        (sequence_mean, [1 / 6, 1 / 6, 1 / 3]),  # 3 samples in the step
-        (constant_mean, [1 / 30, 1 / 30, 1 / 30]),
+        ("token", [1 / 5, 1 / 5, 1 / 5]),
+        ("sequence", [1 / 6, 1 / 6, 1 / 3]),  # 3 samples in the step
+        ("constant", [1 / 30, 1 / 30, 1 / 30]),
     ],
 )
-def test_token_weights(mean, weights: list[float]) -> None:  # type: ignore[no-untyped-def]
+def test_token_weights(mean: str, weights: list[float]) -> None:
     totals = Totals(samples=3, tokens=5, longest=10)
     assert token_weights(mean, torch.tensor([2, 0, 1]), totals).tolist() == pytest.approx(weights)
 
@@ -161,9 +124,9 @@ def test_terms_by_hand() -> None:
     weights = torch.tensor([0.5, 0.25, 0.25])
     assert terms.loss(weights).item() == pytest.approx(-0.65 + 0.2 - 0.25)
     assert terms.loss(weights, entropy_coef=0.1).item() == pytest.approx(-0.7 - 0.1 * 0.175)
-    divergence = (0.5 - math.log(1.5) + -0.5 - math.log(0.5)) / 3
-    shares = terms.shares(Totals(samples=2, tokens=3, longest=9))
-    assert shares.tolist() == pytest.approx([-0.5, 0.2, divergence, 1 / 3, 1 / 3])
+    kl = (0.5 - math.log(1.5) + -0.5 - math.log(0.5)) / 3
+    shares = shares_of(terms, 3)
+    assert shares.tolist() == pytest.approx([-0.5, 0.2, kl, 1 / 3, 1 / 3])
 
 
 def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
@@ -177,9 +140,9 @@ def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
         advantages=torch.tensor([1.0, 1.0, -2.0]),
         lengths=lengths,
         clip=CLIP,
-        ratio=sequence_ratio,
+        ratio="sequence",
     )
-    loss = terms.loss(token_weights(sequence_mean, lengths, totals))
+    loss = terms.loss(token_weights("sequence", lengths, totals))
     loss.backward()
     first, second = math.exp(0.1), math.exp(0.5)
     assert loss.item() == pytest.approx((-first + 2 * second) / 2)
@@ -190,7 +153,7 @@ def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
 def test_no_token_has_no_loss_but_a_gradient() -> None:
     nothing = torch.zeros(0)
     logprobs = torch.zeros(0, requires_grad=True)
-    for ratio in RATIOS.values():
+    for ratio in RATIOS:
         terms = lm_terms(
             logprobs=logprobs,
             entropies=nothing,
@@ -203,7 +166,7 @@ def test_no_token_has_no_loss_but_a_gradient() -> None:
         loss = terms.loss(nothing, entropy_coef=0.1)
         loss.backward()
         assert loss.item() == 0.0
-        assert terms.shares(Totals(samples=1, tokens=1, longest=1)).tolist() == [0.0] * 5
+        assert shares_of(terms, 1).tolist() == [0.0] * 5
 
 
 def step_loss(
@@ -218,9 +181,9 @@ def step_loss(
         own = torch.cat([by_sequence[i] for i in part] or [torch.arange(0)])
         own_lengths = torch.tensor([lengths[i] for i in part], dtype=torch.int64)
         chosen = {name: column[own] for name, column in columns.items()} | {"logprobs": logprobs[own]}
-        terms = lm_terms(**chosen, lengths=own_lengths, clip=CLIP, ratio=RATIOS[ratio])
-        losses = losses + terms.loss(token_weights(MEANS[mean], own_lengths, totals).double(), entropy_coef=0.1)
-        shares += terms.shares(totals)
+        terms = lm_terms(**chosen, lengths=own_lengths, clip=CLIP, ratio=ratio)
+        losses = losses + terms.loss(token_weights(mean, own_lengths, totals).double(), entropy_coef=0.1)
+        shares += shares_of(terms, totals.tokens or 1)
     losses.backward()
     assert logprobs.grad is not None
     return losses.detach(), logprobs.grad, shares

@@ -18,7 +18,6 @@ from rlplace.algo.normalize import (
     merge,
     moments_of,
     no_moments,
-    normalize_scores,
     normalized,
     shifted_sums,
 )
@@ -119,11 +118,3 @@ def test_normalisation_does_not_depend_on_the_ranks(cut: int) -> None:
 
 def test_equal_values_normalize_to_zero() -> None:
     assert normalized(torch.full((4,), 3.0), moments_of(torch.full((4,), 3.0))).tolist() == [0.0] * 4
-
-
-def test_scores_are_normalised_by_all_that_were_seen() -> None:
-    first, seen = normalize_scores(doubles(1.0, 3.0), no_moments())
-    assert first.tolist() == pytest.approx([-1.0, 1.0], rel=1e-5)  # mean 2, deviation 1
-    second, seen = normalize_scores(doubles(5.0, 7.0), seen)  # of 1, 3, 5, 7: mean 4, variance 5
-    assert second.tolist() == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)], rel=1e-5)
-    assert float(seen.count) == 4

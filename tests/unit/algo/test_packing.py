@@ -1,14 +1,26 @@
-"""Every sample is in exactly one micro-batch, budgets hold, and all ranks have the same number of them."""
+"""Every sample is in exactly one micro-batch or minibatch, budgets hold, and all ranks compute the same."""
 
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlplace.algo.packing import Packing, fit, optimizer_steps, pack, pack_steps, spread
+from rlplace.algo.packing import (
+    Packing,
+    Rows,
+    fit,
+    iteration_generator,
+    minibatches,
+    optimizer_steps,
+    pack,
+    pack_steps,
+    spread,
+)
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 
@@ -19,7 +31,7 @@ def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
     packing = pack(lengths, ranks, budget)
     everything = [item for rank in packing.ranks for micro_batch in rank for item in micro_batch]
     assert sorted(everything) == list(range(len(lengths)))
-    assert [len(rank) for rank in packing.ranks] == [packing.micro_batches] * ranks
+    assert [len(rank) for rank in packing.ranks] == [len(packing.ranks[0])] * ranks
     for rank in packing.ranks:
         sizes = [sum(lengths[i] for i in micro_batch) for micro_batch in rank]
         assert sizes == sorted(sizes, reverse=True)
@@ -74,7 +86,7 @@ def test_many_samples_over_many_ranks_are_balanced() -> None:
     lengths = [min(4096, int(draw.lognormvariate(6, 1)) + 20) for _ in range(2000)]
     packing = pack(lengths, ranks=16, token_budget=8192)
     assert packing.imbalance < 0.01
-    assert sum(lengths) / (packing.micro_batches * 16 * 8192) > 0.85  # of the budget is used
+    assert sum(lengths) / (len(packing.ranks[0]) * 16 * 8192) > 0.85  # of the budget is used
 
 
 @given(samples=st.integers(0, 50), train_batch=st.none() | st.integers(1, 20), seed=st.text(max_size=3))
@@ -100,5 +112,43 @@ def test_steps_are_packed_by_the_numbers_of_the_iteration() -> None:
     assert pack_steps([], **rules) == ()
 
 
-def test_epochs_are_cut_differently() -> None:
-    assert optimizer_steps(16, 4, "0/0/0") != optimizer_steps(16, 4, "0/0/1")
+# ── minibatches ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    steps=st.integers(1, 5),
+    split=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
+    number=st.integers(1, 4),
+    seed=st.integers(0, 100),
+)
+def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> None:
+    total = sum(split)
+    number = min(number, steps * total)
+    firsts = [0, *accumulate(split)]
+    blocks = [Rows(steps=steps, total=total, first=f, count=c) for f, c in zip(firsts, split, strict=False)]
+    by_rank = [list(minibatches(block, number, iteration_generator(seed, 0))) for block in blocks]
+    order = torch.randperm(steps * total, generator=iteration_generator(seed, 0))
+    seen = 0
+    for parts in zip(*by_rank, strict=True):
+        found = []
+        for part, first, count in zip(parts, firsts, split, strict=False):
+            found += [int(i) // count * total + int(i) % count + first for i in part.indices]
+        assert sorted(found) == sorted(order[seen : seen + parts[0].count].tolist())
+        assert {part.count for part in parts} == {len(found)}
+        seen += len(found)
+    assert len(by_rank[0]) == number
+    assert seen == steps * total
+
+
+def test_sizes_differ_by_at_most_one() -> None:
+    rows = Rows(steps=5, total=2, first=0, count=2)
+    assert [part.count for part in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]
+
+
+def test_streams_of_neighbouring_seeds_and_iterations_are_unrelated() -> None:
+    orders = {
+        tuple(torch.randperm(16, generator=iteration_generator(seed, iteration)).tolist())
+        for seed in range(4)
+        for iteration in range(4)
+    }
+    assert len(orders) == 16

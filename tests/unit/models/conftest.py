@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlplace.workers.training.ranks import Ranks, join_ranks
+from rlplace.workers.training.ranks import Ranks
 from tests.tiny_lm import Kind, tiny_model
 from tests.worker_ranks import listen, rendezvous_at
 
@@ -28,6 +28,6 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """One rank; a process has one default process group."""
-    joined = join_ranks(0, 1, rendezvous_at(listen()), torch.device("cpu"))
+    joined = Ranks(0, 1, rendezvous_at(listen()), torch.device("cpu"))
     yield joined
     joined.close()

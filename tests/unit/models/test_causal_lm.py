@@ -1,11 +1,12 @@
-"""What the learner computes is what transformers computes, sequence by sequence, on any packing."""
+"""Scores and values are those of transformers, sequence by sequence, on any packing."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,32 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlplace.errors import ConfigError
-from rlplace.models.causal_lm import CausalLm, LmSpec, build
+from rlplace.models import BUILDING
+from rlplace.models.causal_lm import (
+    CausalLm,
+    FrozenLm,
+    FrozenSpec,
+    LmSpec,
+    PackedLm,
+    ValueLm,
+    build,
+    build_actor_critic_lm,
+    build_value_lm,
+    first_head,
+)
+from rlplace.models.heads import value_head_problem
+from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import TokenScores
+from rlplace.placement.memory.model import Head, read_model
+from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
+from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_model import TrainedLm
+from tests.rollout_stage import Ledger
 
 LENGTHS = (17, 2, 40, 9)
 
@@ -75,22 +95,6 @@ def test_gradients_are_those_of_transformers(folder: Path, ranks: Ranks, checkpo
         torch.testing.assert_close(gradient, expected[name], atol=2e-5, rtol=1e-4)
 
 
-def test_packing_changes_neither_loss_nor_gradient(folder: Path, ranks: Ranks) -> None:
-    module = build(LmSpec(folder=folder), ranks.mesh)
-    together = module(pack(sequences()))
-    apart = [module(pack([s])) for s in sequences()]
-    one_by_one = TokenScores(*map(torch.cat, zip(*apart, strict=True)))
-    assert abs(loss(one_by_one) / loss(together) - 1.0) < 1e-5
-
-
-def test_nobody_sees_another_sequence(qwen: Path, ranks: Ranks) -> None:
-    module = build(LmSpec(folder=qwen), ranks.mesh)
-    first, *others = sequences()
-    before = module(pack([first, *others])).logprobs[: len(first) - 1]
-    after = module(pack([first, *(other[::-1].copy() for other in others)])).logprobs[: len(first) - 1]
-    assert torch.equal(before, after)
-
-
 def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:
     module = build(LmSpec(folder=qwen), ranks.mesh)
     everything = module(pack(sequences())).logprobs
@@ -114,25 +118,25 @@ def test_half_precision_computes_near_it(qwen: Path, ranks: Ranks) -> None:
     assert {p.dtype for p in module.parameters()} == {g.dtype for g in gradients(module).values()} == {torch.float32}
 
 
-def edited(folder: Path, copy: Path, change: dict[str, Tensor | None]) -> Path:
+def edited(folder: Path, copy: Path, change: Mapping[str, Tensor | None]) -> Path:
     """A copy of a model with some weights replaced or left out."""
     copy.mkdir()
     (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
-    weights = load_file(folder / "model.safetensors") | change
+    weights = {**load_file(folder / "model.safetensors"), **change}
     save_file({name: w for name, w in weights.items() if w is not None}, copy / "model.safetensors")
     return copy
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "why"),
     [(None, "have no weight model.norm.weight"), (torch.zeros(3), r"model.norm.weight is \[3\] there, \[64\] in")],
     ids=["missing", "of another shape"],
 )
 def test_files_of_another_model_are_refused(
-    qwen: Path, ranks: Ranks, tmp_path: Path, value: Tensor | None, said: str
+    qwen: Path, ranks: Ranks, tmp_path: Path, value: Tensor | None, why: str
 ) -> None:
     folder = edited(qwen, tmp_path / "model", {"model.norm.weight": value})
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=why) as caught:
         build(LmSpec(folder=folder), ranks.mesh)
     assert caught.value.codes == ("model-weights",)
 
@@ -146,7 +150,7 @@ def test_a_folder_without_weights_is_refused(qwen: Path, ranks: Ranks, tmp_path:
 
 def test_weights_in_half_precision_are_read_as_they_are_trained(qwen: Path, ranks: Ranks, tmp_path: Path) -> None:
     halves = {name: w.bfloat16() for name, w in load_file(qwen / "model.safetensors").items()}
-    spec = LmSpec(folder=edited(qwen, tmp_path / "halves", dict(halves)))
+    spec = LmSpec(folder=edited(qwen, tmp_path / "halves", halves))
     for weights, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         module = build(dataclasses.replace(spec, weights=weights), ranks.mesh)
         norm = dict(module.named_tensors())["model.norm.weight"].full_tensor()
@@ -161,3 +165,194 @@ def test_nothing_is_dropped_out(qwen: Path, ranks: Ranks, tmp_path: Path) -> Non
     module = build(LmSpec(folder=folder), ranks.mesh)
     assert module.training
     assert torch.equal(module(pack(sequences())).logprobs, module(pack(sequences())).logprobs)
+
+
+# ── threads ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether others had to wait, each time transformers was asked for a model."""
+    seen: list[bool] = []
+    made = AutoModelForCausalLM.from_config
+
+    def from_config(*args: Any, **kwargs: Any) -> Any:
+        seen.append(BUILDING.locked())
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", from_config)
+    return seen
+
+
+def test_others_wait_while_a_model_is_built(folder: Path, ranks: Ranks, seen: list[bool]) -> None:
+    build(LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
+    FrozenLm(CausalLm, FrozenSpec(folder=folder, dtype="bf16"), None, torch.device("cpu"))
+    settings = EngineSettings(model=folder, dtype="fp32", context=64, memory=CacheBytes(size_bytes=1 << 20))
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, stop_token_ids=(), seed=0)
+    TransformersEngine(settings, sampling, device=Ledger(), owner="rollout rank 0", rank=0)
+    assert seen == [True, True, True]
+    assert not BUILDING.locked()
+
+
+# ── values ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+HIDDEN = 64
+
+
+def masks() -> list[NDArray[np.bool_]]:
+    """Uneven; nothing of the second sequence."""
+    return [(np.arange(length) % 3 > 0) & (np.arange(length) > 4) for length in LENGTHS]
+
+
+def packed() -> Packed:
+    return Packed.of(sequences(), masks())
+
+
+def values_of_transformers(folder: Path, head: Tensor) -> tuple[torch.nn.Module, Tensor]:
+    """The model, and the values before each scored token, each sequence by itself."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, attn_implementation="eager")
+    with torch.no_grad():
+        model.score.weight.copy_(head)
+    found = []
+    for tokens, mask in zip(sequences(), masks(), strict=True):
+        states = model.base_model(torch.tensor(tokens)[None]).last_hidden_state
+        found.append(model.score(states)[0, :-1, 0][torch.tensor(mask)[1:]])
+    return model, torch.cat(found)
+
+
+def value_loss(values: Tensor) -> Tensor:
+    """Something uneven over tokens."""
+    return (torch.linspace(-1.0, 2.0, len(values)) * values).sum()
+
+
+def test_values_and_gradients_are_those_of_sequence_classification(folder: Path, ranks: Ranks) -> None:
+    model, expected = values_of_transformers(folder, first_head(HIDDEN, 3))
+    module = build_value_lm(LmSpec(folder=folder, seed=3), ranks.mesh)
+    values = module(packed())
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+    value_loss(expected).backward()
+    value_loss(values).backward()
+    found = {name: p.grad.full_tensor() for name, p in module.lm.named_parameters()}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=2e-5, rtol=1e-4)
+
+
+def test_no_sequence_has_no_values(qwen: Path, ranks: Ranks) -> None:
+    values = build_value_lm(LmSpec(folder=qwen), ranks.mesh)(Packed.of([], []))
+    assert values.shape == (0,)
+    values.sum().backward()
+
+
+def test_values_in_half_precision_are_near_it(qwen: Path, ranks: Ranks) -> None:
+    head = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0))
+    _, expected = values_of_transformers(qwen, head)
+    module = build_value_lm(LmSpec(folder=qwen, compute="bf16"), ranks.mesh)
+    with torch.no_grad():
+        module.lm.score.weight.to_local().copy_(head)
+    values = module(packed())
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values, expected, atol=0.5, rtol=0.05)
+
+
+# ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def head_of(module: ValueLm) -> Tensor:
+    return dict(module.lm.named_parameters())["score.weight"].full_tensor()
+
+
+def test_a_new_head_follows_from_the_seed_and_says_little(qwen: Path, ranks: Ranks) -> None:
+    heads = [head_of(build_value_lm(LmSpec(folder=qwen, seed=seed), ranks.mesh)) for seed in (0, 0, 1)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert torch.equal(heads[0], first_head(HIDDEN, 0))
+    assert float(heads[0].detach().norm()) == pytest.approx(HIDDEN**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["score.weight", "value_head.weight", "v_head.summary.weight"])
+def test_a_head_in_the_folder_is_taken_whatever_it_is_called(
+    qwen: Path, ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    head = torch.randn(1, HIDDEN)
+    folder = edited(qwen, tmp_path / "model", {name: head})
+    assert value_head_problem(folder) is None
+    assert torch.equal(head_of(build_value_lm(LmSpec(folder=folder), ranks.mesh)), head)
+
+
+@pytest.mark.parametrize(
+    ("heads", "why"),
+    [
+        ({"score.weight": torch.zeros(3, HIDDEN)}, "score.weight has 3 rows: it tells 3 classes apart"),
+        ({"value_head.weight": torch.zeros(1, HIDDEN), "value_head.bias": torch.zeros(1)}, "value_head.bias would be"),
+    ],
+    ids=["three classes", "a bias"],
+)
+def test_a_head_that_gives_no_value_is_refused(
+    qwen: Path, ranks: Ranks, tmp_path: Path, heads: dict[str, Tensor], why: str
+) -> None:
+    folder = edited(qwen, tmp_path / "model", heads)
+    problem = value_head_problem(folder)
+    assert problem is not None
+    assert (problem.code, problem.key) == ("value-head", "critic.model.path")
+    assert why in str(problem.why)
+    with pytest.raises(ConfigError, match=why) as caught:
+        build_value_lm(LmSpec(folder=folder, key="critic.model.path"), ranks.mesh)
+    assert caught.value.codes == ("value-head",)
+
+
+def test_a_model_without_such_a_head_in_transformers_is_refused(qwen: Path, ranks: Ranks, tmp_path: Path) -> None:
+    folder = edited(qwen, tmp_path / "model", {})
+    (folder / "config.json").write_text(json.dumps({"model_type": "cohere"}))
+    with pytest.raises(ConfigError, match="AutoModelForSequenceClassification does not know cohere"):
+        build_value_lm(LmSpec(folder=folder), ranks.mesh)
+
+
+def test_factors_go_into_the_trunk_and_the_head_is_trained_whole(qwen: Path, ranks: Ranks) -> None:
+    plain = build_value_lm(LmSpec(folder=qwen), ranks.mesh)(packed())
+    module = build_value_lm(LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
+    assert torch.equal(module(packed()), plain)  # they begin as nothing
+    trained = {name for name, p in module.lm.named_parameters() if p.requires_grad}
+    assert {name for name in trained if not is_factor(name)} == {"score.weight"}
+    assert len(trained) == 1 + 2 * 2 * 7  # two blocks of seven linear layers
+
+
+# ── beside a policy's head ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_policy_and_value_come_of_one_pass(folder: Path, ranks: Ranks) -> None:
+    spec = LmSpec(folder=folder, seed=3)
+    module = build_actor_critic_lm(spec, ranks.mesh)
+    found = module(packed(), 0.7)
+    alone = build(spec, ranks.mesh)(packed(), 0.7)
+    assert torch.equal(found.logprobs, alone.logprobs)
+    assert torch.equal(found.entropies, alone.entropies)
+    torch.testing.assert_close(found.values, build_value_lm(spec, ranks.mesh)(packed()))
+    (found.logprobs.sum() + value_loss(found.values)).backward()
+    gradients = {name: p.grad for name, p in module.lm.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    assert float(gradients["score.weight"].full_tensor().norm()) > 0.0
+
+
+def test_only_the_learner_has_the_value_head(folder: Path, ranks: Ranks) -> None:
+    lm = TrainedLm(LmSpec(folder=folder), ranks, build_actor_critic_lm)
+    plain = TrainedLm(LmSpec(folder=folder), ranks)
+    assert len(lm.trained_shards()) == len(plain.trained_shards()) + 1
+    for names in (lambda of: [s.names for s in of.shards()], lambda of: [n for n, _ in of.whole_weights()]):
+        assert names(lm) == names(plain)
+    held = [sum(t.numel() for t in of.weight_tensors()) for of in (lm, plain)]
+    assert held[0] - held[1] == HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("builder", "head"),
+    [(build, Head.LANGUAGE), (build_value_lm, Head.SCORE), (build_actor_critic_lm, Head.LANGUAGE_AND_VALUE)],
+    ids=["policy", "critic", "both"],
+)
+def test_every_weight_is_planned(folder: Path, ranks: Ranks, builder: Callable[..., PackedLm], head: Head) -> None:
+    shape = read_model(json.loads((folder / "config.json").read_text()), head=head)
+    weights = [p.shape for _, p in builder(LmSpec(folder=folder), ranks.mesh).lm.named_parameters()]
+    assert sorted(weights) == sorted(w.shape for w, layers in shape.weights() for _ in range(layers))

@@ -1,4 +1,4 @@
-"""Factors: what they train, what they start from, what becomes of them where nobody knows factors."""
+"""Factors: what they train, what they start from, how they are merged."""
 
 from __future__ import annotations
 

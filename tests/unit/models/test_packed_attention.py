@@ -1,4 +1,4 @@
-"""Sequences side by side: nothing is padded, nobody sees another's tokens."""
+"""Sequences side by side: nothing is padded, none sees the tokens of another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_first_token_cannot_be_scored() -> None:
 
 
 @pytest.mark.parametrize("sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"])
-def test_nothing_is_one_token_that_nobody_scores(sequences: list[np.ndarray]) -> None:
+def test_nothing_is_one_token_that_is_not_scored(sequences: list[np.ndarray]) -> None:
     batch = Packed.of(sequences, [np.zeros(len(s), bool) for s in sequences])
     assert (batch.lengths, batch.targets.tolist()) == ((1,), [])
 

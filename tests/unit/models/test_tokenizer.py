@@ -1,4 +1,4 @@
-"""The lean tokenizer against the library that models are published with, and what it says of folders without one."""
+"""The lean tokenizer against the library that models are published with, and errors of folders without one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from rlplace.envs.text import Message
 from rlplace.errors import ConfigError
-from rlplace.models.conversation import Chat, PlainText
-from rlplace.models.tokenizer import Tokenizer
+from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 
 TEXTS = ["", "What is 1 + 2?", "  blanks  and\n\nlines\t", "ünïcödé 🙂 漢字", "a <eos> in the text <turn>", "x" * 300]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rlplace.config import OptimizerConfig
-from rlplace.workers.training.optimizer import Adam, HostAdam, MasterAdam, MovingAverage, learning_rate
+from rlplace.workers.training.optimizer import Adam, MovingAverage, learning_rate
 
 CONFIG = OptimizerConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
+MASTERS = dataclasses.replace(CONFIG, kind="adamw_master")
+ON_HOST = dataclasses.replace(CONFIG, on_host=True)
 RATES = (1e-2, 3e-2, 0.0, 1e-2)
 
 
@@ -34,28 +38,28 @@ def of_torch() -> list[Tensor]:
     return [parameter.detach() for parameter in parameters]
 
 
-@pytest.mark.parametrize("kind", [Adam, MasterAdam, HostAdam])
-def test_a_step_is_that_of_torch(kind: type[Adam]) -> None:
+@pytest.mark.parametrize("config", [CONFIG, MASTERS, ON_HOST], ids=["in place", "masters", "on the host"])
+def test_a_step_is_that_of_torch(config: OptimizerConfig) -> None:
     shards = weights()
-    optimizer = kind(shards, CONFIG)
+    optimizer = Adam(shards, config)
     for step, rate in enumerate(RATES):
         optimizer.step(gradients(step), rate)
     torch.testing.assert_close(shards, of_torch())
 
 
-@pytest.mark.parametrize("kind", [MasterAdam, HostAdam])
-def test_masters_keep_what_rounding_would_lose(kind: type[Adam]) -> None:
+@pytest.mark.parametrize("config", [MASTERS, ON_HOST], ids=["masters", "on the host"])
+def test_masters_keep_what_rounding_would_lose(config: OptimizerConfig) -> None:
     shards = [torch.ones(8, dtype=torch.bfloat16)]
-    optimizer = kind(shards, CONFIG)
+    optimizer = Adam(shards, config)
     for _ in range(100):
         optimizer.step([torch.ones(8, dtype=torch.bfloat16)], 1e-4)  # each too small to move a bfloat16 of 1.0
     assert shards[0].dtype == torch.bfloat16
     assert torch.allclose(shards[0].float(), torch.tensor(0.99), atol=4e-3)
 
 
-@pytest.mark.parametrize(("kind", "numbers", "on_host"), [(Adam, 2, 0), (MasterAdam, 3, 0), (HostAdam, 0, 3)])
-def test_what_it_holds_is_known_before_the_first_step(kind: type[Adam], numbers: int, on_host: int) -> None:
-    optimizer = kind(weights(), CONFIG)
+@pytest.mark.parametrize(("config", "numbers", "on_host"), [(CONFIG, 2, 0), (MASTERS, 3, 0), (ON_HOST, 0, 3)])
+def test_what_it_holds_is_known_before_the_first_step(config: OptimizerConfig, numbers: int, on_host: int) -> None:
+    optimizer = Adam(weights(), config)
     elements, steps = 17, 4 * 3  # a step count per shard
     held = sum(tensor.nbytes for tensor in optimizer.tensors())
     assert held == (numbers * 4 * elements + steps if numbers else 0)

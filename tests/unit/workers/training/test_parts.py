@@ -1,4 +1,4 @@
-"""An iteration in parts: how many groups each has, and what is said of all of them together."""
+"""An iteration in parts: how many groups each has, and the metrics of all of them together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from rlplace.config import Config, read_config
-from rlplace.metrics import Metric
-from rlplace.workers.training.parts import Part, metrics_of, parts_of
-from rlplace.workers.training.trainer import Update
+from rlplace.metrics import Metric, reduce_metrics
+from rlplace.workers.training.optimizer import Update
+from rlplace.workers.training.parts import Part, metrics_of, parts_of, sample_metrics
 from tests.lm_ranks import made_up_samples
+from tests.unit.algo.samples import sample
 
 
 def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> Config:
@@ -36,7 +37,7 @@ def test_a_part_is_a_step_of_whole_groups(algorithm: dict[str, Any], parts: tupl
     assert parts_of(config(**algorithm)) == parts
 
 
-def test_what_is_judged_is_learned_whole() -> None:
+def test_scored_samples_are_one_part() -> None:
     assert parts_of(config(("actor", "env", "rollout", "reference"))) == (7,)
 
 
@@ -69,7 +70,44 @@ def test_an_iteration_is_the_sum_of_its_parts() -> None:
     assert numbers["actor/mismatch"] == 0.25  # of the first part, whose weights are those of the iteration
 
 
-def test_of_a_single_part_every_number_is_its_own() -> None:
-    numbers = metrics_of([Part(groups=(), update=update(1 / 3, steps=3), wait_s=0.0, learn_s=0.7)], version=0)
-    assert (numbers["actor/loss"].value, numbers["actor/lr"].value) == (1 / 3, 1 / 3)
-    assert numbers["actor/tokens_per_s"].value == 60 / 0.7
+# ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+GROUPS = [
+    [
+        sample(response=2, reward=1.0, rewards={"right": 1.0}, versions=[4, 5]),
+        sample(response=1, reward=0.0, rewards={"right": 0.0, "min": 2.0}, versions=[5], truncated=True),
+    ],
+    [sample(prompt=4, response=1, reward=0.5, rewards={"right": 1.0}, versions=[3], turns=3)],
+    [sample(response=0, reward=0.5, turns=0)],
+]
+
+
+def test_numbers_by_hand() -> None:
+    assert reduce_metrics([sample_metrics(GROUPS, version=5)]) == {
+        "actor/reward": 0.5,
+        "actor/reward_min": 0.0,
+        "actor/reward_max": 1.0,
+        "actor/reward/right": pytest.approx(2 / 3),
+        "actor/reward/min": 2.0,
+        "actor/groups": 3.0,
+        "actor/groups_with_signal": pytest.approx(1 / 3),
+        "actor/samples": 4.0,
+        "actor/tokens": 5 + 4 + 5 + 3,
+        "actor/tokens_learned": 4.0,
+        "actor/length": 17 / 4,
+        "actor/length_max": 5.0,
+        "actor/length_learned": 1.0,
+        "actor/length_learned_max": 2.0,
+        "actor/turns": 5 / 4,
+        "actor/truncated_share": 0.25,
+        "actor/age": (1 + 0 + 0 + 2) / 4,
+        "actor/age_max": 2.0,
+        "actor/age_mixed": 0.25,
+    }
+
+
+def test_ranks_reduce_to_the_same() -> None:
+    whole = reduce_metrics([sample_metrics(GROUPS, version=5)])
+    by_rank = [sample_metrics(GROUPS[:1], version=5), sample_metrics(GROUPS[1:], version=5), sample_metrics([], 5)]
+    assert reduce_metrics(by_rank) == pytest.approx(whole)

@@ -1,4 +1,4 @@
-"""The parts of the learner that need no model: whose samples are whose, and how fast to go."""
+"""Samples, scores and returns as they are taken, and the tensors of a rank's part."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.errors import ChannelMisuse, ChannelTimeout
-from rlplace.workers.training.samples import Batch, Lengths, Targets, shard_of, take_groups
-from tests.lm_ranks import made_up_samples
+from rlplace.errors import ChannelMisuse, ChannelTimeout, RewardError
+from rlplace.tokens import Sample, Scores
+from rlplace.workers.training.samples import Batch, Lengths, gather_scores, shard_of, take_groups
+from tests.lm_ranks import everything, made_up_samples
 
 
 def channel(timeout_s: float = 5.0) -> LocalChannel:
@@ -44,12 +45,11 @@ def test_waiting_for_groups_has_a_deadline() -> None:
 
 def test_a_batch_gives_each_sample_its_own() -> None:
     groups = made_up_samples()
-    everything = [sample for group in groups for sample in group]
-    targets = [Targets(advantages=np.full(s.response_tokens, i, np.float32)) for i, s in enumerate(everything)]
-    shard = shard_of(groups, Lengths.of(groups), {1, 4, 7}, targets)
+    advantages = [np.full(s.response_tokens, i, np.float32) for i, s in enumerate(everything())]
+    shard = shard_of(groups, Lengths.of(groups), {1, 4, 7}, {"advantages": advantages})
     batch = Batch(shard, torch.device("cpu"))
     picks = (1, 7)
-    chosen = [everything[i] for i in picks]
+    chosen = [everything()[i] for i in picks]
     packed = batch.packed(picks)
     assert packed.tokens.tolist() == np.concatenate([s.tokens for s in chosen]).tolist()
     assert packed.targets.tolist() == np.concatenate([s.tokens[s.mask] for s in chosen]).tolist()
@@ -57,9 +57,8 @@ def test_a_batch_gives_each_sample_its_own() -> None:
     expected = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in chosen]))
     assert torch.equal(batch.engine_logprobs(picks), expected)
     assert batch.target("advantages", picks).tolist() == [
-        float(i) for i in picks for _ in range(everything[i].response_tokens)
+        float(i) for i in picks for _ in range(everything()[i].response_tokens)
     ]
-    assert batch.old(picks) is None
     everywhere = torch.zeros(batch.tokens)
     batch.put(everywhere, picks, expected)
     assert torch.equal(batch.part_of(everywhere, picks), expected)
@@ -77,3 +76,73 @@ def test_a_batch_of_nothing() -> None:
         batch.part_of(torch.ones(5), ()),
     ):
         assert empty.shape == (0,)
+
+
+# ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+SCORERS = ("reference", "reward.math")
+
+
+def score_of(scorer: str, sample: Sample, **other: object) -> Scores:
+    size = 1 if scorer.startswith("reward") else sample.response_tokens
+    facts = {"group": sample.group, "sample": sample.sample, "values": np.full(size, sample.sample, np.float32)}
+    return Scores(**{**facts, **other})  # type: ignore[arg-type]
+
+
+def channels() -> dict[str, LocalChannel]:
+    return {
+        f"scores.{scorer}": LocalChannel(ChannelSpec(name=f"scores.{scorer}", capacity_items=64)) for scorer in SCORERS
+    }
+
+
+def gathered(made: dict[str, LocalChannel], scorers: tuple[str, ...] = SCORERS) -> dict[str, list[np.ndarray]]:
+    return gather_scores(made, scorers, everything(), "actor rank 0", timeout_s=0.01)
+
+
+def test_scores_come_in_any_order_and_pieces() -> None:
+    made, samples = channels(), everything()
+    for scorer in SCORERS:
+        for start in (6, 9, 0, 3):
+            made[f"scores.{scorer}"].put(tuple(score_of(scorer, s) for s in reversed(samples[start : start + 3])))
+    found = gathered(made)
+    assert list(found) == list(SCORERS)
+    for scorer in SCORERS:
+        for sample, values in zip(samples, found[scorer], strict=True):
+            assert values.tolist() == score_of(scorer, sample).values.tolist()
+
+
+def test_missing_scores_are_named() -> None:
+    made, samples = channels(), everything()
+    made["scores.reference"].put(tuple(score_of("reference", s) for s in samples[:-2]))
+    with pytest.raises(ChannelTimeout, match="for reference to score 2 of 12 samples") as caught:
+        gathered(made)
+    assert caught.value.code == "scores-missing"
+    assert "no scores of 2/2, 2/3 " in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_names_its_component(wrong: float) -> None:
+    made, samples = channels(), everything()
+    values = np.array([wrong], np.float32)
+    made["scores.reward.math"].put((score_of("reward.math", samples[5], values=values),))
+    with pytest.raises(RewardError, match=r"reward\.math") as caught:
+        gathered(made, ("reward.math",))
+    assert caught.value.code == "score-not-finite"
+
+
+@pytest.mark.parametrize(
+    ("scores", "what"),
+    [
+        (lambda s: (score_of("reference", s), score_of("reference", s)), "reference scored what it was not asked for"),
+        (lambda s: (score_of("reference", s, group=9),), "reference scored what it was not asked for"),
+        (lambda s: (score_of("reference", s, values=np.zeros(99, np.float32)),), "another number of scores"),
+    ],
+    ids=["twice", "unknown", "length"],
+)
+def test_scores_of_something_else_are_refused(scores: object, what: str) -> None:
+    made, samples = channels(), everything()
+    made["scores.reference"].put(scores(samples[0]))  # type: ignore[operator]
+    with pytest.raises(ChannelMisuse, match=what) as caught:
+        gathered(made, ("reference",))
+    assert caught.value.code == "out-of-step"

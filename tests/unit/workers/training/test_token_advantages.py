@@ -1,4 +1,4 @@
-"""What samples are worth: rewards of several components, shaped; divergence as reward; advantages by token."""
+"""Advantages of tokens: rewards of several components, shaped; KL as reward; values and returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rlplace.config import read_config
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.advantages import AdvantageEstimator, Experience, Inferred
+from rlplace.workers.training.advantages import AdvantageEstimator, Experience
 from tests.lm_ranks import made_up_samples
 
 GROUPS = [group[:2] for group in made_up_samples()[:2]]
@@ -52,31 +52,32 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
     scores = {"reward.math": [np.array([v], np.float32) for v in (1, 2, 3, 4)]}
     scores["reward.safety"] = [np.array([v], np.float32) for v in (0.5, 0, 0, 0)]
     found = estimator(components=("reward.math", "reward.safety"), reward=blocks)(
-        with_rewards(10, 20, 30, 40), scores, Inferred()
+        with_rewards(10, 20, 30, 40), scores, {}
     )
     assert rewards(found) == [11.5, 24.0, 36.0, 48.0]
     assert found.groups[0][0].rewards == {"reward.math": 1.0, "reward.safety": 0.5}
 
 
-def test_without_judges_each_token_has_the_advantage_of_its_sample() -> None:
-    found = estimator("dr_grpo")(with_rewards(1, 0, 5, 5), {}, Inferred())
-    for sample, targets, advantage in zip(SAMPLES, found.targets, (0.5, -0.5, 0, 0), strict=True):
-        assert targets.advantages.tolist() == [advantage] * sample.response_tokens
-        assert (targets.old, targets.reference, targets.values, targets.returns) == (None,) * 4
+def test_without_scorers_each_token_has_the_advantage_of_its_sample() -> None:
+    found = estimator("dr_grpo")(with_rewards(1, 0, 5, 5), {}, {})
+    by_sample = zip(SAMPLES, found.targets["advantages"], (0.5, -0.5, 0, 0), strict=True)
+    for sample, advantages, advantage in by_sample:
+        assert advantages.tolist() == [advantage] * sample.response_tokens
+    assert found.targets.keys() == {"advantages"}
     assert found.metrics == {}
     kept = found.with_signal()
-    assert (len(kept.groups), len(kept.targets)) == (1, 2)
+    assert (len(kept.groups), len(kept.targets["advantages"])) == (1, 2)
 
 
-def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
-    own = Inferred(old=each(-1.0))
+def test_kl_is_part_of_a_samples_reward_beside_its_group() -> None:
+    own = {"old": each(-1.0)}
     scores = {"reference": [*each(-1.0)[:1], *each(-3.0)[1:]]}
     made = estimator("dr_grpo", ("reference",), kl_coef=0.1)
     found = made(with_rewards(0, 0, 0, 0), scores, own)
     lost = 0.1 * 2.0 * SAMPLES[1].response_tokens
-    assert found.targets[0].advantages[0] == pytest.approx(lost / 2)
-    assert found.targets[1].advantages[0] == pytest.approx(-lost / 2)
-    assert rewards(found) == [0.0] * 4, "what is reported is what was said"
+    assert found.targets["advantages"][0][0] == pytest.approx(lost / 2)
+    assert found.targets["advantages"][1][0] == pytest.approx(-lost / 2)
+    assert rewards(found) == [0.0] * 4, "reported as they were given"
     tokens = sum(s.response_tokens for s in SAMPLES[1:])
     assert found.metrics["actor/kl_reference"].value == pytest.approx(2.0 * tokens / 4)
     assert found.metrics["actor/kl_coef"].value == pytest.approx(0.1)
@@ -84,38 +85,38 @@ def test_divergence_is_part_of_a_samples_reward_beside_its_group() -> None:
 
 def test_a_critic_gets_returns_and_the_actor_whitened_advantages() -> None:
     made = estimator("ppo", ("critic",), gae_lambda=1.0)
-    found = made(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, Inferred(old=each(-1.0)))
+    found = made(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, {"old": each(-1.0)})
     for reward, returns in zip((1, 2, 3, 4), [r for group in found.returns() for r in group], strict=True):
         assert returns.returns == pytest.approx(reward)  # gamma and lambda are 1: all that is still to come
-    advantages = np.concatenate([targets.advantages for targets in found.targets])
+    advantages = np.concatenate(found.targets["advantages"])
     assert advantages.mean() == pytest.approx(0.0, abs=1e-6)
     assert advantages.std() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_shaped_rewards_are_clipped_after_they_are_normalised() -> None:
     made = estimator("dr_grpo", normalize_rewards=True, reward_clip=1.0)
-    found = made(with_rewards(0, 0, 0, 100), {}, Inferred())
+    found = made(with_rewards(0, 0, 0, 100), {}, {})
     # mean 25, deviation 43.3: -0.577 three times, and 1.73, which is clipped
-    assert found.targets[3].advantages[0] == pytest.approx((1.0 + 25 / 43.3012702) / 2, rel=1e-5)
+    assert found.targets["advantages"][3][0] == pytest.approx((1.0 + 25 / 43.3012702) / 2, rel=1e-5)
 
 
 def test_rewards_are_normalised_by_all_that_were_ever_seen() -> None:
     made = estimator("dr_grpo", normalize_rewards=True)
-    made(with_rewards(0, 0, 0, 100), {}, Inferred())
-    found = made(with_rewards(0, 10, 0, 0), {}, Inferred())
+    made(with_rewards(0, 0, 0, 100), {}, {})
+    found = made(with_rewards(0, 10, 0, 0), {}, {})
     # of 100, 10 and six times 0: mean 13.75, deviation 32.76
-    assert found.targets[1].advantages[0] == pytest.approx(10 / 32.7633561 / 2, rel=1e-5)
+    assert found.targets["advantages"][1][0] == pytest.approx(10 / 32.7633561 / 2, rel=1e-5)
 
 
-def test_the_weight_of_the_divergence_adapts_from_one_iteration_to_the_next() -> None:
+def test_the_weight_of_kl_adapts_from_one_iteration_to_the_next() -> None:
     made = estimator("grpo", ("reference",), kl_coef=0.2, kl_target=1000.0, kl_horizon=8)
     scores = {"reference": each(-3.0)}
-    used = [made(with_rewards(0, 1, 0, 1), scores, Inferred(old=each(-1.0))).kl_coef for _ in range(2)]
+    used = [made(with_rewards(0, 1, 0, 1), scores, {"old": each(-1.0)}).kl_coef for _ in range(2)]
     assert used == pytest.approx([0.2, 0.2 * (1 - 0.2 * 4 / 8)])  # far below the target
 
 
-def test_samples_without_learned_tokens_are_worth_nothing() -> None:
+def test_samples_without_response_tokens_have_no_advantages() -> None:
     empty = [[dataclasses.replace(s, mask=np.zeros_like(s.mask)) for s in group] for group in GROUPS]
     nothing = [np.zeros(0, np.float32) for _ in SAMPLES]
-    found = estimator("ppo", ("critic",))(empty, {"critic": nothing}, Inferred(old=nothing))
-    assert all(len(targets.advantages) == 0 for targets in found.targets)
+    found = estimator("ppo", ("critic",))(empty, {"critic": nothing}, {"old": nothing})
+    assert all(len(advantages) == 0 for advantages in found.targets["advantages"])

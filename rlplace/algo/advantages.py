@@ -1,0 +1,207 @@
+"""Advantages: generalized advantage estimation (GAE) over steps and tokens, and rewards relative to other samples.
+
+GAE, Schulman et al. 2015 (arXiv:1506.02438): A_t = delta_t + gamma * lambda * A_{t+1}, where
+delta_t = r_t + gamma * V(s_{t+1}) - V(s_t); returns are A_t + V(s_t).
+
+Letters: T steps, B rows, K truncations; S samples of an iteration in G groups, N response tokens of all of them, sample
+after sample, without those that the environment wrote: the state after a response token is that before the next one,
+whatever came in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlplace.algo.normalize import LEAST_DEVIATION
+from rlplace.tokens import Sample
+
+
+def gae(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    last_values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and returns, both [T, B], of rows whose episodes end and restart inside the batch.
+
+    A terminated step has no successor, so V(s_{t+1}) is 0. At a truncated one it is the value of the observation the
+    episode was cut at (Pardo et al. 2018, arXiv:1712.00378). Either way the sum stops there.
+
+    `rewards`, `values`, `terminated`, `truncated` are [T, B], `last_values` [B] are of the observations after step T-1,
+    `final_values` [K] of the observations at the cuts, in the order of `argwhere(truncated)`.
+    """
+    next_values = torch.cat([values[1:], last_values[None]])
+    next_values[truncated] = final_values  # boolean indexing is in argwhere order
+    deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
+    decay = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
+    advantages = torch.empty_like(deltas)
+    following = torch.zeros_like(last_values)
+    for t in reversed(range(len(deltas))):
+        following = deltas[t] + decay[t] * following
+        advantages[t] = following
+    return advantages, advantages + values
+
+
+def token_gae(
+    *, rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and returns, [N] both; `rewards` and `values` [N], `lengths` [S] are response tokens.
+
+    The value after a sample's last token is 0, also where a length cut the answer: the score is of the answer as it is.
+
+    Samples differ in length, so the sum is found for all tokens at once, in log2 of the longest sample's steps. With
+    the sum over the next n terms at every token, the sum over 2n is that plus the one n tokens on (Hillis and Steele
+    1986, "Data parallel algorithms").
+    """
+    tokens = torch.arange(int(lengths.sum()), device=lengths.device)
+    following = lengths.cumsum(0).repeat_interleave(lengths) - 1 - tokens  # [N] tokens of the sample after each token
+    ahead = torch.cat([values[1:], values.new_zeros(1)]) if len(values) else values
+    sums = rewards + gamma * torch.where(following > 0, ahead, 0.0) - values
+    longest, reach, decay = int(following.max()) if len(following) else 0, 1, gamma * gae_lambda
+    while reach <= longest and decay > 0.0:
+        further = sums[reach:] * decay
+        sums[:-reach] += further.masked_fill_(following[:-reach] < reach, 0.0)
+        reach, decay = 2 * reach, decay * decay
+    return sums, sums + values
+
+
+def token_rewards(scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
+    """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last one.
+
+    Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), each token's KL where it arises.
+    `scores` [S] of samples without response tokens are lost; `lengths` [S] are response tokens; `kl` [N] is an estimate
+    for each token, of the estimators in `algo.kl` the unbiased k1 or k3.
+    """
+    rewards = scores.new_zeros(int(lengths.sum())) if kl is None else -kl_coef * kl.to(scores.dtype)
+    some = lengths > 0
+    return rewards.index_add(0, lengths.cumsum(0)[some] - 1, scores[some])
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, less for worse.
+
+    0 where returns do not vary: there is nothing to explain.
+    """
+    varies = float(returns.double().var(correction=0)) if len(returns) else 0.0
+    if varies == 0.0:
+        return 0.0
+    return 1.0 - float((returns.double() - values.double()).var(correction=0)) / varies
+
+
+# ── relative to other samples: an advantage counts for each response token of its sample ─────────────────────────────
+
+
+class Outcomes(NamedTuple):
+    """Rewards, groups and lengths of the samples of an iteration, of all ranks, in any order."""
+
+    rewards: Tensor  # [S] float64
+    groups: Tensor  # [S] int64 in 0 .. G - 1, equal for answers to the same prompt
+    lengths: Tensor  # [S] int64, response tokens of each
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Sample]]) -> Outcomes:
+        """Number whole groups one after another: their own numbers may repeat over iterations."""
+        samples = [sample for group in groups for sample in group]
+        return cls(
+            rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
+            groups=torch.repeat_interleave(torch.tensor([len(group) for group in groups], dtype=torch.int64)),
+            lengths=torch.tensor([s.response_tokens for s in samples], dtype=torch.int64),
+        )
+
+    def over_group(self, values: Tensor) -> Tensor:
+        """Return [S] float64 the sum of `values` [S] over the group of each sample."""
+        return self._per_group().index_add(0, self.groups, values)[self.groups]
+
+    def group_sizes(self) -> Tensor:
+        """Return [S] float64, of each sample's group."""
+        return self.over_group(torch.ones_like(self.rewards))
+
+    def mixed(self) -> Tensor:
+        """Return [S] bool: not all rewards of the sample's group are equal."""
+        highest, lowest = (
+            self._per_group().scatter_reduce(0, self.groups, self.rewards, end, include_self=False)
+            for end in ("amax", "amin")
+        )
+        return (highest > lowest)[self.groups]
+
+    def _per_group(self) -> Tensor:
+        """Return [G] float64 zeros."""
+        return torch.zeros(int(self.groups.max()) + 1 if len(self.groups) else 0, dtype=torch.float64)
+
+
+def carries_signal(rewards: Sequence[float]) -> bool:
+    """Return whether the rewards of one group differ: without that its advantages are all zero.
+
+    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of those; here they are left out.
+    """
+    return bool(rewards) and min(rewards) < max(rewards)
+
+
+def grpo(outcomes: Outcomes) -> Tensor:
+    """Return [S] (r - mean) / std over the group (Shao et al. 2024, arXiv:2402.03300, section 4.1.2).
+
+    The paper leaves open which deviation: it is that of a sample here (n - 1), as implementations have it. Where all
+    rewards of a group are equal, as in a group of one, nothing is better than anything else: zero.
+    """
+    centred = dr_grpo(outcomes)
+    variance = outcomes.over_group(centred.square()) / (outcomes.group_sizes() - 1).clamp(min=1)
+    return centred / (variance.sqrt() + LEAST_DEVIATION)
+
+
+def dr_grpo(outcomes: Outcomes) -> Tensor:
+    """Return [S] r - mean over the group: without the deviation, which weighs easy and hard prompts most.
+
+    Liu et al. 2025 (arXiv:2503.20783), section 3.2; its other half is the constant mean of `losses.token_weights`.
+    """
+    mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
+    return torch.where(outcomes.mixed(), outcomes.rewards - mean, 0.0)  # the mean of equals may be rounded
+
+
+def rloo(outcomes: Outcomes) -> Tensor:
+    """Return [S] r less the mean reward of the *others* of its group; zero in a group of one, which has no others.
+
+    Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1).
+    """
+    size = outcomes.group_sizes()
+    return dr_grpo(outcomes) * size / (size - 1).clamp(min=1)
+
+
+def reinforce_pp(outcomes: Outcomes) -> Tensor:
+    """Return [S] rewards normalised over all response tokens of the iteration, groups or not.
+
+    Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers weigh
+    more in mean and deviation. Where the KL from a reference is part of the reward, it is that of the whole answer at
+    each of its tokens; the paper leaves out what came before the token, which changes no mean of gradients.
+    """
+    return _over_tokens(outcomes.rewards, outcomes.lengths)
+
+
+def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
+    """Return [S] r - mean over the group, then as `reinforce_pp`: its variant with baseline, in the same paper."""
+    return _over_tokens(dr_grpo(outcomes), outcomes.lengths)
+
+
+def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return [S] values centred and scaled as if each value stood `lengths` times in the batch."""
+    share = lengths.double() / lengths.sum().clamp(min=1)
+    centred = torch.where(lengths > 0, values - (share * values).sum(), 0.0)
+    return centred / ((share * centred.square()).sum().sqrt() + LEAST_DEVIATION)
+
+
+ESTIMATORS: Mapping[str, Callable[[Outcomes], Tensor]] = {
+    "grpo": grpo,
+    "dapo": grpo,  # it differs in clipping, averaging and which groups are kept
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+}

@@ -70,14 +70,6 @@ def test_a_recipe_that_is_too_large_says_what_would_fit(tmp_path: Path, capsys: 
     assert (code, err) == (0, "")
 
 
-def test_what_does_not_hold_in_the_original_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = imported(LLAMA_8B.replace("--vllm_num_engines 8", "--vllm_num_engines 6"), tmp_path, capsys)
-    assert "6 engines x 1 = 6 accelerators, and the actor has 8" in said
-    assert "fix: --vllm.num_engines 8 --vllm.tensor_parallel_size 1" in said
-    code, out, _ = planned(tmp_path, capsys, "cluster=8xH100")
-    assert (code, "engines-leave-idle" in out) == (0, True)
-
-
 def test_the_70b_recipe_is_a_third_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "uses 48 instead of 80" in imported(LLAMA_70B, tmp_path, capsys)
     code, out, err = planned(tmp_path, capsys, "cluster=48xA100")

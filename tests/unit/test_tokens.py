@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,7 @@ def answer(*tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop
 def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     episode = Episode(group=5, sample=1, prompt=ids(10, 11))
     episode.pieces += [answer(20, 21), ids(30), answer(40, turn=1, version=4)]
+    assert episode.tokens().dtype == np.int32
     sample = episode.finish({"right": 1.0, "form": 0.5}, {"right": 1.0, "form": 0.2})
     assert sample.tokens.tolist() == [10, 11, 20, 21, 30, 40]
     assert sample.mask.tolist() == [False, False, True, True, False, True]
@@ -35,13 +38,6 @@ def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 4]
     assert sample.reward == pytest.approx(1.1)
     assert (sample.weight, sample.response_tokens, sample.turns, sample.truncated) == (6, 3, 2, False)
-
-
-def test_the_conversation_so_far_is_the_next_prompt() -> None:
-    episode = Episode(group=5, sample=1, prompt=ids(10))
-    episode.pieces += [answer(20), ids(30, 31)]
-    assert episode.tokens().tolist() == [10, 20, 30, 31]
-    assert episode.tokens().dtype == np.int32
 
 
 def test_an_answer_cut_by_length_says_so() -> None:
@@ -62,19 +58,9 @@ def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
 
 
 def test_lengths_must_agree() -> None:
+    sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({}, {})
     with pytest.raises(ValueError, match="lengths differ"):
-        Sample(
-            group=0,
-            sample=0,
-            tokens=ids(1, 2),
-            mask=np.array([True]),
-            logprobs=np.zeros(2, np.float32),
-            versions=ids(0, 0),
-            reward=0.0,
-            rewards={},
-            turns=1,
-            truncated=False,
-        )
+        dataclasses.replace(sample, mask=np.array([True]))
 
 
 def test_groups_are_put_together_in_order() -> None:

@@ -40,20 +40,21 @@ def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert yaml.safe_load(out.read_text(encoding="utf-8"))["cluster"]["accelerators_per_node"] == 16
 
 
-def test_a_yaml_file_and_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "verl.yaml"
-    file.write_text("trainer:\n  nnodes: 1\n  n_gpus_per_node: 8\n", encoding="utf-8")
-    assert run_import(["verl", str(file), "trainer.nnodes=2"]) == 0
-    text = capsys.readouterr().out
-    assert yaml.safe_load(text)["cluster"]["num_nodes"] == 2
-    assert "written again further on" in text
-
-
-def test_overrides_in_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text("N=2\npython3 -m verl.trainer.main_ppo \\\n  trainer.nnodes=$N $@\n", encoding="utf-8")
-    assert run_import(["verl", str(script)]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["cluster"]["num_nodes"] == 2
+@pytest.mark.parametrize(
+    ("name", "text", "more"),
+    [
+        ("verl.yaml", "trainer:\n  nnodes: 1\n  n_gpus_per_node: 8\n", ["trainer.nnodes=2"]),
+        ("run.sh", "N=2\npython3 -m verl.trainer.main_ppo \\\n trainer.nnodes=$N $@\n", []),
+    ],
+)
+def test_files_of_keys(
+    name: str, text: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert run_import(["verl", str(tmp_path / name), *more]) == 0
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out)["cluster"]["num_nodes"] == 2
+    assert ("written again further on" in out) == bool(more)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,18 +81,14 @@ def read(text: str, file: str = "") -> list[tuple[str, object, str]]:
 
 
 def test_values_are_what_they_mean() -> None:
-    assert read("--nodes 2 --num_nodes=3 --sleep --betas 0.9 1e-3 --modules a b --nodes true") == [
-        ("nodes", 2, "--nodes 2"),
+    assert read("--nodes -2 --num_nodes=3 --sleep --betas 0.9 1e-3 --modules a b --nodes true") == [
+        ("nodes", -2, "--nodes -2"),
         ("nodes", 3, "--num_nodes=3"),
         ("sleep", True, "--sleep"),
         ("betas", (0.9, 0.001), "--betas 0.9 1e-3"),
         ("modules", ("a", "b"), "--modules a b"),
         ("nodes", True, "--nodes true"),
     ]
-
-
-def test_a_negative_number_is_a_value() -> None:
-    assert read("--nodes -1") == [("nodes", -1, "--nodes -1")]
 
 
 def test_unknown_flags_take_what_follows_and_stray_words_stand_alone() -> None:
@@ -109,15 +105,14 @@ def test_sources_say_where() -> None:
     assert [str(s.source) for s in (*typed, *script)] == ["command line", "run.sh:2"]
 
 
-def test_missing_values_are_told_together() -> None:
+def test_missing_values_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         read("--nodes --betas 1 --sleep")
-    assert caught.value.codes == ("import-flag-value", "import-flag-value")
-    assert [p.what for p in caught.value.problems] == ["its value is missing", "takes 2 values"]
-    assert caught.value.problems[1].fix == "--betas VALUE VALUE"
+    fixes = {p.fix: p.code for p in caught.value.problems}
+    assert fixes == dict.fromkeys(("--nodes VALUE", "--betas VALUE VALUE"), "import-flag-value")
 
 
-def test_an_open_quote_is_told_in_the_usual_form() -> None:
+def test_an_open_quote_is_reported_with_its_line() -> None:
     with pytest.raises(ConfigError) as caught:
         read("a\n--nodes '1", "run.sh")
     (problem,) = caught.value.problems
@@ -138,16 +133,6 @@ def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
     assert (yaml.safe_load(text) or {}) == mapping
 
 
-@pytest.mark.parametrize(
-    "text", ["4:7", "1:0", "0-7", "all", "yes", "null", "1e-6", "2020-01-01", " x", "a: b", "#", "", "0-1,4-5"]
-)
-def test_texts_stay_texts(text: str) -> None:
-    mapping = {"a": text, "b": {"placement": text, "accelerators_per_rank": 2}}
-    assert yaml.safe_load(to_yaml(mapping)) == mapping
-    assert '"' in to_yaml({"a": "1e-6"}) or "'" in to_yaml({"a": "1e-6"})  # a number to YAML 1.2
-
-
-def test_plain_texts_are_not_quoted() -> None:
-    assert to_yaml({"a": "0-7", "b": 1e-6, "c": {"placement": "0-3", "x": [1, None, True]}}) == (
-        "a: 0-7\nb: 1.0e-06\nc: {placement: 0-3, x: [1, null, true]}\n"
-    )
+def test_only_texts_that_some_reader_takes_for_something_else_are_quoted() -> None:
+    mapping = {"a": "0-7", "b": 1e-6, "c": {"placement": "0-3", "x": [1, None, True]}, "d": "1e-6", "e": "4:7"}
+    assert to_yaml(mapping) == ("a: 0-7\nb: 1.0e-06\nc: {placement: 0-3, x: [1, null, true]}\nd: \"1e-6\"\ne: '4:7'\n")

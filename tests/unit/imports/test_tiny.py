@@ -39,25 +39,15 @@ def test_everything_on_one_stays_together() -> None:
     assert (config.cluster.launcher, config.cluster.accelerator.kind) == ("inline", "emulated")
 
 
-def test_thirds_stay_thirds_and_uneven_sizes_uneven() -> None:
-    assert lines(small(PAIRS)) == {
-        "actor": "0",
-        "reference": "0",
-        "critic": "1",
-        "reward": "1",
-        "rollout": "2",
-        "env": "",
-    }
-    uneven = small(PAIRS.replace("--ref_num_nodes 2", "--ref_num_nodes 1"))
-    assert lines(uneven) == {
-        "actor": "0-1",
-        "reference": "0",
-        "critic": "2-3",
-        "reward": "2-3",
-        "rollout": "4-5",
-        "env": "",
-    }
-    assert uneven.config["cluster"]["launcher"] == "ray"  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("ref_nodes", "numbers", "launcher"),
+    [(2, ("0", "0", "1", "1", "2"), "inline"), (1, ("0-1", "0", "2-3", "2-3", "4-5"), "ray")],
+)
+def test_thirds_stay_thirds_and_uneven_sizes_uneven(ref_nodes: int, numbers: tuple[str, ...], launcher: str) -> None:
+    imported = small(PAIRS.replace("--ref_num_nodes 2", f"--ref_num_nodes {ref_nodes}"))
+    placed = dict(zip(("actor", "reference", "critic", "reward", "rollout"), numbers, strict=True))
+    assert lines(imported) == placed | {"env": ""}
+    assert read_config(imported.config).cluster.launcher == launcher
 
 
 def test_what_is_learned_how_stays() -> None:

@@ -1,4 +1,4 @@
-"""Runs one training iteration stage by stage; owns the policy version and the clock of the stages.
+"""Run one training iteration stage by stage; owns the policy version and the clock of the stages.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Tracks the measured bytes of every rank: checks the room before acquires and explains a lack of memory.
+"""Track the measured bytes of every rank, check the room before acquires, and explain a lack of memory.
 
 ::
 

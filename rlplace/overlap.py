@@ -1,4 +1,4 @@
-"""Runs iterations whose engines generate while the actor learns, with samples at most `max_staleness` versions old.
+"""Run iterations whose engines generate while the actor learns, with samples at most `max_staleness` versions old.
 
 ::
 

@@ -86,15 +86,11 @@ def worker_of(config: Config, component: str) -> type[Worker]:
     from rlplace.workers.roles.text_rollout import TextRolloutWorker
 
     role = role_of(component)
-    if role == "reward":
-        rewards: dict[str, type[Worker]] = {
-            "model": RewardModelWorker,
-            "function": RewardFunctionWorker,
-            "url": RewardEndpointWorker,
-        }
-        return rewards[config.reward_of(component).kind]
     workers: dict[str, type[Worker]] = {"critic": Critic, "reference": ReferenceWorker}
-    if config.kind == "mlp":
+    if role == "reward":
+        role = config.reward_of(component).kind
+        workers = {"model": RewardModelWorker, "function": RewardFunctionWorker, "url": RewardEndpointWorker}
+    elif config.kind == "mlp":
         workers |= {"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker}
     else:
         workers |= {"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker}

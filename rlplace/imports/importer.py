@@ -130,7 +130,7 @@ class Draft:
         )
 
     def find(self, code: str, what: str, *keys: str, why: str, fix: str | None = None) -> None:
-        """Record something that does not hold in the original; `keys` are the settings that say so."""
+        """Record something that does not hold in the original; `keys` are the settings that it is about."""
         got = " ".join(str(s) for s in self.settings if s.key in keys and self.given[s.key] is s) or None
         source = self.given[keys[0]].source if keys[0] in self.given else None
         self.findings.append(Problem(code=code, key=keys[0], what=what, got=got, source=source, why=why, fix=fix))
@@ -323,8 +323,8 @@ class Draft:
         if self.given[key] is not setting:
             return "unmapped", "written again further on; the last one holds"
         if key in self._decided:
-            outcome, said = self._decided[key]
-            return (outcome, said) if isinstance(said, str) else self._complete(key, outcome, said)
+            outcome, text = self._decided[key]
+            return (outcome, text) if isinstance(text, str) else self._complete(key, outcome, text)
         if key.startswith("$"):
             return "unmapped", "filled in by the shell when the script runs"
         rule, near = self.rules.find(key), self._misspelt(key)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from rlplace.imports.importer import Draft, Imported, finish
-from rlplace.imports.placing import Allocation, check_engine_size, nearest_engines, place
+from rlplace.imports.placing import Allocation, check_engine_size, check_engines, place
 from rlplace.imports.settings import PLACEMENT
 from rlplace.placement.machines.ranges import Ranges
 
@@ -134,7 +134,8 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     tensor, engines = draft.count(_SKYRL_TENSOR, 4, 1), draft.count(_SKYRL_ENGINES, 1, 1)
     together = bool(draft.value("trainer.placement.colocate_all", True))
     if together:
-        _check_skyrl_engines(draft, engines, tensor, sizes["actor"])
+        keys, fix = (_SKYRL_ENGINES, _SKYRL_TENSOR), f"{_SKYRL_ENGINES}={{}} {_SKYRL_TENSOR}={{}}"
+        check_engines(draft, keys, engines, tensor, sizes["actor"], "policy", fix)
         where = {component: Allocation(width).take(size) for component, size in sizes.items()}
         where["rollout"] = Allocation(width).take(engines * tensor, tensor)
     else:
@@ -152,15 +153,6 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     if together:
         draft.assume("enable_offload: true of actor and rollout", "under colocate_all they leave in turn there")
     return finish(draft, topology, offload)
-
-
-def _check_skyrl_engines(draft: Draft, engines: int, tensor: int, policy: int) -> None:
-    if engines * tensor != policy:
-        near, size = nearest_engines(policy, engines, tensor)
-        what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the policy has {policy}"
-        why = "under colocate_all the engines use just the policy's accelerators there; here they may use some"
-        fix = f"{_SKYRL_ENGINES}={near} {_SKYRL_TENSOR}={size}"
-        draft.find("import-engines", what, _SKYRL_ENGINES, why=why, fix=fix)
 
 
 def _skyrl_pairs(draft: Draft, sizes: Mapping[str, int], accelerators: Allocation) -> dict[str, Ranges]:

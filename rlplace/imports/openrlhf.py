@@ -11,17 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlplace.imports.importer import Draft, Imported, finish
-from rlplace.imports.placing import Allocation, nearest_engines, place
+from rlplace.imports.placing import Allocation, check_engines, place
 from rlplace.imports.settings import PLACEMENT
 from rlplace.placement.machines.ranges import Ranges
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 _COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
-_FOR_BOTH = {  # in the older spelling, one flag for actor and critic
-    "actor.max_norm": "max_grad_norm",
-    "actor.adam.weight_decay": "weight_decay",
-    "actor.adam.eps": "eps",
-}
 
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
@@ -121,12 +116,8 @@ def _engines(draft: Draft, actor: Ranges, accelerators: Allocation) -> Ranges:
         return actor
     if not draft.has("train.colocate_all") or draft.has("train.async_enable"):
         return accelerators.take(engines * tensor, tensor)
-    if engines * tensor != len(actor):
-        near, size = nearest_engines(len(actor), engines, tensor)
-        what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the actor has {len(actor)}"
-        why = "under colocate_all the engines use exactly the actor's accelerators there; here they may use some"
-        fix = f"--vllm.num_engines {near} --vllm.tensor_parallel_size {size}"
-        draft.find("import-engines", what, "vllm.num_engines", "vllm.tensor_parallel_size", why=why, fix=fix)
+    fix = "--vllm.num_engines {} --vllm.tensor_parallel_size {}"
+    check_engines(draft, ("vllm.num_engines", "vllm.tensor_parallel_size"), engines, tensor, len(actor), "actor", fix)
     return Allocation(accelerators.per_node).take(engines * tensor, tensor)
 
 
@@ -248,9 +239,6 @@ def _set_betas(draft: Draft) -> None:
         for name, value, usual in (("beta1", betas[0], 0.9), ("beta2", betas[1], 0.999)):
             if value != usual or any(key in draft.given for key in keys):
                 draft.derive(f"{model}.optimizer.{name}", value, *keys)
-    for key, leaf in _FOR_BOTH.items():
-        if "critic" in draft.placed and key in draft.given and not str(draft.given[key]).startswith(f"--{key}"):
-            draft.set(f"critic.optimizer.{leaf}", draft.value(key))
 
 
 def _set_clips(draft: Draft) -> None:

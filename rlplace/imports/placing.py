@@ -61,14 +61,17 @@ def check_engine_size(draft: Draft, key: str, size: int, accelerators: int) -> N
         draft.find("import-engines", what, key, why=why, fix=f"{key}: {_nearest_divisor(accelerators, size)}")
 
 
-def nearest_engines(accelerators: int, engines: int, tensor: int) -> tuple[int, int]:
-    """Engines and tensor parallel size that use exactly `accelerators`; the tensor parallel size moves least."""
-    if accelerators % tensor == 0:
-        return accelerators // tensor, tensor
-    if engines and accelerators % engines == 0:
-        return engines, accelerators // engines
-    best = _nearest_divisor(accelerators, tensor)
-    return accelerators // best, best
+def check_engines(
+    draft: Draft, keys: tuple[str, str], engines: int, tensor: int, size: int, leader: str, fix: str
+) -> None:
+    """Engines must use exactly the `size` accelerators of the leader; `fix` takes their number and size."""
+    if engines * tensor == size:
+        return
+    near = tensor if size % tensor == 0 else size // engines if engines and size % engines == 0 else None
+    near = near or _nearest_divisor(size, tensor)
+    what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the {leader} has {size}"
+    why = f"under colocate_all the engines use exactly the {leader}'s accelerators there; here they may use some"
+    draft.find("import-engines", what, *keys, why=why, fix=fix.format(size // near, near))
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

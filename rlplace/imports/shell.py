@@ -7,10 +7,10 @@ comments and redirections, and marks where commands end; `shlex` splits each com
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _END, _NEWLINE = "\x1e", "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
@@ -33,6 +33,7 @@ _SCRIPT = re.compile(
 )
 _PARTS = re.compile(rf"(?P<name>{_NAME})(?P<more>\+?)=(?P<value>{_ARRAY}|{_WORD})", re.DOTALL)
 _REFERRED = re.compile(rf"\$\{{?({_NAME})(?:\[[@*]\])?(?::?[-=](.*))?\}}?", re.DOTALL)
+_OPTION = re.compile(r"--|[+~]*[\w.@/]+=")
 _PROGRAM = re.compile(r"(?:\$\(.*\)|[\w./${}-])+\.py", re.DOTALL)
 _IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL)
 
@@ -45,15 +46,11 @@ class UnclosedQuote(ValueError):
         self.line = line
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One word of a command."""
 
     text: str
     line: int  # 1-based
-
-
-Command = list[Word]
 
 
 def entry_words(text: str, *, script: bool = True) -> list[Word]:
@@ -64,12 +61,12 @@ def entry_words(text: str, *, script: bool = True) -> list[Word]:
     commands = [nested for command in _commands(text, script) for nested in _unpacked(command)]
     if not commands:
         return []
-    command = max(commands, key=_options)
+    command = max(commands, key=lambda command: sum(bool(_OPTION.match(word.text)) for word in command))
     texts = [word.text.replace("\\\n", " ").replace(_NEWLINE, "\n") for word in command]
     return [Word(text, word.line) for text, word in list(zip(texts, command, strict=True))[_entry(command) :]]
 
 
-def _unpacked(command: Command) -> Iterator[Command]:
+def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
     """Yield the command, and the commands within its quoted words (`bash -c "..."`)."""
     yield command
     for word in command:
@@ -78,11 +75,7 @@ def _unpacked(command: Command) -> Iterator[Command]:
                 yield [Word(w.text, w.line + word.line - 1) for w in inner]
 
 
-def _options(command: Command) -> int:
-    return sum(w.text.startswith("--") or bool(re.match(r"[+~]*[\w.@/]+=", w.text)) for w in command)
-
-
-def _entry(command: Command) -> int:
+def _entry(command: list[Word]) -> int:
     """Return the position of the first word that belongs to the trainer and not to its launcher."""
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
@@ -92,9 +85,9 @@ def _entry(command: Command) -> int:
     return next((i for i, w in enumerate(command) if w.text.startswith("-") or "=" in w.text), len(command))
 
 
-def _commands(text: str, assigns: bool) -> list[Command]:
+def _commands(text: str, assigns: bool) -> list[list[Word]]:
     """Split a text into commands, and each into words."""
-    commands: list[Command] = []
+    commands: list[list[Word]] = []
     line = 1
     for part in _Variables().expand(text, _SCRIPT if assigns else _TYPED).split(_END):
         lexer = shlex.shlex(part, posix=True)

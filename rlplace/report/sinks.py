@@ -1,4 +1,4 @@
-"""Writes the metrics of an iteration: a line on the console, a line of JSON, a TensorBoard record.
+"""Write the metrics of an iteration: a line on the console, a line of JSON, a TensorBoard record.
 
 A sink writes at once and completely: what a file holds is whole iterations, also after a full disk or a kill.
 """

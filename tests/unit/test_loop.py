@@ -1,4 +1,4 @@
-"""The order of an iteration, with and without held-out prompts, over groups that only write down what they are told."""
+"""The order of an iteration, with and without held-out prompts, over groups that only log their calls."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Group:
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         def call(*args: object) -> Pending:
-            told = args[0].word if isinstance(args[0], Residency) else method
-            self._log.append(f"{self.name} {told}")
+            word = args[0].word if isinstance(args[0], Residency) else method
+            self._log.append(f"{self.name} {word}")
             future = Call()
             numbers = {f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)}
             moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0, seconds=0.0)
@@ -56,10 +56,15 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
     return Loop(layout.schedule, groups, MemoryMonitor(case), stage_timeout_s=1.0), log
 
 
+def works(log: list[str]) -> list[str]:
+    """The calls that are no moves."""
+    return [call for call in log if call.split()[1] not in ("off", "weights", "full")]
+
+
 def test_an_iteration_goes_through_its_stages() -> None:
     made, log = loop()
     numbers = made.iteration(0)
-    assert [told for told in log if told.split()[1] not in ("off", "weights", "full")] == [
+    assert works(log) == [
         "actor push_weights",
         "rollout pull_weights",
         "env run",
@@ -82,22 +87,18 @@ def test_held_out_prompts_come_first_and_what_generating_them_took_is_not_counte
 def test_an_evaluation_learns_nothing_and_leaves_everything_where_learning_did() -> None:
     made, log = loop()
     made.iteration(0)
-    before = [told for told in log if told.startswith("actor")][-2]  # before it learned
+    before = [call for call in log if call.startswith("actor")][-2]  # before it learned
     log.clear()
     numbers = made.evaluate(1)
     assert before == "actor full"
-    assert [told for told in log if told.startswith("actor")][-1] == "actor full"
-    assert [told for told in log if told.startswith("rollout")][-1] == "rollout off"
+    assert [call for call in log if call.startswith("actor")][-1] == "actor full"
+    assert [call for call in log if call.startswith("rollout")][-1] == "rollout off"
     assert not {"env run", "actor learn"} & set(log)
     assert "rollout/generate" not in numbers
     assert made.version == 1
 
 
-def works(log: list[str]) -> list[str]:
-    return [told for told in log if told.split()[1] not in ("off", "weights", "full")]
-
-
-def test_all_that_judge_take_turns_where_they_share() -> None:
+def test_all_that_score_take_turns_where_they_share() -> None:
     made, log = loop(critic="0", reference="0", reward="1")
     numbers = made.iteration(0)
     assert works(log) == [
@@ -107,7 +108,7 @@ def test_all_that_judge_take_turns_where_they_share() -> None:
         "reference refresh",
         "env run",
         "rollout generate",
-        "reward infer",  # nobody else is on its accelerator
+        "reward infer",  # no other component is on its accelerator
         "reference infer",
         "actor infer",
         "critic infer",  # where it stays to learn
@@ -116,8 +117,7 @@ def test_all_that_judge_take_turns_where_they_share() -> None:
         "actor learn",
     ]
     assert made.version == 1
-    for turns in (("infer", 3), ("learn", 2)):
-        stage, number = turns
+    for stage, number in (("infer", 3), ("learn", 2)):
         each = [numbers[f"time/{stage}_{turn}_s"] for turn in range(1, number + 1)]
         assert numbers[f"time/{stage}_s"] >= sum(each) - 1e-9
     assert "time/compute_advantages_s" in numbers
@@ -129,14 +129,12 @@ def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up() -> No
     assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor compute_advantages", "actor learn"]
 
 
-def test_an_evaluation_asks_no_judge() -> None:
+def test_an_evaluation_asks_no_scorer() -> None:
     made, log = loop(critic="0", reference="2", reward="1")
     made.iteration(0)
     log.clear()
     made.evaluate(1)
-    assert not [
-        told for told in works(log) if told.split()[1] in ("infer", "compute_advantages", "learn", "refresh", "run")
-    ]
+    assert works(log) == ["actor push_weights", "rollout pull_weights", "env evaluate", "rollout generate"]
 
 
 def test_each_model_is_saved_where_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Who may come beside whom by what was measured, and what the refusal says."""
+"""Which components have room beside others by what was measured, and the error where one has none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_fits_as_foreseen_is_let_in() -> None:
     assert memory.on(0) == []
 
 
-def test_a_residue_beyond_the_plan_is_refused_before_anybody_moves_in() -> None:
+def test_a_residue_beyond_the_plan_is_refused_before_any_component_moves_in() -> None:
     case = colocated_8b()
     memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
     moved(memory, "reward", Residency.OFF, 36.0, on=3)
@@ -88,7 +88,7 @@ def full(accelerator: int | None, lacking_bytes: int) -> AcceleratorOutOfMemory:
     return AcceleratorOutOfMemory(problem, accelerator, lacking_bytes)
 
 
-def test_a_lack_of_memory_is_told_with_residents_and_the_nearest_setting() -> None:
+def test_a_lack_of_memory_is_explained_with_residents_and_the_nearest_setting() -> None:
     memory = MemoryMonitor(colocated_8b())
     moved(memory, "actor", Residency.FULL, 11.0)
     moved(memory, "reward", Residency.OFF, 0.5)

@@ -21,7 +21,7 @@ from tests.open_calls import OpenGroup
 
 
 class Stage:
-    """A generation that runs ahead, its groups and what they were told."""
+    """A generation that runs ahead, its groups and the log of their calls."""
 
     def __init__(self, *, ahead: int, iterations: int = 100) -> None:
         self.log: list[str] = []
@@ -40,18 +40,15 @@ class Stage:
         return self.go_on()
 
     def go_on(self) -> list[str]:
-        """What is told the groups now."""
-        told = len(self.log)
+        """The calls that are made now."""
+        before = len(self.log)
         self.generation.go_on()
-        return self.log[told:]
-
-
-def test_nothing_is_generated_without_weights() -> None:
-    assert Stage(ahead=2).go_on() == []
+        return self.log[before:]
 
 
 def test_an_iteration_waits_for_the_version_that_admits_it() -> None:
     stage = Stage(ahead=1)
+    assert stage.go_on() == []  # nothing is generated without weights
     assert stage.push(0) == ["rollout pull_weights 0", "env run 0", "rollout generate 0"]
     assert stage.go_on() == []
     assert stage.end() == ["env run 1", "rollout generate 1"]
@@ -66,25 +63,20 @@ def test_weights_that_come_while_generating_are_asked_for_before_the_next_iterat
     assert stage.end() == ["rollout pull_weights 1", "env run 1", "rollout generate 1"]
 
 
-def test_engines_without_work_take_what_is_pushed() -> None:
-    stage = Stage(ahead=1, iterations=1)
-    stage.push(0)
-    assert stage.end() == []
-    assert stage.push(1) == ["rollout pull_weights 1"]
-    assert stage.end() == []
-
-
-def test_an_iteration_is_over_when_all_its_ranks_say_so() -> None:
+def test_an_iteration_is_over_when_all_its_ranks_are_and_idle_engines_take_what_is_pushed() -> None:
     stage = Stage(ahead=1, iterations=1)
     stage.push(0)
     stage.groups["env"].end_all()
     stage.go_on()
     assert stage.generation.over == {}
-    stage.end()
+    assert stage.end() == []
     assert list(stage.generation.over) == [0]
     generated = stage.generation.over[0]
     assert [pending.method for pending in generated.calls] == ["pull_weights", "run", "generate"]
     assert generated.seconds == generated.busy_s == stage.generation.busy_s > 0.0
+    assert stage.push(1) == ["rollout pull_weights 1"]
+    assert stage.generation.busy_s == generated.busy_s  # only generating counts
+    assert stage.end() == []
 
 
 def test_nothing_begins_while_nothing_is_admitted() -> None:
@@ -95,16 +87,6 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
     assert stage.generation.under_way == ()
     stage.generation.admitting = True
     assert stage.go_on() == ["env run 1", "rollout generate 1"]
-
-
-def test_time_counts_while_something_is_generated() -> None:
-    stage = Stage(ahead=1, iterations=1)
-    assert stage.generation.busy_s == 0.0
-    stage.push(0)
-    stage.end()
-    after = stage.generation.busy_s
-    stage.push(1)
-    assert stage.generation.busy_s == after > 0.0
 
 
 EVERYTHING = ("move", "push_weights", "pull_weights", "run", "generate", "evaluate", "learn")
@@ -135,13 +117,10 @@ def told(log: list[str]) -> list[str]:
     return found
 
 
-def test_without_running_ahead_the_loop_is_the_plain_one() -> None:
-    assert type(looping(0)[0]) is Loop
-    assert type(looping(1)[0]) is Overlap
-
-
 def test_the_next_iteration_begins_before_this_one_is_learned() -> None:
+    assert type(looping(0)[0]) is Loop
     loop, log = looping(1)
+    assert type(loop) is Overlap
     numbers = loop.iteration(0)
     assert told(log) == [
         "actor push_weights 0",
@@ -174,7 +153,7 @@ def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
     assert told(log) == ["actor push_weights 1", "rollout pull_weights 1", "env evaluate 1", "rollout generate 1"]
 
 
-def test_who_does_not_come_to_an_end_is_named() -> None:
+def test_ranks_that_do_not_end_are_named() -> None:
     loop, _ = looping(1, at_once=("move", "push_weights", "pull_weights"), stage_timeout_s=0.01)
     with pytest.raises(WorkerTimeout) as caught:
         loop.iteration(0)

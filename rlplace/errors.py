@@ -176,17 +176,17 @@ class OutputError(_OneProblem):
     """A file of the run cannot be written."""
 
     @classmethod
-    def of(cls, path: Path, error: OSError) -> OutputError:
-        """Report what the operating system raised about `path`, with the free space of its disk."""
+    def of(cls, path: Path, error: OSError, key: str = "runner.output_dir", place: str = "a folder") -> OutputError:
+        """Report what the operating system raised about `path`, which `key` names, with the free space of its disk."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return cls(
             Problem(
                 code="disk-full" if full else "cannot-write",
-                key="runner.output_dir",
+                key=key,
                 what="the disk is full" if full else f"cannot write: {error.strerror or error}",
                 got=str(path),
                 why=_free_space(path),
-                fix="runner.output_dir=<a folder with free space that you may write to>",
+                fix=f"{key}=<{place} with free space that you may write to>",
             )
         )
 

@@ -65,9 +65,12 @@ def run_import(words: list[str]) -> int:
         imported = shrink(imported) if "--tiny" in words else imported
         if out is None:
             sys.stdout.write(render_yaml(imported))
-        else:
-            _write(Path(out), render_yaml(imported))
-            sys.stdout.write(render_report(imported))
+            return 0
+        try:
+            Path(out).write_text(render_yaml(imported), encoding="utf-8")
+        except OSError as error:
+            raise OutputError.of(Path(out), error, "--out", "a file in a folder") from error
+        sys.stdout.write(render_report(imported))
     except (ConfigError, OutputError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -128,21 +131,6 @@ def _read(path: Path) -> str:
         raise _problem("import-source", what, str(path), "a word without = or -- is a file", fix) from error
     except UnicodeDecodeError as error:
         raise _problem("import-source", "is not text", str(path), str(error), None) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            Problem(
-                code="cannot-write",
-                key="--out",
-                what=f"cannot write: {error.strerror or error}",
-                got=str(path),
-                fix="--out <a file in a folder that you may write to>",
-            )
-        ) from error
 
 
 def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:

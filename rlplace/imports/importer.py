@@ -29,19 +29,13 @@ from rlplace.placement.schedule import OPTIONAL, REQUIRED
 ROLES = (*REQUIRED, *OPTIONAL)
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
 _MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them
-_ALGORITHMS = {  # their estimator -> the algorithm of ours that learns from the same advantages
-    "gae": "ppo",
-    "ppo": "ppo",
-    "grpo": "grpo",
-    "group_norm": "grpo",
-    "dr_grpo": "dr_grpo",
-    "rloo": "rloo",
-    "reinforce": "reinforce_pp",
-    "reinforce++": "reinforce_pp",
-    "reinforce_plus_plus": "reinforce_pp",
-    "reinforce_baseline": "reinforce_pp_baseline",
-    "reinforce++_baseline": "reinforce_pp_baseline",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+_ESTIMATORS = {  # algorithm of ours -> their estimators of the same advantages
+    "ppo": ("gae", "ppo"),
+    "grpo": ("grpo", "group_norm"),
+    "dr_grpo": ("dr_grpo",),
+    "rloo": ("rloo",),
+    "reinforce_pp": ("reinforce", "reinforce++", "reinforce_plus_plus"),
+    "reinforce_pp_baseline": ("reinforce_baseline", "reinforce++_baseline", "reinforce_plus_plus_baseline"),
 }
 _OF_VALUES = {"algorithm.gamma", "algorithm.gae_lambda", "algorithm.value_clip"}
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -244,7 +238,7 @@ class Draft:
         """Write the algorithm. An estimator without a name here becomes ppo beside a critic, else grpo."""
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
-        name = _ALGORITHMS.get(estimator) if isinstance(estimator, str) else None
+        name = next((ours for ours, theirs in _ESTIMATORS.items() if estimator in theirs), None)
         name = None if name == "ppo" and not critic else name
         self.set("algorithm.name", name or ("ppo" if critic else "grpo"))
         if not critic:
@@ -252,7 +246,7 @@ class Draft:
                 if rule.action == "set" and _OF_VALUES & {*rule.keys}:
                     self.implied(setting, "there is no critic")
         if name is None:
-            known = ", ".join(_ALGORITHMS)
+            known = ", ".join(name for theirs in _ESTIMATORS.values() for name in theirs)
             self.unmapped(key, f"no algorithm here learns from {estimator} with these components; there are {known}")
             return
         self.becomes(key, "algorithm.name")

@@ -12,16 +12,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
 
-class Unpicklable(Exception):
-    """Its constructor cannot be called by pickle."""
-
-    def __init__(self, *, lock: Any) -> None:
-        super().__init__("holds a lock")
-        self.lock = lock
-
-
 class Probe(Worker):
-    """Answers, fails, waits and dies as told."""
+    """Answers, fails, waits and dies on command."""
 
     def setup(self) -> None:
         self.seen = [("setup", threading.get_ident())]
@@ -58,13 +50,9 @@ class Probe(Worker):
     def add(self, a: int, b: int = 0, *, scale: int = 1) -> int:
         return (a + b) * scale + 100 * self.context.rank
 
-    def fail_on(self, rank: int, kind: str = "value") -> int:
+    def fail_on(self, rank: int, kind: type[BaseException] = ValueError) -> int:
         if self.context.rank == rank:
-            if kind == "unpicklable":
-                raise Unpicklable(lock=threading.Lock())
-            if kind == "exit":
-                raise SystemExit(3)
-            raise ValueError(f"rank {rank} was told to fail")
+            raise kind(f"rank {rank} was told to fail")
         return self.context.rank
 
     def die_or_get(self, rank: int, channel: str) -> Any:
@@ -127,7 +115,7 @@ class Fragile(Worker):
 
 
 class Closing(Worker):
-    """Writes into a folder what it lived through."""
+    """Writes into a folder that it was closed."""
 
     def close(self) -> None:
         with open(f"{self.config}/{self.context.rank}", "a", encoding="utf-8") as file:
@@ -147,9 +135,9 @@ class Collective(Worker):
             return []
         assert rendezvous.listen_fd is not None
         met = []
-        with socket.socket(fileno=rendezvous.listen_fd) as door:
-            door.settimeout(30.0)
+        with socket.socket(fileno=rendezvous.listen_fd) as listening:
+            listening.settimeout(30.0)
             for _ in range(self.context.world_size - 1):
-                with door.accept()[0] as peer:
+                with listening.accept()[0] as peer:
                     met.append(peer.recv(1)[0])
         return sorted(met)

@@ -1,4 +1,4 @@
-"""A weight sync past the host: every bit, on all ways at once; all go on or none, and the old version stays."""
+"""A weight sync past the host: every bit, by all transports at once; all go on or none, and the old version stays."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MIXTURES = {
     "free readers": Mixture(actors=2, hosts=(None, None)),
     "consumers of all": Mixture(actors=3, hosts=(0, 1, 2)),
     "some shared, some free": Mixture(actors=3, hosts=(1, 2, None)),
-    "on every way at once": Mixture(actors=2, hosts=(1, None), on_host=(2, 3), verify_every=1),
+    "by every transport at once": Mixture(actors=2, hosts=(1, None), on_host=(2, 3), verify_every=1),
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
 }
 
 
 class Weighing(LocalChannel):
-    """Says when so many items are in it."""
+    """Waits until so many items are in it."""
 
     def wait_for(self, items: int) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -86,7 +86,7 @@ def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_pa
 
 
 def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: Path) -> None:
-    mixture = MIXTURES["on every way at once"]
+    mixture = MIXTURES["by every transport at once"]
     sent = {"w": torch.randn(80, 10), "b": torch.randn(4)}
     size = 804 * 4
     with ends_of(mixture, channel_of(), tmp_path) as ends:
@@ -101,7 +101,7 @@ def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: 
         ]
 
 
-def test_who_does_not_come_is_named_and_the_next_version_arrives(tmp_path: Path) -> None:
+def test_a_member_that_does_not_come_is_named_and_the_next_version_arrives(tmp_path: Path) -> None:
     channel = channel_of()
     with ends_of(MIXTURES["some shared, some free"], channel, tmp_path) as ends:
         sync(ends, 1, weights(1))
@@ -136,7 +136,7 @@ def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_
         sync(ends, 8, weights(8))
 
 
-def test_damage_on_the_way_is_noticed_by_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixture = Mixture(actors=2, hosts=(None, 0), verify_every=1)
     with ends_of(mixture, channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))

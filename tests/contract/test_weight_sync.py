@@ -232,7 +232,9 @@ def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int,
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_is_late_and_who_lacks_the_version_is_said_and_the_old_one_is_still_there(open_ends: OpenEnds) -> None:
+def test_late_writers_and_ranks_without_the_version_are_named_and_the_old_one_stays(
+    open_ends: OpenEnds,
+) -> None:
     ends = open_ends(CASES["one node, 3 to 2"])
     ends.push(1, weights(1))
     ends.pull(1)
@@ -304,7 +306,7 @@ def shorten(sent: list[Any]) -> Iterable[Any]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "says"),
+    ("damage", "code", "what"),
     [
         (flip_a_bit, "checksum-mismatch", "what actor rank 0 wrote of version 5 is damaged"),
         (shorten, "checksum-mismatch", "what actor rank 0 wrote of version 5 is damaged"),
@@ -319,7 +321,7 @@ def shorten(sent: list[Any]) -> Iterable[Any]:
     ],
 )
 def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
-    damage: Callable[[list[Any]], Iterable[Any]], code: str, says: str
+    damage: Callable[[list[Any]], Iterable[Any]], code: str, what: str
 ) -> None:
     channel = channel_of()
     for message in damage(messages()):
@@ -328,7 +330,7 @@ def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
     with pytest.raises(WeightSyncError) as caught:
         receiver.pull(5)
     assert caught.value.code == code
-    assert says in str(caught.value)
+    assert what in str(caught.value)
     assert "the weights in use are unchanged" in str(caught.value)
     WeightSender(channel, deliveries=[Delivery(readers=(0,))]).push(6, shards_of(weights(6)))
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
@@ -401,7 +403,7 @@ def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, 
     stranger.close()
 
 
-def test_a_copy_of_ones_own_ends_with_whoever_got_it() -> None:
+def test_a_copy_of_its_own_ends_with_its_reader() -> None:
     (shard,) = shards_of({"weight": torch.ones(3)})
     memory = OwnCopy(assemble(Layout.of([spec_of(shard)]), [shard.blocks], Delivery(readers=(0,))))
     memory.begin(0, 7, deadline_s=0.0)

@@ -1,4 +1,4 @@
-"""What happens to worker processes when something dies, is missing, or was promised to somebody else."""
+"""What happens to worker processes when something dies, is missing, or is reserved by another job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 # ── deaths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_killed_worker_frees_whoever_waits_for_it_and_leaves_nothing() -> None:
+def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
     """Rank 1 of env is killed while its sibling and another group wait on a channel that has two minutes left."""
     before = set(psutil.Process().children(recursive=True))  # servers of other tests stay, on purpose
     with Cluster(1, 4, accelerator=EMULATED) as cluster:
@@ -110,7 +110,7 @@ def test_a_driver_that_ends_leaves_no_process_and_no_memory(number: signal.Signa
 # ── machines that are not what the plan needs ────────────────────────────────────────────────────────────────────────
 
 
-def test_an_address_where_nobody_answers() -> None:
+def test_an_address_without_a_cluster() -> None:
     with (
         Cluster(1, 1, accelerator=EMULATED, ray=RayConfig(address="127.0.0.1:1")) as cluster,
         pytest.raises(ClusterError) as refused,
@@ -123,7 +123,7 @@ def test_an_address_where_nobody_answers() -> None:
 
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[Any]:
-    """A Ray that believes in four GPUs, which is enough to see who would get which."""
+    """A Ray that was given four GPUs that do not exist, which is enough to see which worker would get which."""
     import ray
 
     from rlplace.workers.ray_launch.session import ray_environment
@@ -157,12 +157,13 @@ def test_a_second_job_waits_for_accelerators_and_says_which_are_missing() -> Non
             with pytest.raises(ClusterError) as refused:
                 probes(second, 0)
             assert refused.value.code == "reserve-timeout"
-            assert "needs 4 GPU, has 1" in (refused.value.problem.got or "")
+            assert (refused.value.problem.got or "").endswith("needs 4 GPU, has 1")
+            assert "within 0.5 s" in refused.value.problem.what
         with gpu_cluster() as third:
             lone = third.launch_all({"actor": (Probe.create_group(), on(1), {})})["actor"]
             assert len(lone.process().wait()[0][1] or "") == 1, "what the first left over is one GPU"
             with pytest.raises(ClusterError) as outside:
                 probes(third, 2, name="late")
-            assert outside.value.code == "not-reserved"
+            assert (outside.value.code, outside.value.problem.key) == ("not-reserved", "late rank 0")
     with gpu_cluster() as fourth:
         assert probes(fourth, 3).rank().wait() == [0], "closing gave everything back"

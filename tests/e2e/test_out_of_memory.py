@@ -28,7 +28,7 @@ ACTOR_FULL = 109_000  # bytes, a little less than its state with the optimizer's
 
 
 class LeavingRollout(VectorRolloutWorker):
-    """Says when it has left: it and the env leave at the same time."""
+    """Sets `left` when it is offloaded: it and the env leave at the same time."""
 
     left = threading.Event()
 
@@ -75,7 +75,7 @@ def run_with(env: type[VectorEnvWorker], output: Path) -> None:
     run(job, view_plan(plan, job.case, name="out_of_memory"), resolved=composed.mapping)
 
 
-def test_who_comes_is_refused_beside_what_was_measured(tmp_path: Path) -> None:
+def test_a_component_without_room_is_refused_with_what_was_measured(tmp_path: Path) -> None:
     with pytest.raises(AcceleratorOutOfMemory) as refused:
         run_with(KeepingEnv, tmp_path)
     problem = refused.value.problem
@@ -87,7 +87,7 @@ def test_who_comes_is_refused_beside_what_was_measured(tmp_path: Path) -> None:
     _ended(tmp_path)
 
 
-def test_what_computing_lacks_is_told_with_everybody_s_measured_bytes(tmp_path: Path) -> None:
+def test_an_error_while_computing_shows_the_measured_bytes_of_all(tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as failed:
         run_with(KeepingLessEnv, tmp_path)
     cause = failed.value.cause

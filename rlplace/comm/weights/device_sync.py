@@ -51,7 +51,7 @@ class DeviceBucket:
 
     ::
 
-        │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, as device memory wants its types
+        │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, for any dtype
     """
 
     owner: int  # actor rank

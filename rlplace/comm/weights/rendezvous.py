@@ -71,7 +71,7 @@ class SyncRendezvous:
             )
         if verdict != _GO:
             raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
-        return [said.decode() for said in self.store.multi_get(keys)]
+        return [found.decode() for found in self.store.multi_get(keys)]
 
     def refuse(self, round: int, why: str) -> None:
         """Keep the round from going on, unless it does already."""

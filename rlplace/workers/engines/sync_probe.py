@@ -83,21 +83,22 @@ class SyncProbe:
         differences[np.isnan(differences)] = np.inf
         worst = int(differences.argmax())
         self._largest = float(differences[worst])
-        if self._largest > self._tolerance:
-            raise WeightSyncError(self._problem(worst, float(expected[worst]), self._engine.version))
+        if self._largest <= self._tolerance:
+            return
+        place = worst + 1  # the first token is given
+        raise WeightSyncError(
+            Problem(
+                code="logprobs-differ",
+                key=self._owner,
+                what=f"the engine does not use the weights of version {self._engine.version}: token "
+                f"{self._tokens[place]}, number {place} of the probe, differs most, by {self._largest:.3g}",
+                got=f"the actor has {expected[worst]:.5f}",
+                why=f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights",
+                fix="rollout.engine: transformers        (if it passes there, the other engine loads this model "
+                "wrongly)",
+            )
+        )
 
     def metrics(self) -> Metrics:
         """Return the largest difference of the last comparison; nothing before."""
         return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}
-
-    def _problem(self, worst: int, expected: float, version: int | None) -> Problem:
-        place = worst + 1  # the first token is given
-        return Problem(
-            code="logprobs-differ",
-            key=self._owner,
-            what=f"the engine does not use the weights of version {version}: token {self._tokens[place]}, number "
-            f"{place} of the probe, differs most, by {self._largest:.3g}",
-            got=f"the actor has {expected:.5f}",
-            why=f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights",
-            fix="rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)",
-        )

@@ -1,1 +1,1 @@
-"""Start workers where a plan wants them, verify that they are there, call their methods, and end them."""
+"""Start the workers of a plan, verify where they are, call their methods, and end them."""

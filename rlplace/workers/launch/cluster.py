@@ -89,10 +89,24 @@ class Cluster:
         Raises ClusterError, which names what is missing and where.
         """
         self.start()
-        if not self._reserved:
-            with self._phase("reserve"):
-                self._launcher.reserve(whole(self.topology) if slots is None else slots)
-            self._reserved = True
+        if self._reserved:
+            return
+        if slots is None:  # the job's slots are not known yet: one for each node, with all its accelerators
+            slots = [
+                Slot(
+                    component="",
+                    rank=node.rank,
+                    node=node.rank,
+                    local_rank=0,
+                    local_world_size=1,
+                    accelerators=tuple(node.numbers),
+                    local_accelerators=tuple(range(node.accelerators)),
+                )
+                for node in self.topology.nodes
+            ]
+        with self._phase("reserve"):
+            self._launcher.reserve(slots)
+        self._reserved = True
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()) -> Channel:
         """Make a channel and return the driver's end; workers get theirs at launch. A name is used once per cluster.
@@ -207,22 +221,6 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def whole(topology: Topology) -> tuple[Slot, ...]:
-    """Make one slot per node with all its accelerators: what to reserve when the job's slots are not known yet."""
-    return tuple(
-        Slot(
-            component="",
-            rank=node.rank,
-            node=node.rank,
-            local_rank=0,
-            local_world_size=1,
-            accelerators=tuple(node.numbers),
-            local_accelerators=tuple(range(node.accelerators)),
-        )
-        for node in topology.nodes
-    )
 
 
 def _make_launcher(

@@ -117,7 +117,7 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where in their code, and on which channels they wait.
 
-    Asks the ranks that are late; blocks about a second when they cannot answer.
+    Calls the ranks that are late; blocks about a second when they cannot answer.
     """
     late = {p: ranks for p in pending if (ranks := [rank for rank, call in p.calls.items() if not call.done()])}
     working = [
@@ -346,7 +346,7 @@ class Ranks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBuilder:
-    """A worker class and its config, on the way to a group."""
+    """A worker class and its config, from which a group is launched."""
 
     worker: type[Worker]
     config: Any = None

@@ -1,4 +1,4 @@
-"""What a job asks of real machines and whether it got it: demands per node, processes, visible GPUs, what is missing.
+"""The demands of a job on real machines: resources per node, processes, visible GPUs, and what is missing or misplaced.
 
 CUDA_VISIBLE_DEVICES of a worker is decided here (`visible_ids`) and set by RayHost before anything imports torch. The
 report of a started process shows which node it is on, and that nothing there changed the variable; CudaDevice compares

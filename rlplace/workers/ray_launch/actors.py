@@ -185,7 +185,7 @@ class RayAccount:
         ray.get(self._keeper.release.remote(owner, what), timeout=60.0)
 
     def release_all(self, owner: str) -> None:
-        """Release everything of a worker. Does not wait: the driver asks for it when things end."""
+        """Release everything of a worker. Does not wait: the driver calls it when workers end."""
         self._keeper.release_all.remote(owner)
 
     def held_bytes(self, owner: str) -> int:

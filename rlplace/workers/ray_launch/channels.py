@@ -258,7 +258,7 @@ class RemoteNode:
         try:
             return ray.get(reference, timeout=self._timeout_s)
         except RayTaskError as error:
-            raise error.cause from None  # what our own code says there
+            raise error.cause from None  # the error of our own code there
         except (GetTimeoutError, RayActorError) as error:
             raise ClusterError(
                 Problem(

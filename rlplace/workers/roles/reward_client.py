@@ -145,7 +145,7 @@ class RewardClient:
         elif status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             raise _TransientError(f"HTTP {status}: {_short(text)}")
         elif status >= HTTPStatus.MULTIPLE_CHOICES:
-            fix = f"post there what it expects; {endpoint.key}.api_key_env, if it wants a key"
+            fix = f"post there what it expects; {endpoint.key}.api_key_env, if it needs a key"
             raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
         return text
 

@@ -82,7 +82,7 @@ class _Post(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: a line for each request tells little."""
+        """Log nothing: a line for each request is of little use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Accounts of emulated memory: what fits, what is refused and what the refusal says."""
+"""Memory of accelerators: what fits, what is refused and with which text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failure of several is told, on handles whose calls end when the test says so."""
+"""Which failure of several is raised, on handles whose calls end on command."""
 
 from __future__ import annotations
 

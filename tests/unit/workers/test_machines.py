@@ -10,7 +10,6 @@ from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.placement.show.text import render_text
-from rlplace.workers.launch.cluster import Cluster, whole
 from rlplace.workers.launch.machines import Gpu, declared_topology, list_gpus, parse, runs_of, visible
 from tests.unit.placement.reports import LLAMA_8B, llm
 
@@ -26,7 +25,7 @@ SMALL = {**LLAMA_8B, "hidden_size": 1024, "num_hidden_layers": 4}
 
 
 @pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder on PATH, alone, where a test puts its nvidia-smi; this machine's own is not found."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -53,8 +52,8 @@ def topology_of(**changes: object) -> Topology:
     )
 
 
-def test_products_and_memory_are_asked_for(says: Path) -> None:
-    answering(says, MIXED)
+def test_products_and_memory_are_asked_for(smi: Path) -> None:
+    answering(smi, MIXED)
     assert list_gpus() == (H100_A, H100_B, L4)
 
 
@@ -78,11 +77,11 @@ def test_memory_that_is_not_its_own_stays_unknown() -> None:
 
 @pytest.mark.parametrize("script", [None, "exit 9", "echo NVIDIA-SMI has failed", "exec sleep 600"])
 def test_without_an_answer_they_are_only_counted(
-    script: str | None, says: Path, monkeypatch: pytest.MonkeyPatch
+    script: str | None, smi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if script is not None:
-        monkeypatch.setenv("PATH", f"{says}:/usr/bin:/bin")  # for sleep
-        install(says, script)
+        monkeypatch.setenv("PATH", f"{smi}:/usr/bin:/bin")  # for sleep
+        install(smi, script)
     assert set(list_gpus(deadline_s=0.05)) <= {Gpu()}
 
 
@@ -119,14 +118,14 @@ def test_runs_are_neighbours_that_are_alike() -> None:
     assert runs_of((H100_A, L4, H100_B)) == (big, small, big)
 
 
-def test_counted_nodes_have_what_this_machine_has(says: Path) -> None:
-    answering(says, ALIKE)
+def test_counted_nodes_have_what_this_machine_has(smi: Path) -> None:
+    answering(smi, ALIKE)
     nodes = topology_of(num_nodes=2).nodes
     assert {(n.accelerators, n.product, n.memory_bytes, n.runs) for n in nodes} == {(2, "H100 80GB HBM3", 80 * GIB, ())}
 
 
-def test_two_products_are_two_runs_and_the_least_memory(says: Path) -> None:
-    answering(says, MIXED)
+def test_two_products_are_two_runs_and_the_least_memory(smi: Path) -> None:
+    answering(smi, MIXED)
     (node,) = topology_of().nodes
     assert (node.accelerators, node.product, node.memory_bytes) == (3, "H100 80GB HBM3 + L4", 23 * GIB)
     assert [(run.count, run.memory_bytes) for run in node.runs] == [(2, 80 * GIB), (1, 23 * GIB)]
@@ -134,36 +133,36 @@ def test_two_products_are_two_runs_and_the_least_memory(says: Path) -> None:
     assert (fewer.memory_bytes, fewer.runs) == (80 * GIB, ())
 
 
-def test_only_what_is_visible_is_counted(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(says, MIXED)
+def test_only_what_is_visible_is_counted(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(smi, MIXED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2c")
     (node,) = topology_of().nodes
     assert (node.accelerators, node.product, node.memory_bytes) == (1, "L4", 23 * GIB)
 
 
-def test_of_another_cluster_a_given_count_says_nothing_about_memory(says: Path) -> None:
-    answering(says, ALIKE)
+def test_of_another_cluster_a_given_count_says_nothing_about_memory(smi: Path) -> None:
+    answering(smi, ALIKE)
     elsewhere = RayConfig(address="auto")
     assert topology_of(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
     assert topology_of(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, "auto: its nodes are like this one"
 
 
-def test_an_engine_gets_its_share_of_what_was_found(says: Path) -> None:
-    answering(says, ALIKE)
+def test_an_engine_gets_its_share_of_what_was_found(smi: Path) -> None:
+    answering(smi, ALIKE)
     placement = {"actor": "0", "critic": "0", "rollout": "1"}
     report = llm(placement, model=SMALL, rollout={"gpu_memory_utilization": "auto"}, cluster={"nodes": []})
     assert report.fits
     assert "rollout.gpu_memory_utilization: auto is 0.9" in render_text(report)
 
 
-def test_emulated_accelerators_have_the_memory_of_the_config(says: Path) -> None:
-    install(says, f": > {says}/asked")
+def test_emulated_accelerators_have_the_memory_of_the_config(smi: Path) -> None:
+    install(smi, f": > {smi}/asked")
     emulated = AcceleratorConfig(kind="emulated", memory=123)
     topology = topology_of(num_nodes=2, accelerators_per_node=3, accelerator=emulated)
     assert topology.num_accelerators == 6
     assert {(n.kind, n.memory_bytes) for n in topology.nodes} == {("emulated", 123)}
     assert topology_of(accelerator=emulated).num_accelerators == 8
-    assert not (says / "asked").exists()
+    assert not (smi / "asked").exists()
 
 
 def test_more_gpus_than_there_are() -> None:
@@ -171,11 +170,3 @@ def test_more_gpus_than_there_are() -> None:
         topology_of(accelerators_per_node=4096)
     assert refused.value.code == "too-few-accelerators"
     assert refused.value.problem.got == "4096"
-
-
-def test_the_whole_topology_is_one_slot_per_node() -> None:
-    cluster = Cluster(2, 3, accelerator=AcceleratorConfig(kind="emulated"), launcher="inline")
-    assert [(s.node, s.accelerators, s.local_accelerators) for s in whole(cluster.topology)] == [
-        (0, (0, 1, 2), (0, 1, 2)),
-        (1, (3, 4, 5), (0, 1, 2)),
-    ]

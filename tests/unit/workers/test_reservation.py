@@ -20,9 +20,7 @@ from rlplace.workers.launch.reservation import (
     misplaced,
     processes,
     rendezvous_host,
-    still_missing,
     too_small,
-    unreserved,
     visible_ids,
 )
 from rlplace.workers.worker import Worker
@@ -47,16 +45,6 @@ def test_one_demand_per_used_node_for_what_is_used_there() -> None:
     assert demands(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", CPU_SHARE)
 
 
-def test_what_was_not_reserved_is_refused() -> None:
-    reserved = demands(slots([0], [1]), GPUS)
-    assert unreserved(slots([0, 1]), reserved) is None
-    other_accelerator, other_node = unreserved(slots([0], [2]), reserved), unreserved(slots([4]), reserved)
-    assert other_accelerator is not None
-    assert (other_accelerator.code, other_accelerator.key) == ("not-reserved", "actor rank 1")
-    assert other_node is not None
-    assert other_node.what == "its accelerators on node 1 were not reserved"
-
-
 def test_a_cluster_that_can_never_hold_it() -> None:
     needed = demands(slots([0], [4], [5]), GPUS)
     assert too_small(needed, [machine(1), machine(2)], "here") is None
@@ -68,15 +56,6 @@ def test_a_cluster_that_can_never_hold_it() -> None:
     weaker = too_small(needed, [machine(1), machine(2, gpus=1)], "here")
     assert weaker is not None
     assert (weaker.key, weaker.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
-
-
-def test_a_reservation_that_waits_says_what_is_missing_and_where() -> None:
-    needed = demands(slots([0], [1], [4]), GPUS)
-    free = {"id-1": {"GPU": 1.0}, "id-2": {"GPU": 4.0}}
-    problem = still_missing(needed, [machine(1), machine(2)], free, 60.0)
-    assert problem.code == "reserve-timeout"
-    assert problem.got == "node 0 (10.0.0.1): needs 2 GPU, has 1"
-    assert "within 60 s" in problem.what
 
 
 def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:

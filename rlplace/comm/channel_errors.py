@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats
@@ -39,26 +39,12 @@ def _error(
     return kind(Problem(code=code, key=where, what=what, got=got, why=why, fix=fix))
 
 
-def put_timeout(spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats) -> ChannelTimeout:
-    return _timeout(spec, owner, key, waited_s, stats, "credit", "", "consumers", stats.consumers)
-
-
-def get_timeout(spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats) -> ChannelTimeout:
-    here = f"this key holds {stats.depth_by_key.get(key, 0)} items; "
-    return _timeout(spec, owner, key, waited_s, stats, "an item", here, "producers", stats.producers)
-
-
-def _timeout(
-    spec: ChannelSpec,
-    owner: str,
-    key: str,
-    waited_s: float,
-    stats: ChannelStats,
-    wanted: str,
-    here: str,
-    role: str,
-    seen: Sequence[str],
+def late(
+    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, *, puts: bool
 ) -> ChannelTimeout:
+    """The deadline of a put or get passed."""
+    wanted, role, seen = ("credit", "consumers", stats.consumers) if puts else ("an item", "producers", stats.producers)
+    here = "" if puts else f"this key holds {stats.depth_by_key.get(key, 0)} items; "
     names = listed(f"{name} (dead)" if name in stats.dead else name for name in seen)
     peers = f"the {role}, so far {names}" if names else f"{role}, and none has used this channel yet"
     gone = [name for name in seen if name in stats.dead]
@@ -76,13 +62,11 @@ def _timeout(
     )
 
 
-def full(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelFull:
+def refused(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats, *, puts: bool) -> ChannelFull | ChannelEmpty:
+    """A put or get that does not wait found no credit or no item."""
     held = f"the channel holds {holding(spec, stats)}"
-    return _error(ChannelFull, "channel-full", spec, f"no credit for {owner}", key=key, why=held)
-
-
-def empty(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats) -> ChannelEmpty:
-    held = f"the channel holds {holding(spec, stats)}"
+    if puts:
+        return _error(ChannelFull, "channel-full", spec, f"no credit for {owner}", key=key, why=held)
     return _error(ChannelEmpty, "channel-empty", spec, f"nothing to take for {owner}", key=key, why=held)
 
 

@@ -424,13 +424,13 @@ class QueueMachine:
         """The deadline passed: the request leaves its line, and this is why it was not served."""
         waited_s = now - self.reals[request.waiter + t.W_SINCE] if request.waiter else 0.0
         self.withdraw(request, now)
-        late = channel_errors.put_timeout if isinstance(request, Put) else channel_errors.get_timeout
-        return late(self.spec, request.owner_name, request.key_name, waited_s, self.stats(now))
+        owner, key, puts = request.owner_name, request.key_name, isinstance(request, Put)
+        return channel_errors.late(self.spec, owner, key, waited_s, self.stats(now), puts=puts)
 
     def refused(self, request: Put | Get, now: float) -> Exception:
         """It does not wait: ChannelFull or ChannelEmpty."""
-        refusal = channel_errors.full if isinstance(request, Put) else channel_errors.empty
-        return refusal(self.spec, request.owner_name, request.key_name, self.stats(now))
+        owner, key, puts = request.owner_name, request.key_name, isinstance(request, Put)
+        return channel_errors.refused(self.spec, owner, key, self.stats(now), puts=puts)
 
     def _broken(self, request: Put | Get) -> Exception:
         request.waiter = 0  # the lines of a broken channel may be damaged

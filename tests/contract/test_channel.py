@@ -492,21 +492,6 @@ def test_an_error_keeps_its_kind_across_processes(make: Make, spawn: Callable[[]
 
 
 @between_processes
-def test_a_killed_consumer_and_a_killed_producer_wait_no_longer(make: Make, spawn: Callable[[], Any]) -> None:
-    channel, consumer, producer = make(capacity_items=1), spawn(), spawn()
-    channel.put("full", key="a")
-    consumer.call(channel, "get", key="b")
-    producer.call(channel, "put", np.ones(1_000_000), key="b")
-    waiting(channel, puts=1, gets=1)
-    consumer.kill()
-    producer.kill()
-    waiting(channel)
-    assert channel.get(key="a") == "full"
-    channel.put("for another", key="b")
-    assert channel.get(key="b") == "for another"
-
-
-@between_processes
 @pytest.mark.parametrize("size", [3, 1_000_000])
 def test_an_item_outlives_its_producer(make: Make, spawn: Callable[[], Any], size: int) -> None:
     channel, producer = make(), spawn()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,32 +39,6 @@ def cable(request: pytest.FixtureRequest) -> Iterator[Cable]:
 
 
 # ── processes inside the namespaces ──────────────────────────────────────────────────────────────────────────────────
-
-
-def echo(namespace: str, pipe: Pipe) -> None:
-    """Returns what one connection brings, byte by byte."""
-    enter(namespace)
-    with socket.create_server((ADDRESSES[0], 0)) as server:
-        server.settimeout(PATIENCE_S)
-        pipe.send(server.getsockname()[1])
-        one = server.accept()[0]
-        with one:
-            one.settimeout(PATIENCE_S)
-            while byte := one.recv(1):
-                one.send(byte)
-
-
-def ping(namespace: str, port: int, pipe: Pipe) -> None:
-    """Says the seconds of some round trips, connecting not counted."""
-    enter(namespace)
-    with socket.create_connection((ADDRESSES[0], port), PATIENCE_S) as one:
-        trips = []
-        for _ in range(10):
-            began = time.monotonic()
-            one.send(b"x")
-            assert one.recv(1) == b"x"
-            trips.append(time.monotonic() - began)
-    pipe.send(trips)
 
 
 def serve(namespace: str, keys: Any, pipe: Pipe) -> None:
@@ -153,30 +126,6 @@ def peers(request: pytest.FixtureRequest, cable: Cable) -> Iterator[tuple[Peer, 
 
 
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_cable_delays_what_it_is_told(cable: Cable) -> None:
-    server = Peer(echo, cable.namespaces[0])
-    client = Peer(ping, cable.namespaces[1], server.hear())
-    try:
-        trips = client.hear()
-    finally:
-        client.end()
-        server.end()
-    assert min(trips) >= 2 * cable.delay_ms / 1e3
-    print(f"\ncable: {cable.delay_ms} ms each way by {cable.made_by}; a round trip takes {min(trips) * 1e3:.2f} ms")
-
-
-def test_items_small_and_large_keep_their_order(peers: tuple[Peer, Peer, Peer, str]) -> None:
-    _, producer, consumer, _ = peers
-    with ThreadPoolExecutor() as threads:
-        taking = threads.submit(lambda: [consumer.call("get") for _ in range(20)])
-        for number in range(20):
-            size_bytes = 3 << 20 if number % 3 else 8  # every other way: within the request, or after a credit
-            assert producer.call("put", np.full(size_bytes, number, np.uint8)) is None
-        taken = taking.result(PATIENCE_S)
-    assert [(item[0], item[-1]) for item in taken] == [(number, number) for number in range(20)]
-    assert [item.nbytes for item in taken] == [3 << 20 if number % 3 else 8 for number in range(20)]
 
 
 def test_items_cross_the_cable_whole(peers: tuple[Peer, Peer, Peer, str], cable: Cable) -> None:

@@ -31,12 +31,13 @@ class RemoteChannel(Channel):
         self.connection = connection
         self._keys = keys
         self._name = name
+        self._pack = codec.Packers(wire.INLINE_BYTES).pack
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.connection.endpoint, self._keys, self.spec, self._name, self.owner)
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
-        packed, terms = codec.pack(item, wire.INLINE_BYTES), (key, weight, version, patience_s)
+        packed, terms = self._pack(item), (key, weight, version, patience_s)
         if isinstance(packed, bytes):
             self._ask("put", packed, *terms, patience_s=patience_s)
             return

@@ -110,9 +110,6 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
             end.break_(f"what a client on another node left could not be undone: {error!r}")
 
 
-_SIMPLE = frozenset({"close", "break_", "stats"})
-
-
 class ChannelServer:
     """Owns the listening socket and the sessions. `host` is the one address to listen on.
 
@@ -120,7 +117,7 @@ class ChannelServer:
     """
 
     def __init__(self, *, host: str, keys: Keys) -> None:
-        self.endpoint = ""  # once it has started
+        self.endpoint = ""  # once it listens
         self._host = host
         self._keys = keys
         self._channels: dict[str, SharedChannel] = {}
@@ -146,7 +143,7 @@ class ChannelServer:
 
     def close(self) -> None:
         """Tell every client and stop. Idempotent; the channels stay as they are."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.endpoint and self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
 
@@ -318,6 +315,6 @@ class ChannelServer:
             marks, answer.frames = wire.enclose(items, self._keys.frame_bytes)
             return Reply(request.serial, marks=marks)
         else:
-            assert request.method in _SIMPLE, f"no such request: {request.method}"
+            assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)
         return Reply(request.serial, value=value)

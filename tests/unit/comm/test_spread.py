@@ -9,7 +9,7 @@ import pytest
 from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.errors import ChannelBroken, ChannelClosed, ChannelFull, ChannelMisuse, EndOfStream, Problem
+from rlplace.errors import ChannelBroken, ChannelClosed, ChannelMisuse, EndOfStream, Problem
 
 SPEC = ChannelSpec(name="actions", capacity_items=3, keys=("0", "1", "2"))
 
@@ -43,14 +43,6 @@ def test_each_key_goes_to_its_part_and_only_that_is_connected() -> None:
     assert (branches.near.stats().depth_by_key, branches.far.stats().depth_by_key) == ({"0": 1}, {"2": 1})
     assert branches.connected == ["near", "far"], "ends of one process share the connections"
     assert branches.near.stats().producers == ("rollout rank 0",), "the branches know who puts"
-
-
-def test_each_part_has_its_own_credit() -> None:
-    branches = Branches()
-    branches.whole.put_nowait("a", key="2")
-    with pytest.raises(ChannelFull):
-        branches.whole.put_nowait("b", key="2")
-    branches.whole.put_nowait("b", key="0")
 
 
 def test_a_key_of_no_part_is_refused_in_the_name_of_the_whole() -> None:
@@ -109,10 +101,3 @@ def test_statistics_are_those_of_one_channel() -> None:
     assert (stats.depth_items, stats.puts, stats.gets, stats.high_water_items) == (2, 2, 0, 2)
     assert stats.depth_by_key == {"0": 1, "2": 1}
     assert (stats.producers, stats.consumers, stats.oldest_version) == (("env rank 0",), ("rollout rank 1",), 2)
-
-
-def test_batches_go_by_key_too() -> None:
-    branches = Branches()
-    for item in "ab":
-        branches.whole.put(item, key="0")
-    assert branches.whole.get_batch(2, key="0") == ["a", "b"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
 
-import numpy as np
 import pytest
 import zmq
 
@@ -145,23 +144,6 @@ def test_a_server_listens_on_an_interface_by_its_name(reach: Open, tmp_path: Pat
     server.close()
 
 
-def test_two_jobs_on_one_machine_do_not_meet(reach: Open, tmp_path: Path) -> None:
-    jobs = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        keys = JobKeys.create()
-        server = ChannelServer(host="127.0.0.1", keys=keys)
-        server.add("test", SharedChannel.create(tmp_path / name, SPEC))
-        server.start()
-        jobs.append((server, reach(server, keys)))
-    for number, (_, end) in enumerate(jobs):
-        end.put(number)
-    assert [end.get() for _, end in jobs] == [0, 1]
-    for server, _ in jobs:
-        server.close()
-        server.close()
-
-
 def test_a_server_that_cannot_be_set_up_says_why(keys: JobKeys | JobPassword, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise zmq.ZMQError(zmq.ENOTSUP)
@@ -204,31 +186,4 @@ def test_tensors_pass_a_server_that_has_no_torch(tmp_path: Path) -> None:
             assert torch.equal(end.get(), sent)
         end.connection.close()
         assert server.communicate()[0] == "False\n"
-    channel.detach()
-
-
-class Unknown:
-    """Of a module that only its sender can import."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return exec, ("raise ModuleNotFoundError('simulator')",)
-
-
-@pytest.mark.parametrize("rest", [b"", bytes(1 << 20)], ids=["small", "large"])
-def test_an_item_that_cannot_be_opened_harms_its_taker_only(
-    tmp_path: Path, keys: JobKeys | JobPassword, reach: Open, rest: bytes
-) -> None:
-    channel, server = SharedChannel.create(tmp_path, SPEC), ChannelServer(host="127.0.0.1", keys=keys)
-    server.add("test", channel)
-    server.start()
-    end = reach(server, keys)
-    for _ in range(2):
-        end.put([Unknown(), np.frombuffer(rest, np.uint8)])
-    end.put("next")
-    for taker in (channel, end):
-        with pytest.raises(ModuleNotFoundError, match="simulator"):
-            taker.get()
-    assert end.get() == "next"
-    assert end.stats().depth_items == 0
-    server.close()
     channel.detach()

@@ -216,37 +216,3 @@ def test_a_stopped_process_that_waits_holds_up_no_other(make: Callable, start: C
         assert channel.get(timeout_s=5.0) == i
     os.kill(producer.pid, signal.SIGCONT)
     assert channel.get() == "late"
-
-
-def test_a_stopped_consumer_keeps_nothing_from_the_others(make: Callable, start: Callable[..., BaseProcess]) -> None:
-    channel = make()
-    consumer = start(channel.named("rollout rank 0").get)
-    until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
-    os.kill(consumer.pid, signal.SIGSTOP)
-    channel.put("a")
-    assert channel.get(timeout_s=5.0) == "a"
-
-
-def forks_and_dies_in_a_change(channel: SharedChannel, child: Any) -> None:
-    """Leaves a child behind, which has inherited all descriptors, also that of the lock."""
-
-    def fork_and_die() -> None:
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()
-        child.value = pid
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    channel._attachment.run(fork_and_die)
-
-
-def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(
-    make: Callable, start: Callable[..., BaseProcess]
-) -> None:
-    channel, child = make(), FORK.Value("i", 0)
-    start(forks_and_dies_in_a_change, channel.named("env rank 4"), child).join()
-    try:
-        with pytest.raises(ChannelBroken, match="in the middle of a change"):
-            channel.put("a", timeout_s=1.0)
-    finally:
-        os.kill(child.value, signal.SIGKILL)

@@ -9,13 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder, spill_of, sweep
-from rlplace.errors import ChannelBroken
 
 OWNER = """
 import sys
@@ -39,10 +33,6 @@ def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert not spill.exists()
     folder.close()
-
-
-def test_a_folder_without_a_spill_has_none(tmp_path: Path) -> None:
-    assert spill_of(tmp_path) is None
 
 
 def test_two_jobs_do_not_meet_and_none_sweeps_the_other(tmp_path: Path) -> None:
@@ -85,21 +75,3 @@ def test_only_abandoned_folders_of_this_user_are_swept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["elsewhere", "rlplace-other", f"rlplace-{os.getuid()}-link", f"rlplace-{os.getuid()}-file"]
     )
-
-
-def test_two_jobs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
-    spec = ChannelSpec(name="observations", capacity_items=4)
-    with JobFolder.create(tmp_path) as one:
-        with JobFolder.create(tmp_path) as two:
-            ends = [SharedChannel.create(folder.path, spec) for folder in (one, two)]
-            for number, end in enumerate(ends):
-                end.put(np.full(5000, number))
-                end.put(number)
-            assert [(end.get()[0], end.get()) for end in ends] == [(0, 0), (1, 1)]
-            ends[1].break_("the second job ends")
-            with pytest.raises(ChannelBroken):
-                ends[1].get()
-        ends[0].put("goes on")
-        assert ends[0].get() == "goes on"
-        for end in ends:
-            end.detach()

@@ -133,14 +133,6 @@ def test_a_forked_child_shares_the_channel_but_not_the_lock(make: Callable) -> N
     assert set(channel.stats().producers) == {"an unnamed worker", "parent", "child"}
 
 
-def test_every_item_may_have_a_key_of_its_own(make: Callable) -> None:
-    channel = make(capacity_items=50)
-    for turn in range(3):
-        for i in range(50):
-            channel.put(i, key=f"{turn} {i}")
-        assert [channel.get(key=f"{turn} {i}") for i in reversed(range(50))] == list(reversed(range(50)))
-
-
 def test_names_have_a_limit(make: Callable) -> None:
     channel = make()
     longest = "ü" * (MAX_NAME_BYTES // 2)

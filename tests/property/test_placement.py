@@ -367,7 +367,7 @@ def test_a_group_counts_the_accelerators_of_its_nodes_in_written_order(
 @given(
     topologies(), st.lists(st.sampled_from(["rest", "1/2", {"accelerators": 1}, {"accelerators": 2}, "0"]), max_size=4)
 )
-def test_counts_never_take_what_somebody_has(topology: Topology, wanted: list[object]) -> None:
+def test_counts_never_take_what_is_taken(topology: Topology, wanted: list[object]) -> None:
     block = dict(zip("abcd", wanted, strict=False))
     try:
         placement = HybridComponentPlacement({"component_placement": block}, topology)

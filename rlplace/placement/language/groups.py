@@ -83,8 +83,8 @@ class NodeGroups:
         """
         known = "the node groups of this cluster are " + ", ".join(self.labels)
         found: list[str] = []
-        for start, stop, item in text.items:
-            for columns in split_at(text.text, ",", start, stop) if isinstance(item, str) else [(start, stop)]:
+        for start, stop, _ in text.items:
+            for columns in split_at(text.text, ",", start, stop):
                 at = stripped(text.text, *columns)
                 label = text.text[slice(*at)].strip()
                 if label in self._broken or (label and not self._may_join(text, at, label, found, known)):

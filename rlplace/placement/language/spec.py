@@ -183,19 +183,14 @@ class RankLocations:
         node, first, count = array("l"), array("l"), array("i")
         on_accelerators = spec.pool.holds_accelerators
         for segment in spec.written:
-            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
+            ranks, each, sharing = len(segment.ranks), segment.accelerators_per_rank, segment.ranks_per_accelerator
             for interval, numbers in parts(segment, spec.pool):
-                ranks = len(numbers) // each * sharing
-                node += array("l", [interval.node]) * ranks
-                count += array("i", [each if on_accelerators else 0]) * ranks
-                start = numbers.start - interval.first + interval.base
-                if not on_accelerators:
-                    first += array("l", [-1]) * ranks
-                elif sharing == 1:
-                    first += array("l", range(start, start + len(numbers), each))
-                else:
-                    for accelerator in range(start, start + len(numbers)):
-                        first += array("l", [accelerator]) * sharing
+                node += array("l", [interval.node]) * (len(numbers) // each * sharing)
+            for _, accelerators in spec.pool.outside(segment.accelerators):
+                starts = accelerators[::each]
+                first.extend(starts if sharing == 1 else (a for a in starts for _ in range(sharing)))
+            first.extend([] if on_accelerators else [-1] * ranks)
+            count += array("i", [each if on_accelerators else 0]) * ranks
         return cls(node=node, first=first, count=count, process=spec.process)
 
 

@@ -121,7 +121,7 @@ def test_groups_without_accelerators_count_nodes() -> None:
     assert [s.node for s in place({"env": {"node_group": "node", "accelerators": 2}}).slots("env")] == [0, 1]
 
 
-def test_suntime_environments_reach_the_slots() -> None:
+def test_runtime_environments_reach_the_slots() -> None:
     slots = place(in_group("a800", "7-8")).slots("actor")
     assert slots[0].runtime_env.interpreter == "/opt/venv/bin/python3"
     assert slots[1].runtime_env.env_vars == (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "1"))

@@ -141,13 +141,13 @@ def pasted(block: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
     return {**block, "rollout": line.pop("rollout", line)}
 
 
-def test_nothing_left_and_nobody_to_follow() -> None:
+def test_nothing_left_and_no_component_to_follow() -> None:
     assert only_problem({"actor": "all", "rollout": "rest"}).code == "nothing-left"
     assert only_problem({"rollout": {"same_as": "actor"}}).fix == "rollout: all"
     assert only_problem({"rollout": {"accelerators": 9}}).fix == "rollout: all"
 
 
-def test_circles_are_told_once() -> None:
+def test_circles_are_reported_once() -> None:
     found = only_problem({"a": {"same_as": "b"}, "b": {"same_as": "c"}, "c": {"same_as": "a"}, "d": {"same_as": "a"}})
     assert found.code == "circular-placement"
     assert "a -> b -> c -> a" in found.what

@@ -64,8 +64,8 @@ def test_the_verdict_comes_first() -> None:
     assert "fits" in fits
     assert "does not fit" in short
     assert "fits" in unknown, "the emulated accelerators of a config have a size"
-    for nobody_knows in (ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}), llm(model=None)):
-        assert "memory not known" in read(render_html(nobody_knows)).text
+    for view in (ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}), llm(model=None)):
+        assert "memory not known" in read(render_html(view)).text
 
 
 def test_numbers_at_the_top() -> None:
@@ -79,7 +79,7 @@ def test_numbers_at_the_top() -> None:
     assert "every component stays where it is" in apart
 
 
-def test_problems_and_warnings_are_told_with_their_fix() -> None:
+def test_problems_and_warnings_have_their_fix() -> None:
     words = " ".join(read(render_html(REPORTS["too-large"])).text)
     assert "does-not-fit" in words
     assert "fix: actor.micro_batch" in words

@@ -7,12 +7,10 @@ import re
 
 import pytest
 
-from rlplace.cli.prepare import prepare
 from rlplace.config import ClusterConfig
-from rlplace.errors import ConfigError, PlacementError
 from rlplace.placement import Topology
 from rlplace.placement.flow import Transport
-from rlplace.placement.memory.solve import Knob, render_solution, solve
+from rlplace.placement.memory.solve import Knob, render_solution
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Needs, Residency
 from rlplace.placement.show.diff import render_diff
@@ -22,7 +20,7 @@ from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView
 from rlplace.placement.transfers import transfers
-from tests.unit.placement.reports import APART, H100, LLAMA_8B, SIX, llm, llm_mapping, ppo, shown
+from tests.unit.placement.reports import APART, H100, llm, ppo, shown
 
 GIB = 1 << 30
 MODEL_BYTES = 8_030_261_248 * 2  # Llama-3-8B in bf16
@@ -35,12 +33,6 @@ def test_sharing_is_counted_against_each_component_on_its_own() -> None:
     assert (comparison.savings.used, comparison.savings.dedicated, comparison.savings.saved) == (8, 16, 8)
     assert comparison.here.at_work == {"sync": 8, "rollout": 8, "learn": 8}
     assert comparison.apart.used == 16
-    text = render_text(ppo())
-    assert "savings: 8 accelerators do the work of 16, 8 fewer" in text
-    assert "16 = actor 8 + env 4 + rollout 4" in text
-
-
-def test_a_placement_that_shares_nothing_says_so() -> None:
     text = render_text(ppo(APART, offload=False))
     assert "savings: none, every component has accelerators of its own (actor 4 + env 2 + rollout 2 = 8)" in text
 
@@ -56,12 +48,12 @@ def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
     assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
 
 
-def test_journeys_are_named_for_every_kind_of_job() -> None:
+def test_transfers_are_named_for_every_kind_of_job() -> None:
     assert [j.name for j in transfers(ppo().plan)] == ["observations", "trajectories", "weights"]
-    told = [
+    found = [
         (j.name, j.route.target, j.amount) for j in transfers(llm(ALL, algorithm={"name": "ppo", "prompts": 8}).plan)
     ]
-    assert told == [
+    assert found == [
         ("samples", "actor", "8 samples"),
         ("samples", "critic", "8 samples"),
         ("samples", "reference", "8 samples"),
@@ -92,74 +84,6 @@ def test_what_does_not_fit_is_no_error_but_is_said() -> None:
     assert "memory: does not fit" in render_text(report)
 
 
-def test_a_job_whose_model_is_not_known_is_planned_all_the_same() -> None:
-    report = llm(model=None)
-    assert report.fits
-    assert "the model is not known: its memory is not counted" in report.ledger.notes
-    assert llm(model=None, actor={"model": LLAMA_8B, "enable_offload": True}).ledger.tightest is not None
-
-
-def test_a_component_may_have_a_model_of_its_own() -> None:
-    small = LLAMA_8B | {"num_hidden_layers": 16}
-    mine, same = llm(reward={"model": small, "enable_offload": True}), llm()
-    assert render_json(mine)["memory"] != render_json(same)["memory"]
-
-
-def test_wrong_models_are_problems_each_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        llm(model={"model_type": "lama"})
-    assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-model-family", "actor.model.model_type")]
-    with pytest.raises(ConfigError) as caught:
-        llm(critic={"model": {"model_type": "llama"}})
-    assert {p.key for p in caught.value.problems} >= {"critic.model.hidden_size", "critic.model.vocab_size"}
-
-
-def test_wrong_keys_and_wrong_placements_of_a_language_job() -> None:
-    with pytest.raises(ConfigError) as config:
-        prepare(llm_mapping(actr={}))
-    assert config.value.codes == ("unknown-key",)
-    with pytest.raises(PlacementError) as placement:
-        llm(SIX | {"critc": "0"}, rollout={"enable_offload": False})
-    assert set(placement.value.codes) == {"unknown-component", "residents-clash"}
-
-
-def test_batches_of_a_language_job_are_checked_where_they_are_known() -> None:
-    assert llm(ALL, algorithm={"name": "ppo"}).plan.routes[-1].target == "rollout"
-    with pytest.raises(PlacementError) as caught:
-        llm(ALL, algorithm={"name": "ppo", "prompts": 9})
-    assert set(caught.value.codes) == {"uneven-batches"}
-
-
-def test_measured_numbers_win() -> None:
-    from rlplace.placement.schedule import Residency
-
-    report = prepare(llm_mapping(), measured={"actor": {Residency.FULL: 70 * GIB}}).view
-    assert report.ledger.measured == ("actor",)
-    assert report.ledger.bytes("actor", Residency.FULL) == 70 * GIB
-
-
-@pytest.mark.parametrize(
-    ("knob", "component", "told"),
-    [
-        (Knob.MICRO_BATCH, None, "is the most that fits (actor, critic, reference, reward.math, reward.code)"),
-        (Knob.MICRO_BATCH, "critic", "is the most that fits (critic)"),
-        (Knob.KV_SHARE, None, "gpu_memory_utilization: 0.9"),
-    ],
-)
-def test_a_solution_says_what_it_is_and_what_it_leads_to(knob: Knob, component: str | None, told: str) -> None:
-    case = llm().case
-    text = render_solution(case, knob, component, solve(case, knob, component))
-    assert told in text
-    assert text.count(" of 80 GiB in ") == 2
-
-
-def test_where_nothing_fits_there_is_no_solution() -> None:
-    case = llm(ALL, cluster={"nodes": [H100 | {"memory": "8GiB"}]}).case
-    assert solve(case, Knob.MICRO_BATCH) is None
-    assert "micro_batch: does not fit, not even with 1" in render_solution(case, Knob.MICRO_BATCH, None, None)
-    assert "at any value" in render_solution(case, Knob.KV_SHARE, None, None)
-
-
 def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
     on_nodes = {"node_group": "node", "placement": "0"}
     report = llm({"actor": on_nodes, "rollout": on_nodes, "agent": on_nodes})
@@ -172,14 +96,6 @@ def test_a_job_without_accelerators_has_nothing_to_compare() -> None:
     assert "memory not known" in render_html(report)
     assert "no accelerator is used" in render_solution(report.case, Knob.MICRO_BATCH, None, None)
     assert "sync needs only its weights; it stays, on no accelerator" in explain_component(report, "actor")
-
-
-def test_a_cache_of_fixed_size() -> None:
-    fixed = llm(rollout={"enable_offload": True, "kv_cache_memory": "10GiB"})
-    sizes = {
-        h.size_bytes for a in fixed.ledger.accelerators for m in a.loads for h in m.holds if h.part.value == "KV cache"
-    }
-    assert sizes == {10 * GIB}
 
 
 def test_many_kinds_of_node_end_somewhere() -> None:
@@ -196,7 +112,7 @@ def test_a_node_too_wide_for_the_page_has_no_map() -> None:
     assert "each number is a rank" in render_text(ppo())
 
 
-def test_who_talks_to_nobody_has_no_routes() -> None:
+def test_a_component_without_partners_has_no_routes() -> None:
     needs = Needs(stages=("rollout",), residency={"rollout": {"agent": Residency.FULL}})
     alone = plan_components(ClusterConfig(component_placement={"agent": "0-1"}), Topology.uniform(1, 2), needs=needs)
     text = render_text(shown(alone))

@@ -1,4 +1,4 @@
-"""The interface of the library TextArena that `rlplace.envs.text.libraries` uses, with three games of its names."""
+"""The interface of the library TextArena that `rlplace.envs.text.tasks` uses, with three games of its names."""
 
 from __future__ import annotations
 

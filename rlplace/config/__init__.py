@@ -1,35 +1,32 @@
 """The config of a job: its schema, and how it is composed, read and checked."""
 
 from rlplace.config.read import read_config
-from rlplace.config.roles import (
+from rlplace.config.schema import (
+    AcceleratorConfig,
+    AcceleratorRunConfig,
     ActorConfig,
     AgentConfig,
+    AlgorithmConfig,
+    ClusterConfig,
+    CommConfig,
+    Config,
     CriticConfig,
     FrozenConfig,
     MlpConfig,
     ModelKeys,
+    NodeConfig,
     OptimizerConfig,
+    RayConfig,
     ReferenceConfig,
     RewardConfig,
     RewardFunctionConfig,
+    RunnerConfig,
     SimulatorEnvConfig,
     SyncConfig,
     TextEnvConfig,
     TextRolloutConfig,
     TorchRolloutConfig,
     TrainedConfig,
-)
-from rlplace.config.schema import (
-    AcceleratorConfig,
-    AcceleratorRunConfig,
-    AlgorithmConfig,
-    BlockConfig,
-    ClusterConfig,
-    CommConfig,
-    Config,
-    NodeConfig,
-    RayConfig,
-    RunnerConfig,
 )
 
 __all__ = [
@@ -38,7 +35,6 @@ __all__ = [
     "ActorConfig",
     "AgentConfig",
     "AlgorithmConfig",
-    "BlockConfig",
     "ClusterConfig",
     "CommConfig",
     "Config",

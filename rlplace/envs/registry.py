@@ -21,10 +21,10 @@ ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:Gymn
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.data_set:PromptSet",
-    "reasoning_gym": "rlplace.envs.text.libraries:ReasoningGym",
+    "reasoning_gym": "rlplace.envs.text.tasks:ReasoningGym",
     "guess_number": "rlplace.envs.text.tasks:GuessNumber",
-    "toy_text": "rlplace.envs.text.libraries:ToyText",
-    "text_arena": "rlplace.envs.text.libraries:TextArena",
+    "toy_text": "rlplace.envs.text.tasks:ToyText",
+    "text_arena": "rlplace.envs.text.tasks:TextArena",
 }
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,18 +1,27 @@
-"""Shipped tasks that need no library: arithmetic in one turn, a number to be guessed in several."""
+"""Shipped tasks: arithmetic, a number to be guessed; games of Gymnasium and TextArena and puzzles of reasoning-gym."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import OneTurn, Split
+from rlplace.errors import ConfigError
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _HELD_OUT = 10  # one problem in so many is never trained on
 _GUESS_DIGITS = 30  # of a guess that are read; Python refuses to read thousands of them
+_RAW = "-raw"  # without wrappers: each observation holds only the messages since the last one
+_GAME = -1  # sender of the game's own messages
+_ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
+_ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
+_HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
 
 
 class Arithmetic:
@@ -109,3 +118,221 @@ class Guessing:
     def facts(self) -> Mapping[str, Any]:
         left = 1 - (self._used - 1) / (2 * self._guesses)
         return {"answer": str(self._secret), "score": left if self._found else 0.0}
+
+
+# ── tasks of libraries ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WordedGame:
+    """One of Gymnasium's games in words: rules to begin with, names of moves, descriptions of observations."""
+
+    rules: str
+    moves: tuple[str, ...]
+    describe: Callable[[Any, Any], str]  # (the environment, its observation)
+
+
+class ToyText:
+    """`game` with arguments of its own in `options`; an episode's score is the sum of the game's rewards."""
+
+    rewards: ClassVar[Sequence[str]] = ("score",)
+
+    def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
+        games = _games()
+        if game not in games:
+            raise unknown_choice("game", game, games, why="games with words: " + ", ".join(games))
+        self._name, self._id, self._game = f"{seed}/{split}", game, games[game]
+        self._options: dict[str, Any] = dict(options or {})
+        self._idle = [self._make()]  # to make some is slow; arguments that it does not take are refused here
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> ToyTextGame:
+        seed = random.Random(f"{self._name}/{number}").getrandbits(31)
+        return ToyTextGame(self._game, self._idle.pop() if self._idle else self._make(), seed, self._idle)
+
+    def _make(self) -> Any:
+        with needs("gymnasium", got=self._id, extra="envs"):
+            import gymnasium
+        return gymnasium.make(self._id, disable_env_checker=True, **self._options)
+
+
+class ToyTextGame:
+    """One game in progress, in an environment that goes back to `idle`. A word that is no move costs a turn only."""
+
+    def __init__(self, game: WordedGame, env: Any, seed: int, idle: list[Any]) -> None:
+        self._game, self._env, self._idle, self._score = game, env, idle, 0.0
+        observation, _ = env.reset(seed=seed)
+        moves = ", ".join(game.moves)
+        self.prompt = f"{game.rules}\nAnswer with one word: {moves}.\n\n{self._described(observation)}"
+
+    def _described(self, observation: Any) -> str:
+        return self._game.describe(self._env.unwrapped, observation)
+
+    def reply(self, answer: str) -> str | None:
+        named = [word for word in re.findall(r"[a-z]+", answer.lower()) if word in self._game.moves]
+        if not named:
+            return "That is no move. Answer with one word: " + ", ".join(self._game.moves) + "."
+        observation, reward, terminated, truncated, _ = self._env.step(self._game.moves.index(named[-1]))
+        self._score += float(reward)
+        return None if terminated or truncated else self._described(observation)
+
+    def facts(self) -> Mapping[str, Any]:
+        if self._env is not None:
+            self._idle.append(self._env)  # for an episode to come: this one is over
+            self._env = None
+        return {"score": self._score}
+
+
+def _games() -> Mapping[str, WordedGame]:
+    return {
+        "FrozenLake-v1": WordedGame(
+            "You are P on a frozen lake of F (ice), H (hole) and G (goal). Reach G; a hole ends the game.",
+            ("left", "down", "right", "up"),
+            _frozen_lake,
+        ),
+        "Taxi-v4": WordedGame(
+            "You drive a taxi: fetch the passenger, bring them where they want to go, and let them out there.",
+            ("south", "north", "east", "west", "pickup", "dropoff"),
+            _taxi,
+        ),
+        "Blackjack-v1": WordedGame(
+            "You play blackjack against a dealer: come nearer to 21 than they do, and not above it.",
+            ("stick", "hit"),
+            _blackjack,
+        ),
+    }
+
+
+def _frozen_lake(env: Any, observation: Any) -> str:
+    place, width = int(observation), env.ncol
+    cells = [cell.decode() for cell in env.desc.ravel()]
+    cells[place] = "P"
+    return "\n".join("".join(cells[row : row + width]) for row in range(0, len(cells), width))
+
+
+def _taxi(env: Any, observation: Any) -> str:
+    row, column, passenger, destination = env.decode(int(observation))
+    places = env.locs
+    waiting = (
+        "in your taxi" if passenger == len(places) else f"at row {places[passenger][0]}, column {places[passenger][1]}"
+    )
+    where = places[destination]
+    walls = "\n".join("".join(cell.decode() for cell in line) for line in env.desc)
+    return (
+        f"{walls}\nYou are at row {row}, column {column}. The passenger is {waiting} "
+        f"and wants to go to row {where[0]}, column {where[1]}."
+    )
+
+
+def _blackjack(env: Any, observation: Any) -> str:
+    own, dealer, ace = observation
+    return f"You have {own}{' with an ace that counts 11' if ace else ''}. The dealer shows {dealer}."
+
+
+class TextArena:
+    """`game` with arguments of its own in `options`; an episode's score is the game's reward of its only player.
+
+    An endless task. A move that the game does not understand may be made again once; then the game is over.
+    """
+
+    rewards: ClassVar[Sequence[str]] = ("score",)
+
+    def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
+        with needs("textarena", got=f"text_arena, for {game}", extra="text-arena"):
+            import textarena
+        self._library: Any = textarena
+        self._name, self._id = f"{seed}/{split}", game.removesuffix(_RAW) + _RAW
+        self._options: dict[str, Any] = dict(options or {})
+        known = self._library.envs.registration.ENV_REGISTRY
+        if self._id not in known:
+            games = [name.removesuffix(_RAW) for name in known if name.endswith(_RAW)]
+            raise unknown_choice("game", game, games, why=f"it is none of the {len(games)} games of textarena")
+        try:
+            self.episode(0)  # finds wrong arguments and missing players and word lists
+        except LookupError as error:
+            if type(error) is not LookupError:  # a mistake of the game's own
+                raise
+            what = "the game needs word lists that are not on this machine"
+            why = "it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data"
+            download = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+            fix = f"{download}        (or a game without: FrozenLake-v0)"
+            raise ConfigError.of("missing-library", "env.kwargs.game", what, game, why, fix) from error
+        except AssertionError as error:  # how the library counts players
+            raise ValueError(f"{game} is no game for one: {error}") from error
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> TextArenaGame:
+        seed = random.Random(f"{self._name}/{number}").getrandbits(31)
+        return TextArenaGame(self._library.make(self._id, **self._options), seed)
+
+
+class TextArenaGame:
+    """One game in progress. Owns the random state of the game, which the library keeps in the module `random`."""
+
+    def __init__(self, game: Any, seed: int) -> None:
+        self._game = game
+        self._random: tuple[Any, ...] = random.Random(seed).getstate()
+        self._score = 0.0
+        with self._own_random():
+            game.reset(num_players=1, seed=seed)
+        self.prompt = self._news()
+
+    def reply(self, answer: str) -> str | None:
+        with self._own_random():
+            done, _ = self._game.step(answer)
+        if not done:
+            return self._news()
+        rewards, _ = self._game.close()
+        self._score = float(rewards[0])
+        return None
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"score": self._score}
+
+    def _news(self) -> str:
+        """Return the game's messages since the last call, without the echo of the player's own answer."""
+        _, messages = self._game.get_observation()
+        return "\n".join(text.strip() for sender, text, kind in messages if sender == _GAME and kind.name != _ECHO)
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Restore this game's state of the process's generator, from which all games draw."""
+        outside = random.getstate()
+        random.setstate(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate()
+            random.setstate(outside)
+
+
+class ReasoningGym:
+    """One dataset of the library by its name, with its own arguments in `options`."""
+
+    rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
+
+    def __init__(self, *, seed: int, split: Split, dataset: str, options: Mapping[str, object] | None = None) -> None:
+        with needs("reasoning_gym", got=f"reasoning_gym, for {dataset}", extra="text"):
+            from reasoning_gym import factory
+        if dataset not in factory.DATASETS:
+            known = f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
+            raise unknown_choice("dataset", dataset, factory.DATASETS, why=known, example="chain_sum")
+        first = random.Random(seed).getrandbits(29) + (_HALF if split == "held_out" else 0)
+        try:
+            self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
+        except AssertionError as error:  # how the library checks its arguments
+            raise ValueError(f"{dataset} refuses options: {error}") from error
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def episode(self, number: int) -> OneTurn:
+        entry = self._made[number]
+        return OneTurn(prompt=entry["question"], known={"answer": str(entry["answer"]), "entry": entry})

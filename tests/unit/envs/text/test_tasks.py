@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Message, TextTask, Transcript
 from rlplace.envs.text.data_set import PromptSet
-from rlplace.envs.text.libraries import ReasoningGym, ToyText
-from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber
+from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, ReasoningGym, ToyText
 from rlplace.envs.text.verifiers import reasoning_score
 from rlplace.errors import ConfigError, Problem
 from rlplace.workers.roles.prompts import PromptOrder

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rlplace.envs.registry import find_task
-from rlplace.envs.text.libraries import TextArena, TextArenaGame
+from rlplace.envs.text.tasks import TextArena, TextArenaGame
 from rlplace.errors import ConfigError, Problem
 from tests import arena
 

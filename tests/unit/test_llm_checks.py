@@ -124,26 +124,42 @@ def test_a_chat_needs_a_template(folder: Path) -> None:
     assert problems(config(folder, env={"chat": False})) == []
 
 
-def test_lengths_have_to_fit_into_each_other(folder: Path) -> None:
-    longer = config(folder, algorithm={"max_new_tokens": 64})
-    assert [p.code for p in problems(longer, without_machine)] == ["context-too-long"]
-    shorter = config(folder, algorithm={"sequence_length": 20})
-    assert [p.code for p in problems(shorter, without_machine)] == ["context-too-short"]
+LINE = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}  # two accelerators for one engine
+ROLLOUT = "cluster.component_placement.rollout"
 
 
-def test_engines_share_heads_evenly(folder: Path) -> None:
-    write(folder / "config.json", KEYS | {"num_attention_heads": 3})
-    split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
-    by_vllm = config(folder, cluster=split, rollout={"engine": "vllm"})
-    assert [p.code for p in problems(by_vllm, without_machine)] == ["tensor-parallel-heads"]
-
-
-def test_what_is_planned_and_not_run_is_said(folder: Path) -> None:
-    split = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}
-    (engine,) = problems(config(folder, cluster=split), without_machine)
-    (actor,) = problems(config(folder, actor={"optimizer": {"kind": "sgd"}}), without_machine)
-    assert (engine.code, engine.key) == ("plan-only", "cluster.component_placement.rollout")
-    assert (actor.code, actor.key) == ("plan-only", "actor.optimizer.kind")
+@pytest.mark.parametrize(
+    ("blocks", "code", "key"),
+    [
+        ({"algorithm": {"max_new_tokens": 64}}, "context-too-long", "rollout"),
+        ({"algorithm": {"sequence_length": 20}}, "context-too-short", "algorithm.sequence_length"),
+        (
+            {"cluster": LINE, "rollout": {"engine": "vllm"}},
+            "tensor-parallel-heads",
+            "cluster.component_placement.rollout",
+        ),
+        ({"cluster": LINE}, "plan-only", "cluster.component_placement.rollout"),
+        ({"actor": {"optimizer": {"kind": "sgd"}}}, "plan-only", "actor.optimizer.kind"),
+        ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),
+        ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),
+        ({"env": {"task": "arithmetics"}}, "unknown-task", "env.task"),
+        ({"env": {"rewards": [{"name": "math_anwser"}]}}, "unknown-reward", "env.rewards[0].name"),
+        ({"rollout": {"dtype": "fp32"}}, None, None),
+        ({"rollout": {"dtype": "fp32", "cache_dtype": "bf16"}}, "cache-dtype", "rollout.cache_dtype"),
+        ({"rollout": {"cache_dtype": "fp8"}}, "cache-dtype", "rollout.cache_dtype"),
+        ({"rollout": {"cache_dtype": "fp8", "engine": "vllm"}}, None, None),
+        ({"rollout": {"cache_dtype": "fp16", "engine": "vllm"}}, "cache-dtype", "rollout.cache_dtype"),
+    ],
+    ids=str,
+)
+def test_what_no_machine_could_run(
+    tmp_path: Path, blocks: dict[str, dict[str, Any]], code: str | None, key: str | None
+) -> None:
+    heads = {"num_attention_heads": 3 if code == "tensor-parallel-heads" else 4}
+    actor = {"actor": {"model": KEYS | heads | {"path": str(tmp_path / "nowhere")}} | blocks.get("actor", {})}
+    found = problems(config(tmp_path, **(blocks | actor)), without_machine)
+    assert [(p.code, p.key) for p in found] == ([] if code is None else [(code, key)])
+    assert code != "unknown-task" or str(found[0].source) == "mine.yaml:9"
 
 
 FIVE = {"component_placement": {"actor": "0", "critic": "1", "env": "2", "rollout": "3"}}
@@ -179,39 +195,6 @@ def test_a_divergence_that_holds_nothing_back_is_refused(folder: Path) -> None:
         problems(config(folder, cluster=placed, algorithm=loss))
     assert [(p.code, p.key) for p in caught.value.problems] == [("roles-contradict", "algorithm.kl_estimator")]
     assert problems(config(folder, cluster=placed, algorithm=loss | {"kl_estimator": "k2"})) == []
-
-
-def test_a_task_is_made_before_anything_starts(folder: Path) -> None:
-    (unknown,) = problems(config(folder, env={"task": "arithmetics"}), without_machine)
-    assert (unknown.code, str(unknown.source)) == ("unknown-task", "mine.yaml:9")
-    (unrewarded,) = problems(config(folder, env={"rewards": [{"name": "math_anwser"}]}), without_machine)
-    assert unrewarded.code == "unknown-reward"
-
-
-@pytest.mark.parametrize(
-    ("rollout", "fits"),
-    [
-        ({"dtype": "fp32"}, True),
-        ({"dtype": "fp32", "cache_dtype": "fp32"}, True),
-        ({"dtype": "fp32", "cache_dtype": "bf16"}, False),
-        ({"cache_dtype": "fp8"}, False),
-        ({"cache_dtype": "fp8", "engine": "vllm"}, True),
-        ({"cache_dtype": "fp16", "engine": "vllm"}, False),
-    ],
-    ids=str,
-)
-def test_keys_and_values_are_kept_as_they_are_computed_or_in_vllm_as_fp8(
-    tmp_path: Path, rollout: dict[str, Any], fits: bool
-) -> None:
-    found = problems(config(tmp_path / "nowhere", model=KEYS, rollout=rollout), without_machine)
-    assert [p.code for p in found] == ([] if fits else ["cache-dtype"])
-
-
-def test_factors_alone_are_sent_only_where_there_are_some(tmp_path: Path) -> None:
-    alone: dict[str, Any] = {"sync": {"mode": "lora"}}
-    (problem,) = problems(config(tmp_path / "nowhere", model=KEYS, actor=alone), without_machine)
-    assert (problem.code, problem.got) == ("no-factors", "mode: lora")
-    assert problems(config(tmp_path / "nowhere", model=KEYS, actor=alone | {"lora_rank": 2}), without_machine) == []
 
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""The config of language-model jobs: what is read as one, what a run must say, what the algorithm's name stands for."""
+"""The config of a job: its kinds, what a run requires, defaults, all problems at once."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -30,9 +31,29 @@ def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
     assert str(caught.value.problems[0].source) == "a.yaml"
 
 
-def test_a_plan_says_less() -> None:
-    config = read_config({"cluster": RUNS["cluster"], "actor": {"model": {"kind": "causal_lm"}}})
-    assert (config.algorithm.longest, config.text_env.task, config.dry_run) == (2048, None, False)
+def test_all_problems_are_raised_at_once_with_their_places() -> None:
+    placement = {"actor": "0-7", "env": ["0-1", "4-5"], "rollout": 3, "critic,reference": "all"}
+    right = {"cluster": {"component_placement": placement}, "env": {"id": "CartPole-v1"}}
+    assert read_config(right).cluster.component_placement == placement  # verbatim
+    wrong = {**right, "algorithm": {"gama": 0.98, "epochs": 0}, "runner": {"sinks": ["console", "wandb"]}}
+    del wrong["cluster"]
+    with pytest.raises(ConfigError) as caught:
+        read_config(wrong, {"algorithm.gama": Source(file="mine.yaml", line=12)})
+    assert {p.key: p.code for p in caught.value.problems} == {
+        "cluster.component_placement": "missing-key",
+        "algorithm.gama": "unknown-key",
+        "algorithm.epochs": "out-of-bounds",
+        "runner.sinks[1]": "unknown-choice",
+    }
+    assert "mine.yaml:12" in str(caught.value)
+
+
+def test_every_default_obeys_its_own_bounds() -> None:
+    """Writing all defaults out reads back as the same config."""
+    language = {"env": {"kind": "text"}, "actor": {"model": {"path": "somewhere"}}}
+    for block in ({"env": {"id": "CartPole-v1"}}, language):
+        config = read_config({"cluster": RUNS["cluster"], **block})
+        assert read_config(dataclasses.asdict(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -100,6 +121,7 @@ def test_a_key_of_a_language_model_is_none_of_a_simulator_job(block: str, key: s
 @pytest.mark.parametrize(
     ("written", "mean", "high", "mixed"),
     [
+        ({"name": "ppo"}, "token", 0.2, False),
         ({"name": "grpo"}, "sequence", 0.2, False),
         ({"name": "dr_grpo"}, "constant", 0.2, False),
         ({"name": "rloo", "clip_ratio_low": 0.1}, "sequence", 0.1, False),
@@ -118,30 +140,26 @@ def test_the_name_stands_for_settings_that_can_be_written_out(
 ) -> None:
     algorithm = AlgorithmConfig(**written)
     assert (algorithm.mean, algorithm.clip_high, algorithm.mixed_only) == (mean, high, mixed)
-
-
-def test_the_longest_episode_is_both_limits_unless_written() -> None:
-    limits = {"name": "grpo", "max_prompt_length": 10, "max_new_tokens": 5}
-    assert AlgorithmConfig(**limits).longest == 15  # type: ignore[arg-type]
-    assert AlgorithmConfig(**limits, sequence_length=40).longest == 40  # type: ignore[arg-type]
+    assert algorithm.advantages_normalized == (algorithm.name == "ppo")
+    assert dataclasses.replace(algorithm, max_prompt_length=10, max_new_tokens=5).longest == 15
+    assert dataclasses.replace(algorithm, sequence_length=40).longest == 40
 
 
 def test_rewards_have_one_block_or_one_each() -> None:
     one = read_config({**RUNS, "reward": {"dtype": "fp32", "weight": 2}})
     assert one.reward_of("reward").weight == one.reward_of("reward.math").weight == 2
     assert (one.key_of("reward.math"), one.reward_of("reward").kind) == ("reward", "model")
-    each = {"math": {"function": "numeric", "weight": 0.5}, "safety": {"url": "http://localhost:1"}}
-    several = read_config({**RUNS, "reward": each})
-    assert [several.reward_of(f"reward.{name}").kind for name in ("math", "safety", "style")] == [
-        "function",
-        "url",
-        "model",
-    ]
-    assert several.key_of("reward.math") == "reward.math"
-    assert several.reward_of("reward.math").weight == 0.5
+    several = read_config(
+        {**RUNS, "reward": {"math": {"function": "numeric", "weight": 0.5}, "safe": {"url": "http://a"}}}
+    )
+    kinds = [several.reward_of(f"reward.{name}").kind for name in ("math", "safe", "style")]
+    assert kinds == ["function", "url", "model"]
+    assert (several.key_of("reward.math"), several.reward_of("reward.math").weight) == ("reward.math", 0.5)
     with pytest.raises(ConfigError) as caught:
-        read_config({**RUNS, "reward": {"math": {"functoin": "numeric"}}})
-    assert [(p.code, p.key) for p in caught.value.problems] == [("unknown-key", "reward.math.functoin")]
+        read_config({**RUNS, "reward": {"math": {"functon": "numeric"}, "weight": 2.0}})
+    found = {p.key: (p.code, p.fix) for p in caught.value.problems}
+    assert found["reward.math.functon"] == ("unknown-key", "function: numeric")
+    assert found["reward.weight"][0] == "wrong-type"
 
 
 def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
@@ -171,25 +189,3 @@ def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
 )
 def test_who_asks_the_actor_before_it_learns(blocks: dict[str, Any], infers: bool) -> None:
     assert read_config({**RUNS, **blocks}).actor_infers is infers
-
-
-def test_advantages_are_whitened_where_values_are_learned() -> None:
-    assert AlgorithmConfig(name="ppo").advantages_normalized
-    assert not AlgorithmConfig(name="grpo").advantages_normalized
-    assert not AlgorithmConfig(name="ppo", normalize_advantages=False).advantages_normalized
-
-
-def test_unknown_keys_are_refused_in_every_block() -> None:
-    for block, key in (("actor", "lora_rnak"), ("rollout", "temprature"), ("env", "taks"), ("runner", "eval_evry")):
-        with pytest.raises(ConfigError) as caught:
-            read_config({**RUNS, block: {**RUNS.get(block, {}), key: 1}})
-        assert [(p.code, p.key) for p in caught.value.problems][-1] == ("unknown-key", f"{block}.{key}")
-        assert "did you mean" in caught.value.problems[0].what
-
-
-def test_a_key_beside_named_blocks_belongs_into_each() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_config({**RUNS, "reward": {"math": {"functon": "numeric"}, "weight": 2.0}})
-    found = {p.key: (p.code, p.fix) for p in caught.value.problems}
-    assert found["reward.math.functon"] == ("unknown-key", "function: numeric")
-    assert found["reward.weight"][0] == "wrong-type"

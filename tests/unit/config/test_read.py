@@ -166,19 +166,13 @@ def test_a_wrong_value_is_named(key: str, value: object, code: str, fix: str | N
     assert (found.code, found.key, found.got, found.fix) == (code, key, show(value), fix)
 
 
-def test_a_wrong_item_of_a_list_is_named_by_its_index() -> None:
+def test_items_bounds_and_texts() -> None:
     assert problem(sizes=[1, 0, 2]).key == "sizes[1]"
     assert problem(modes=["fast", "slwo"]).key == "modes[1]"
-
-
-def test_bounds_are_said_as_a_rule() -> None:
     assert problem(count=9).what == "must be >= 1 and <= 8"
     assert problem(rate=1.0).what == "must be > 0 and < 1"
-
-
-def test_text_is_not_guessed_from_numbers() -> None:
-    found = problem(inner={"name": 3})
-    assert (found.code, found.key, found.fix) == ("wrong-type", "inner.name", 'name: "3"')
+    assert problem(inner={"name": 3}).fix == 'name: "3"'  # text is not made from numbers
+    assert problem(free={"a": 1}, named=3).fix == "named: {name: ...}"
 
 
 def test_an_unknown_key_is_met_with_the_near_one() -> None:
@@ -191,21 +185,14 @@ def test_an_unknown_key_is_met_with_the_near_one() -> None:
 
 
 def test_an_unknown_key_without_a_near_one_is_to_be_removed() -> None:
-    found = problem(xyzzy=1)
-    assert (found.what, found.fix) == ("unknown key", "remove xyzzy")
-
-
-def test_keys_need_not_be_text() -> None:
+    assert (problem(xyzzy=1).what, problem(xyzzy=1).fix) == ("unknown key", "remove xyzzy")
     _, problems = read_block(Outer, {"inner": {"name": "n"}, 7: 1})
-    assert [p.key for p in problems] == ["7"]
+    assert [p.key for p in problems] == ["7"]  # keys need not be text
 
 
-def test_a_missing_key_is_named() -> None:
-    found = problem(inner={})
-    assert (found.code, found.key, found.got) == ("missing-key", "inner.name", None)
-
-
-def test_a_config_that_is_no_mapping() -> None:
+def test_what_is_missing_or_no_mapping() -> None:
+    found = problem({"inner": Source(file="f.yaml", line=2)}, inner={})
+    assert (found.code, found.key, found.got, str(found.source)) == ("missing-key", "inner.name", None, "f.yaml:2")
     _, problems = read_block(Outer, ["inner"])
     assert [(p.code, p.key) for p in problems] == [("wrong-type", "config")]
 
@@ -229,10 +216,6 @@ def test_all_problems_are_collected() -> None:
 def test_a_problem_shows_the_nearest_line(known: str, line: int | None) -> None:
     source = problem(sources={known: Source(file="f.yaml", line=line)}, sizes=[0]).source
     assert (source and source.line) == line
-
-
-def test_a_key_below_a_written_block_shows_the_line_of_the_block() -> None:
-    assert problem({"inner": Source(file="f.yaml", line=2)}, inner={}).source == Source(file="f.yaml", line=2)
 
 
 @pytest.mark.parametrize(

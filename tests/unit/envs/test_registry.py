@@ -1,4 +1,4 @@
-"""Finding simulators: what a config may name, what it is told when it cannot be found, and what spaces come back."""
+"""Finding simulators: what a config may name, its problems when there is none, and the spaces that come back."""
 
 from __future__ import annotations
 
@@ -30,55 +30,42 @@ def problem(broken: SimulatorEnvConfig) -> Problem:
     return caught.value.problems[0]
 
 
-def test_describe_discrete() -> None:
-    assert describe(config()) == Spaces(observation_shape=(4,), actions=DiscreteActions(n=2), max_episode_steps=500)
+PENDULUM = ContinuousActions(shape=(1,), low=(-3.0,), high=(3.0,))
 
 
-def test_describe_continuous() -> None:
-    spaces = describe(config("InvertedPendulum-v5", max_episode_steps=50))
-    actions = ContinuousActions(shape=(1,), low=(-3.0,), high=(3.0,))
-    assert spaces == Spaces(observation_shape=(4,), actions=actions, max_episode_steps=50)
+@pytest.mark.parametrize(
+    ("name", "limit", "actions", "steps"),
+    [
+        ("CartPole-v1", None, DiscreteActions(n=2), 500),
+        ("InvertedPendulum-v5", 50, PENDULUM, 50),
+        ("tests.gyms:Limited-v0", None, DiscreteActions(n=3), 7),  # the simulator's own limit
+        ("tests.gyms:Limited-v0", 9, DiscreteActions(n=3), 9),
+        ("tests.gyms:Script-v0", None, DiscreteActions(n=3), None),
+    ],
+)
+def test_describe(
+    name: str, limit: int | None, actions: DiscreteActions | ContinuousActions, steps: int | None
+) -> None:
+    written = config(name, max_episode_steps=limit)
+    assert check(written) == ()
+    assert describe(written) == Spaces(observation_shape=(4,), actions=actions, max_episode_steps=steps)
 
 
-def test_the_simulators_own_limit_counts_unless_the_config_sets_one() -> None:
-    assert describe(config("tests.gyms:Limited-v0")).max_episode_steps == 7
-    assert describe(config("tests.gyms:Limited-v0", max_episode_steps=9)).max_episode_steps == 9
-    assert describe(config("tests.gyms:Script-v0")).max_episode_steps is None
-
-
-def test_a_good_config_has_no_problems() -> None:
-    assert check(config()) == ()
-    assert check(config("tests.gyms:Script-v0", kwargs={"terminate_at": 3})) == ()
-
-
-def test_a_misspelt_simulator() -> None:
-    broken = config("InvertedPendulm-v5")
-    found = problem(broken)
-    assert (found.code, found.key, found.got) == ("unknown-simulator", "env.id", "InvertedPendulm-v5")
-    assert found.what == "unknown simulator, did you mean 'InvertedPendulum-v5'?"
-    assert found.fix == "id: InvertedPendulum-v5"
-    assert check(broken) == (found,)
-
-
-def test_a_version_is_part_of_the_id() -> None:
-    assert problem(config("CartPole")).fix == "id: CartPole-v1"
-
-
-def test_a_simulator_like_no_other() -> None:
-    found = problem(config("qqqq"))
-    assert (found.code, found.what) == ("unknown-simulator", "unknown simulator")
-    assert found.fix == "id: package.module:Name-v0, where package.module registers Name-v0"
-
-
-def test_a_misspelt_simulator_of_a_module() -> None:
-    found = problem(config("tests.gyms:Scrip-v0"))
-    assert (found.code, found.fix, found.span) == ("unknown-simulator", "id: tests.gyms:Script-v0", (11, 19))
-
-
-def test_a_module_that_is_not_there() -> None:
-    found = problem(config("no_such_module:Thing-v0"))
-    assert (found.code, found.span) == ("unknown-simulator", (0, 14))
-    assert found.why == "Thing-v0 should be registered by no_such_module, and there is no module no_such_module"
+@pytest.mark.parametrize(
+    ("name", "span", "fix"),
+    [
+        ("InvertedPendulm-v5", (0, 18), "id: InvertedPendulum-v5"),
+        ("CartPole", (0, 8), "id: CartPole-v1"),  # a version is part of the id
+        ("qqqq", (0, 4), "id: package.module:Name-v0, where package.module registers Name-v0"),
+        ("tests.gyms:Scrip-v0", (11, 19), "id: tests.gyms:Script-v0"),
+        ("no_such_module:Thing-v0", (0, 14), "install it, put its folder on PYTHONPATH, or correct the name"),
+    ],
+)
+def test_an_unknown_simulator(name: str, span: tuple[int, int], fix: str) -> None:
+    found = problem(config(name))
+    assert (found.code, found.key, found.got, found.span) == ("unknown-simulator", "env.id", name, span)
+    assert found.fix == fix
+    assert check(config(name)) == (found,)
 
 
 def test_the_problem_says_where_the_id_was_written() -> None:
@@ -125,8 +112,6 @@ def test_a_simulator_whose_library_is_missing() -> None:
 def test_arguments_the_simulator_does_not_take() -> None:
     found = problem(config(kwargs={"gravty": 9.8}))
     assert (found.code, found.key, found.got) == ("bad-simulator-kwargs", "env.kwargs", "gravty: 9.8")
-    assert found.why is not None
-    assert "gravty" in found.why
 
 
 @pytest.mark.parametrize(
@@ -148,8 +133,6 @@ def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: st
 def test_spaces_no_policy_can_take(name: str) -> None:
     found = problem(config(f"tests.gyms:{name}"))
     assert (found.code, found.key) == ("unsupported-space", "env.id")
-    assert found.fix is not None
-    assert "where you register it" in found.fix
 
 
 def test_a_bug_of_the_simulator_is_not_the_configs() -> None:

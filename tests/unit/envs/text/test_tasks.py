@@ -90,13 +90,8 @@ def test_a_guess_is_answered_by_higher_or_lower() -> None:
     assert game.reply("no idea") == "That is no number. Answer with one number only."
     assert game.reply("7") is None
     assert game.facts() == {"answer": "7", "score": 1 - 3 / 10}
-
-
-def test_guesses_come_to_an_end() -> None:
-    game = Guessing(7, 15, 2)
-    assert game.reply("1") == "Higher."
-    assert game.reply("2") is None
-    assert game.facts()["score"] == 0
+    short = Guessing(7, 15, 2)
+    assert [short.reply("1"), short.reply("2"), short.facts()["score"]] == ["Higher.", None, 0]
 
 
 def test_frozen_lake_is_walked_in_words() -> None:
@@ -105,29 +100,32 @@ def test_frozen_lake_is_walked_in_words() -> None:
     assert "PFFF\nFHFH\nFFFH\nHFFG" in str(game.prompt)
     assert game.reply("I look around.") == "That is no move. Answer with one word: left, down, right, up."
     assert game.reply("Not right: DOWN!") == "SFFF\nPHFH\nFFFH\nHFFG"
-    for move in ("down", "right", "right", "down"):
-        assert game.reply(move) is not None
+    assert None not in [game.reply(move) for move in ("down", "right", "right", "down")]
     assert game.reply("right") is None
     assert game.facts() == {"score": 1.0}
+    hole = task.episode(1)
+    assert hole.reply("right") is not None
+    assert hole.reply("down") is None
+    assert hole.facts() == {"score": 0.0}
 
 
-def test_a_hole_ends_the_game() -> None:
-    game = ToyText(seed=0, split="train", game="FrozenLake-v1", options={"is_slippery": False}).episode(0)
-    assert game.reply("right") is not None
-    assert game.reply("down") is None
-    assert game.facts() == {"score": 0.0}
-
-
-def test_blackjack_is_told() -> None:
+def test_blackjack_in_words() -> None:
     game = ToyText(seed=0, split="train", game="Blackjack-v1").episode(1)
     assert "The dealer shows" in str(game.prompt)
     assert game.reply("stick") is None
     assert game.facts()["score"] in (-1.0, 0.0, 1.0, 1.5)
 
 
-def test_a_game_that_is_not_told_in_words() -> None:
-    problem = problem_of(lambda: ToyText(seed=0, split="train", game="FrozenLak-v1"))
-    assert (problem.code, problem.key, problem.fix) == ("bad-task-kwargs", "env.kwargs.game", "game: FrozenLake-v1")
+@pytest.mark.parametrize(
+    ("make", "key", "fix"),
+    [
+        (lambda: ToyText(seed=0, split="train", game="FrozenLak-v1"), "game", "game: FrozenLake-v1"),
+        (lambda: ReasoningGym(seed=0, split="train", dataset="chain_sums"), "dataset", "dataset: chain_sum"),
+    ],
+)
+def test_a_name_that_the_library_does_not_have(make: Callable[[], object], key: str, fix: str) -> None:
+    problem = problem_of(make)
+    assert (problem.code, problem.key, problem.fix) == ("bad-task-kwargs", f"env.kwargs.{key}", fix)
 
 
 def test_reasoning_gym_judges_what_is_tagged() -> None:
@@ -143,9 +141,7 @@ def test_reasoning_gym_judges_what_is_tagged() -> None:
     assert score("<answer>no</answer>") < 1
 
 
-def test_a_dataset_that_reasoning_gym_does_not_have() -> None:
-    problem = problem_of(lambda: ReasoningGym(seed=0, split="train", dataset="chain_sums"))
-    assert (problem.code, problem.fix) == ("bad-task-kwargs", "dataset: chain_sum")
+def test_reasoning_gym_checks_its_options() -> None:
     with pytest.raises(ValueError, match="max_terms"):
         ReasoningGym(seed=0, split="train", dataset="chain_sum", options={"max_terms": 1})
 
@@ -169,7 +165,7 @@ ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "level": n % 2} for n in r
 
 def lines(folder: Path, text: str = "\n".join(json.dumps(row) for row in ROWS)) -> str:
     file = folder / "train.jsonl"
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
     return str(file)
 
 
@@ -177,25 +173,15 @@ def prompt_set(path: str, **kwargs: Any) -> PromptSet:
     return PromptSet(seed=0, split="train", path=path, **kwargs)
 
 
-def test_a_row_is_an_episode_and_its_columns_are_facts(tmp_path: Path) -> None:
+def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
     task = prompt_set(lines(tmp_path))
     assert task.size == 5
-    episode = task.episode(2)
-    assert (episode.prompt, episode.facts()) == ("2 + 1?", {"answer": "3", "level": 0})
-
-
-def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+    assert (task.episode(2).prompt, task.episode(2).facts()) == ("2 + 1?", {"answer": "3", "level": 0})
     task = prompt_set(lines(tmp_path), prompt="answer", answer="prompt", rows=[1, 3])
-    assert task.size == 2
-    assert task.episode(0).prompt == "2"
+    assert (task.size, task.episode(0).prompt) == (2, "2")
     assert task.episode(0).facts() == {"prompt": "1 + 1?", "answer": "1 + 1?", "level": 1}
-    assert prompt_set(lines(tmp_path), prompt="answer", answer=None).episode(0).facts() == {
-        "prompt": "0 + 1?",
-        "level": 0,
-    }
-
-
-def test_a_prompt_may_be_messages(tmp_path: Path) -> None:
+    bare = prompt_set(lines(tmp_path), prompt="answer", answer=None)
+    assert bare.episode(0).facts() == {"prompt": "0 + 1?", "level": 0}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     path = lines(tmp_path, json.dumps({"prompt": messages, "answer": 4}))
     assert prompt_set(path).episode(0).prompt == [Message("system", "Be brief."), Message("user", "2 + 2?")]
@@ -205,6 +191,7 @@ def test_a_prompt_may_be_messages(tmp_path: Path) -> None:
     ("third", "says"),
     [
         ('{"prompt": "2 + 1?", "answer": ', "a line is no row"),
+        ('{"prompt": "\udcff"}', "a line is no row"),  # a byte that is no text
         ('["2 + 1?", "3"]', "a line is no row"),
         ('{"prompt": "2 + 1?", "anwser": "3"}', "a row has no 'answer', did you mean 'anwser'?"),
         ('{"prompt": null, "answer": "3"}', "a row has no 'prompt', did you mean 'prompt'?"),
@@ -217,12 +204,6 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str
     problem = problem_of(lambda: prompt_set(path))
     assert (problem.code, problem.key, problem.what) == ("bad-row", "env.kwargs.path", says)
     assert str(problem.source) == f"{path}:3"
-
-
-def test_a_line_that_is_no_text(tmp_path: Path) -> None:
-    path = Path(lines(tmp_path))
-    path.write_bytes(b'{"prompt": "\xff"}\n')
-    assert problem_of(lambda: prompt_set(str(path))).code == "bad-row"
 
 
 @pytest.mark.parametrize("name", ["nowhere/train.jsonl", "train.csv"])

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from rlplace.envs.registry import find_task
 from rlplace.envs.text.tasks import TextArena, TextArenaGame
 from rlplace.errors import ConfigError, Problem
 from tests import arena
@@ -104,7 +103,3 @@ def test_the_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "textarena", None)
     problem = problem_of("FrozenLake-v0")
     assert (problem.code, problem.fix) == ("missing-library", "pip install 'rlplace[text-arena]'")
-
-
-def test_it_is_a_shipped_task() -> None:
-    assert find_task("text_arena") is TextArena

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlplace.config.fields import key_paths
 from rlplace.config.renamed import RENAMED
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
@@ -88,10 +88,14 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     line = CommandLine.of(argv)
     for folder in line.folders[:-1]:
         if not folder.is_dir():
-            raise ConfigError([_no_folder(folder)])
+            why = "configs are looked for there, then among the shipped ones"
+            fix = "--config-dir <a folder of .yaml files>"
+            raise ConfigError.of("bad-config", "--config-dir", "there is no such folder", str(folder), why, fix)
     overrides = [_chosen(word, line) for word in line.overrides]
     if line.name is None and not line.flags.cfg:
-        raise ConfigError([_no_config()])
+        why = f"shipped configs:\n{listed(config_names())}"
+        fix = "--config-name hybrid_ppo"
+        raise ConfigError.of("no-config", "--config-name", "no config was named", None, why, fix)
     try:
         beside = [f"file://{folder}" for folder in line.folders if folder != line.root]
         if beside:  # an override replaces the search path of the config, so it has both
@@ -109,9 +113,9 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
                 (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
             return [_composed(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an override without a key
-        raise ConfigError([_problem(error, line)]) from error
+        raise _config_error(error, line) from error
     except yaml.YAMLError as error:
-        raise ConfigError([_yaml_problem(error)]) from error
+        raise _yaml_error(error) from error
 
 
 def _composed(name: str | None, overrides: list[str]) -> Composed:
@@ -195,7 +199,8 @@ def _chosen(word: str, line: CommandLine) -> str:
     key, _, name = word.partition("=")
     group = key.partition("@")[0]
     if key == MODEL:
-        raise ConfigError([_renamed_model(name)])
+        why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
+        raise ConfigError.of("renamed-key", MODEL, "is now model@actor.model", word, why, f"model@actor.model={name}")
     if key in RENAMED and not key.endswith(".optimizer"):
         return f"++{word}"  # reading the config refuses it, with the line that replaces it
     if group not in (CLUSTER, MODEL):
@@ -207,26 +212,9 @@ def _chosen(word: str, line: CommandLine) -> str:
     if group == MODEL and name == "null":
         return f"~{key}" if among_defaults else f"++{key.partition('@')[2]}=null"
     near = did_you_mean(name, known)
-    problem = Problem(
-        code="unknown-model" if group == "model" else "unknown-cluster",
-        key=key,
-        what=f"no such {group} is declared" + suggestion(near),
-        got=name,
-        why=f"declared {group}s:\n{listed(known)}",
-        fix=f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)",
-    )
-    raise ConfigError([problem])
-
-
-def _renamed_model(name: str) -> Problem:
-    return Problem(
-        code="renamed-key",
-        key=MODEL,
-        what="is now model@actor.model",
-        got=f"{MODEL}={name}",
-        why="a model belongs to the component that has it: model@actor.model, model@reward.model",
-        fix=f"model@actor.model={name}",
-    )
+    what, why = f"no such {group} is declared" + suggestion(near), f"declared {group}s:\n{listed(known)}"
+    fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
+    raise ConfigError.of(f"unknown-{group}", key, what, name, why, fix)
 
 
 def _override_fix(key: str, bad: str, line: CommandLine) -> str:
@@ -252,76 +240,37 @@ def _override_fix(key: str, bad: str, line: CommandLine) -> str:
     return bad.replace(key, leaves[near] if leaves[near] in known else f"+{leaves[near]}", 1)
 
 
-# ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _no_config() -> Problem:
-    why, fix = f"shipped configs:\n{listed(config_names())}", "--config-name hybrid_ppo"
-    return Problem(code="no-config", key="--config-name", what="no config was named", why=why, fix=fix)
-
-
-def _no_folder(folder: Path) -> Problem:
-    return Problem(
-        code="bad-config",
-        key="--config-dir",
-        what="there is no such folder",
-        got=str(folder),
-        why="configs are looked for there, then among the shipped ones",
-        fix="--config-dir <a folder with .yaml files>",
-    )
-
-
-def _problem(error: Exception, line: CommandLine) -> Problem:
+def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     """An error of Hydra or OmegaConf in the standard format."""
     text = str(error).strip()
     first = text.partition("\n")[0] or type(error).__name__
     if "Cannot find primary config" in text:
         names = config_names(line.root)
         near = did_you_mean(line.name or "", names)
-        return Problem(
-            code="unknown-config",
-            key="--config-name",
-            what="no such config" + suggestion(near),
-            got=line.name,
-            why=f"{_short(line.root)} holds: " + (", ".join(names) or "no .yaml file"),
-            fix=f"--config-name {near or 'hybrid_ppo'}",
-        )
+        why = f"{_short(line.root)} holds: " + (", ".join(names) or "no .yaml file")
+        fix, what = f"--config-name {near or 'hybrid_ppo'}", "no such config" + suggestion(near)
+        return ConfigError.of("unknown-config", "--config-name", what, line.name, why, fix)
     if "Ambiguous value" in text:
         bad = next((word for word in line.overrides if word in first), first)
         key, _, value = bad.partition("=")
-        return Problem(
-            code="override-is-sweep",
-            key=key,
-            what="a comma on the command line means a sweep over several values",
-            got=bad,
-            why="Hydra splits at the comma; write a list to mean one value with several pieces",
-            fix=f"{key}=[{value}]",
-        )
+        what = "a comma on the command line means a sweep over several values"
+        why = "Hydra splits at the comma; write a list to mean one value with several pieces"
+        return ConfigError.of("override-is-sweep", key, what, bad, why, f"{key}=[{value}]")
     if "Could not override" in text or "not in struct" in text:
         key = first.partition("'")[2].partition("'")[0].rstrip(".")
         bad = next((word for word in line.overrides if word.partition("=")[0] == key), key)
-        return Problem(
-            code="unknown-override",
-            key=key,
-            what="the config has no such key to override",
-            got=bad,
-            why="an override changes a key that the YAML file has; +key=value adds one",
-            fix=_override_fix(key, bad, line),
-        )
-    return Problem(
-        code="bad-config", key="config", what=first, why=text.removeprefix(first).strip() or None, fix="see --help"
-    )
+        what = "the config has no such key to override"
+        why = "an override changes a key that the YAML file has; +key=value adds one"
+        return ConfigError.of("unknown-override", key, what, bad, why, _override_fix(key, bad, line))
+    return ConfigError.of("bad-config", "config", first, None, text.removeprefix(first).strip() or None, "see --help")
 
 
-def _yaml_problem(error: yaml.YAMLError) -> Problem:
+def _yaml_error(error: yaml.YAMLError) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
-    tab = "found character '\\t'" in str(error)
-    return Problem(
-        code="bad-yaml",
-        key="config",
-        what=getattr(error, "problem", None) or "is not YAML",
-        got=mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None,
-        source=Source(file=_short(Path(mark.name)), line=mark.line + 1) if mark else None,
-        why="YAML indents with blanks only, never with tabs" if tab else getattr(error, "context", None),
-        fix="replace the tab by blanks" if tab else "see the line named above",
-    )
+    what = getattr(error, "problem", None) or "is not YAML"
+    got = mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None
+    why, fix = getattr(error, "context", None), "see the line named above"
+    if "found character '\\t'" in str(error):
+        why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
+    source = Source(file=_short(Path(mark.name)), line=mark.line + 1) if mark else None
+    return ConfigError.of("bad-yaml", "config", what, got, why, fix, source=source)

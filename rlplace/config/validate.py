@@ -119,8 +119,7 @@ def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
     if origin is Mapping:
-        verbatim = pydantic.WithJsonSchema({"type": "object"})
-        return Annotated[Any, pydantic.BeforeValidator(_mapping), verbatim]
+        return Annotated[pydantic.InstanceOf[Mapping[str, object]], pydantic.WithJsonSchema({"type": "object"})]
     if hint is int and rules.get("unit") == "bytes":
         shown = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_TEXT}]}
         return Annotated[int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)]
@@ -135,12 +134,6 @@ def _listed(item: Any, value: object) -> object:
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
         fix = f"[{{{dataclasses.fields(item)[0].name}: ...}}]" if block else f"[{show(value)}]"
         raise _error("wrong-type", "expected a list", fix)
-    return value
-
-
-def _mapping(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError
     return value
 
 
@@ -209,7 +202,7 @@ def _wrong_size(value: object) -> PydanticCustomError:
 def _wrong_number(of: object, value: object, rules: Mapping[str, Any]) -> PydanticCustomError:
     usual = rules["usual"] if isinstance(rules["usual"], (int, float)) else None
     known = None if usual is None or isinstance(usual, bool) else show(usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and not _is_whole(value)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and value % 1):
         meant = _as_number(value, of) if isinstance(value, str) else None
         return _error("wrong-type", "expected a whole number" if of is int else "expected a number", meant or known)
     try:
@@ -225,10 +218,6 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any]) -> Pydant
         legal = rules["maximum"]
     rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign) in _BOUNDS.items() if bound in rules)
     return _error("out-of-bounds", f"must be {rule}", show(legal))
-
-
-def _is_whole(value: float) -> bool:
-    return isinstance(value, int) or value.is_integer()
 
 
 def _as_number(text: str, of: object) -> str | None:

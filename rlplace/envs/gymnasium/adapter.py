@@ -39,7 +39,20 @@ class GymnasiumAdapter:
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         _require(config)
-        env = _make_described(config)
+        import gymnasium
+
+        try:
+            env = _make(config)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise _missing(str(error).splitlines()[0], config) from error
+        except ModuleNotFoundError as error:
+            raise _missing(error.name or str(error), config) from error
+        except (TypeError, ValueError, OSError) as error:
+            if not config.kwargs:
+                raise  # the simulator's own bug
+            what, why = "the simulator does not take these arguments", f"{config.id}: {error}"
+            got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
+            raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
         try:
             return _spaces(env, _limit(config))
         finally:
@@ -70,24 +83,6 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     import gymnasium
 
     return gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
-
-
-def _make_described(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """Make one environment; raise what goes wrong as a problem of the config."""
-    import gymnasium
-
-    try:
-        return _make(config)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise _missing(str(error).splitlines()[0], config) from error
-    except ModuleNotFoundError as error:
-        raise _missing(error.name or str(error), config) from error
-    except (TypeError, ValueError, OSError) as error:
-        if not config.kwargs:
-            raise  # the simulator's own bug
-        what, why = "the simulator does not take these arguments", f"{config.id}: {error}"
-        got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
-        raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
 
 
 def _missing(why: str, config: SimulatorEnvConfig) -> ConfigError:

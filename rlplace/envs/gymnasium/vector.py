@@ -47,7 +47,12 @@ class GymnasiumVector:
         episode_returns: list[float] = []
         episode_lengths: list[int] = []
         returns, lengths, limit = self._returns, self._lengths, self._limit
-        for row, (step, action) in enumerate(zip(self._steps, self._as_taken(actions), strict=True)):
+        if self._bounds is None:
+            taken = (actions + self._first_action).tolist()
+        else:
+            low, high = self._bounds
+            taken = list(np.clip(actions, low, high, dtype=low.dtype))
+        for row, (step, action) in enumerate(zip(self._steps, taken, strict=True)):
             observation, reward, terminated, truncated, _ = step(action)
             rewards.append(reward)
             returns[row] += float(reward)
@@ -77,12 +82,6 @@ class GymnasiumVector:
         flags = np.zeros(self._shape[0], np.bool_)
         flags[rows] = True
         return flags
-
-    def _as_taken(self, actions: NDArray[Any]) -> Sequence[Any]:
-        if self._bounds is None:
-            return (actions + self._first_action).tolist()
-        low, high = self._bounds
-        return list(np.clip(actions, low, high, dtype=low.dtype))
 
     def close(self) -> None:
         for env in self._envs:

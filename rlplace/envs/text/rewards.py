@@ -51,14 +51,18 @@ class Reward:
     written: str  # as the config names it
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    lists: bool = False  # a function over lists, called with lists of one: each episode has limits of its own
 
     @property
     def trusted(self) -> bool:
         """Shipped and quick: it neither hangs nor takes much memory."""
-        return self.written in REWARDS and self.written not in _APART
+        return not self.lists and self.written in REWARDS and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
-        return functools.partial(find_reward(self.written), **self.kwargs)
+        function = find_reward(self.written)
+        if self.lists:
+            return functools.partial(_of_one, function, self.kwargs)
+        return functools.partial(function, **self.kwargs)
 
 
 def find_reward(name: str) -> RewardFunction:
@@ -127,18 +131,6 @@ def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) ->
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ListReward(Reward):
-    """A function over lists, called with lists of one: each episode has limits of its own."""
-
-    @property
-    def trusted(self) -> bool:
-        return False
-
-    def function(self) -> Callable[[Transcript], float]:
-        return functools.partial(_of_one, find_reward(self.written), self.kwargs)
-
-
 def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript) -> float:
     given = {"prompts": [prompt_text(transcript)], "answers": [answer_text(transcript)], **kwargs}
     if "labels" in inspect.signature(function).parameters:
@@ -163,11 +155,12 @@ def reward_of_config(written: str, kwargs: Mapping[str, object], *, key: str) ->
         ]
         raise ConfigError(problems) from error
     takes = inspect.signature(function).parameters
-    kind, given = (ListReward, _LISTS) if "prompts" in takes else (Reward, ("transcript",))
+    lists = "prompts" in takes
+    given = _LISTS if lists else ("transcript",)
     problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
     if problems:
         raise ConfigError(problems)
-    return kind(name=_short(written), written=written, kwargs=kwargs)
+    return Reward(name=_short(written), written=written, kwargs=kwargs, lists=lists)
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────

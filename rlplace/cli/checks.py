@@ -107,7 +107,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _parallel_problems(plan: Plan) -> Iterator[Problem]:
-    """One rank drives an engine, on all of its accelerators; of other models each rank has one accelerator."""
+    """Report slices of a model that a run does not make: an engine has one rank, every other rank one accelerator."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
         declared, each = spec.parallel.tensor_parallel_size, {s.accelerators_per_rank for s in spec.segments}
@@ -140,7 +140,7 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _actor_problems(config: Config) -> Iterator[Problem]:
-    """Weights for the actor, and every prompt that can be known, as the model's own tokenizer and template have it."""
+    """Check the actor's weights, and every prompt that can be known with the model's own tokenizer and template."""
     from rlplace.models.tokenizer import Tokenizer
     from rlplace.workers.roles.prompts import check_prompts
 

@@ -167,23 +167,23 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
-    """The configs of a folder and the first comment line of each."""
+    """Map the configs of a folder to the first comment line of each."""
     files = sorted(directory.glob("*.yaml"))
     return {f.stem: f.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip() for f in files}
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
-    """What `cluster=<name>` or `model@<block>.model=<name>` can choose in these folders."""
+    """Return what `cluster=<name>` or `model@<block>.model=<name>` can choose in these folders."""
     return {name: about for folder in reversed(folders) for name, about in config_names(folder / group).items()}
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
-    """One line for each name with what it is."""
+    """Render one line for each name."""
     return "\n".join(f"{indent}{name:<26} {about}" for name, about in names.items())
 
 
 def _short(file: Path) -> str:
-    """The path as the user would type it from here."""
+    """Return the path as the user would type it from here."""
     here = Path.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
 
@@ -192,7 +192,7 @@ def _short(file: Path) -> str:
 
 
 def _chosen(word: str, line: CommandLine) -> str:
-    """`cluster=<name>` and `model@<block>.model=<name>` as Hydra wants them: added to a config without such a default.
+    """Write `cluster=<name>` and `model@<block>.model=<name>` as Hydra wants them: added where there is no such default.
 
     Raises ConfigError where no such cluster or model is declared.
     """
@@ -218,7 +218,7 @@ def _chosen(word: str, line: CommandLine) -> str:
 
 
 def _override_fix(key: str, bad: str, line: CommandLine) -> str:
-    """The override that was probably meant: another key that the config has, or an addition of one that it lacks."""
+    """Guess the override that was meant: another key that the config has, or an addition of one that it lacks."""
     known, paths = line_sources(line.text, ""), key_paths(Config)
     parent, _, leaf = key.rpartition(".")
     value = bad.partition("=")[2]
@@ -241,7 +241,7 @@ def _override_fix(key: str, bad: str, line: CommandLine) -> str:
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
-    """An error of Hydra or OmegaConf in the standard format."""
+    """Convert an error of Hydra or OmegaConf to the standard format."""
     text = str(error).strip()
     first = text.partition("\n")[0] or type(error).__name__
     if "Cannot find primary config" in text:

@@ -12,7 +12,7 @@ Field = tuple["dataclasses.Field[Any]", object]  # with its type
 
 
 def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
-    """A config field with its one-line meaning and its rules. A `default` that is a type is called for each block.
+    """Make a config field of a one-line meaning and rules. A `default` that is a type is called for each block.
 
     `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`. `only` names the one kind of
     actor model that has this key; `mlp` is the default in a job whose actor is an MLP, where it differs; `by_kind` has
@@ -25,22 +25,22 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
 
 def block(kind: type, **rules: Any) -> Any:
-    """A block with its own defaults."""
+    """Make a field for a block with its own defaults."""
     return dataclasses.field(default_factory=kind, metadata=rules)
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """A field of jobs that train a language model."""
+    """Make a field of jobs that train a language model."""
     return knob(doc, default, only="causal_lm", **rules)
 
 
 def mlp_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """A field of jobs that train an MLP."""
+    """Make a field of jobs that train an MLP."""
     return knob(doc, default, only="mlp", **rules)
 
 
 def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
-    """The fields of a block in a job with this kind of actor model, by name, with their types."""
+    """Return the fields of a block in a job with this kind of actor model, by name, with their types."""
     hints = typing.get_type_hints(of)
     return {
         f.name: (f, f.metadata.get("by_kind", {}).get(kind, hints[f.name]))
@@ -50,7 +50,7 @@ def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
-    """The default of a field in a job of this kind, as plain values; dataclasses.MISSING where it is required."""
+    """Return the default of a field in a job of this kind, as plain values; dataclasses.MISSING where it is required."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
@@ -58,14 +58,14 @@ def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
 
 
 def block_in(hint: object) -> type | None:
-    """The dataclass that a type is, or has among its alternatives."""
+    """Return the dataclass that a type is, or has among its alternatives."""
     return next(
         (k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k)), None
     )
 
 
 def key_paths(root: type) -> dict[str, bool]:
-    """Every key below `root` that some config may have -> whether names of the user's own stand below it."""
+    """Map every key below `root` that a config may have to whether it holds names of the user's own."""
     return {path: free for kind in typing.get_args(ModelKind) for path, free in _paths(root, kind, "")}
 
 

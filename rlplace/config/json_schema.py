@@ -21,7 +21,7 @@ _HYDRA: dict[str, Any] = {
 
 
 def config_schema() -> dict[str, Any]:
-    """What a config file may hold, by the kind of model that the actor trains.
+    """Return the schema of a config file, by the kind of model that the actor trains.
 
     Required keys may come from another file or the command line, so that only unknown keys and wrong values are
     refused.
@@ -50,19 +50,19 @@ def config_schema() -> dict[str, Any]:
 
 
 def _where(key: str, values: Sequence[str]) -> dict[str, Any]:
-    """The schema of a config in which `key` has one of the values."""
+    """Return the schema of a config in which `key` has one of the values."""
     return _having(key, {"enum": list(values)})
 
 
 def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a config whose `key` has one of its own."""
+    """Return the schema of a config whose `key` has this one."""
     for name in reversed(key.split(".")):
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
     return schema
 
 
 def _block(schema: dict[str, Any]) -> dict[str, Any]:
-    """A block's schema: no key is required, and every value may be an interpolation."""
+    """Relax a block's schema: no key is required, and every value may be an interpolation."""
     kept = {key: value for key, value in schema.items() if key not in ("required", "title")}
     return kept | {"properties": {name: _value(value) for name, value in schema["properties"].items()}}
 

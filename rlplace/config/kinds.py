@@ -29,7 +29,7 @@ class Reject(Protocol):
 
 
 def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind, Mapping[str, object]]:
-    """The kind of the job, and the mapping without the tags that were rejected.
+    """Return the kind of the job, and the mapping without the tags that were rejected.
 
     The first tag that is written decides, and keys of a language model count as its tag. Without one, an algorithm
     that only language models have decides; else it is a job with simulators.

@@ -17,7 +17,7 @@ _GET = "scripts/get_model smollm2        (or the folder of another Hugging Face 
 
 
 def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
-    """The config in which every model has an absolute path and the keys of its folder's config.json.
+    """Give every model of the config an absolute path and the keys of its folder's config.json.
 
     Those of the folder win. No folder is needed where keys of a config.json are written in the config. Raises
     ConfigError.

@@ -22,7 +22,7 @@ _NOTHING: Any = object()  # a value that is not there
 
 
 def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
-    """The config of a plain nested mapping (no OmegaConf types).
+    """Read the config from a plain nested mapping (no OmegaConf types).
 
     `sources` maps key paths to where their values were written. Raises ConfigError with all problems at once.
     """
@@ -35,7 +35,7 @@ def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | N
 def try_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> tuple[Config | None, list[Problem]]:
-    """The config, None where it cannot be read, and every problem of the mapping."""
+    """Return the config, None where it cannot be read, and every problem of the mapping."""
     places, found = sources or {}, Found(sources=sources or {})
     mapping, renamed = replace_renamed(mapping, found.reject)
     kind, mapping = find_kind(mapping, found.reject)
@@ -45,7 +45,7 @@ def try_config(
             if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
                 found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
     new = {problem.key: problem for problem in problems}
-    for i, problem in enumerate(found.problems):  # a value that its new key does not take: the fix has one that it does
+    for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
         if problem.code == "renamed-key" and (refused := new.get(renamed.get(problem.key, ""))) is not None:
             found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=refused.fix)
             problems.remove(refused)
@@ -55,7 +55,7 @@ def try_config(
 def read_block(
     block: type[_T], mapping: object, kind: ModelKind = "mlp", sources: Mapping[str, Source] | None = None
 ) -> tuple[_T | None, list[Problem]]:
-    """An instance of a config dataclass, None where it cannot be read, and every problem of the mapping."""
+    """Return a config dataclass, None where it cannot be read, and every problem of the mapping."""
     import pydantic  # here: workers read no configs
 
     from rlplace.config.validate import model_of, plain
@@ -99,7 +99,7 @@ class Found:
 def _of_kind(
     ours: type | None, theirs: type | None, mapping: object, kind: ModelKind, above: str, found: Found
 ) -> object:
-    """The mapping without keys that only jobs with the other kind of actor model have.
+    """Drop keys that only jobs with the other kind of actor model have.
 
     They are problems unless they change nothing. `ours` and `theirs` are the block in jobs of this and the other kind.
     """
@@ -142,13 +142,13 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
             fix = f"{leaf}: {{{next(iter(fields_of(below, kind)))}: ...}}"
             found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
-        said = wrong["ctx"]
-        fits = None if said["fix"] is None else f"{leaf}: {said['fix']}"
-        found.reject(wrong["type"], key, said["what"], value, why=said["why"], fix=fits)
+        context = wrong["ctx"]
+        fits = None if context["fix"] is None else f"{leaf}: {context['fix']}"
+        found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
 
 
 def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
-    """The block of a key; an index and a name of the user's own lead to more of the same."""
+    """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
     fields = fields_of(block, kind)
     return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
 

@@ -31,7 +31,7 @@ RENAMED = (
 
 
 def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """The mapping with new keys for old ones, each of which is recorded as a problem; and the new key of each old."""
+    """Return the mapping with new keys for old ones, and the new key of each; record a problem for each."""
     new: Blocks = {key: dict(block) if isinstance(block, Mapping) else block for key, block in mapping.items()}
     env, algorithm = (new[name] if isinstance(new.get(name), dict) else {} for name in ("env", "algorithm"))
     envs, steps = env.get("total_num_envs", 64), algorithm.get("rollout_steps", 64)
@@ -59,14 +59,14 @@ def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> tuple[Mapp
 
 
 def _iterations(written: object, envs: object, steps: object) -> object:
-    """Runs were as long as a number of environment steps; they are as long as a number of iterations."""
+    """Convert the length of a run from environment steps to iterations."""
     if not isinstance(written, (int, float)) or not isinstance(envs, int) or not isinstance(steps, int):
         return 100
     return math.ceil(written / (envs * steps)) if min(written, envs, steps) > 0 else 100
 
 
 def _gather_optimizer(new: Blocks, role: str, reject: Reject) -> None:
-    """`adam`, the word `optimizer` and `optimizer_on_host` are one block; each fix is the whole block."""
+    """Make one block of `adam`, the word `optimizer` and `optimizer_on_host`; each fix is the whole block."""
     keys = new.get(role)
     if not isinstance(keys, dict):
         return
@@ -88,7 +88,7 @@ def _gather_optimizer(new: Blocks, role: str, reject: Reject) -> None:
 
 
 def _move_model(new: Blocks, reject: Reject) -> None:
-    """The model of a language-model job stood at the top; it is the actor's."""
+    """Move the model from the top, where it was, to the actor."""
     model = new.pop("model")
     keys = {"kind": "causal_lm"} | (dict(model) if isinstance(model, Mapping) else {})
     why = "the model belongs to the actor that trains it; as a default: model@actor.model"

@@ -37,7 +37,7 @@ class RayConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
-    """Where channels and weights lie and travel."""
+    """Shared memory and network of channels and weights."""
 
     shm_folder: str | None = knob("folder of shared memory, on every node; null: /dev/shm", None)
     interface: str | None = knob("address or interface that other nodes talk to; null: the node's Ray address", None)
@@ -470,7 +470,7 @@ class Config:
 
     @property
     def placed(self) -> tuple[str, ...]:
-        """The placed components, as they are written."""
+        """The names of the placed components."""
         keys = map(str, self.cluster.component_placement)
         return tuple(name.strip() for key in keys for name in key.split(","))
 
@@ -498,7 +498,7 @@ class Config:
 
     @property
     def runs(self) -> bool:
-        """Whether it has all that a run needs, or must have it to be read; else it is planned only."""
+        """Whether this is a run: it has all that a run needs, or names a task; else it is planned only."""
         asks = self.kind == "mlp" or "env" in self.placed or self.text_env.task is not None
         return not self.missing or (asks and self.algorithm.name != "ppo")
 

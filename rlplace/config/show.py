@@ -15,7 +15,7 @@ _OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text;
 
 
 def show(value: object) -> str:
-    """A value as it would be written in YAML, on one line; text by itself is not quoted."""
+    """Write a value as YAML on one line; text by itself is not quoted."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -32,7 +32,7 @@ def show(value: object) -> str:
 
 
 def quote(value: object, *, inside: bool = True) -> str:
-    """The same with text in quotes where YAML needs them; `inside` braces or brackets, commas do."""
+    """Write a value as YAML, text in quotes where it needs them; `inside` braces or brackets, commas need them."""
     if not isinstance(value, str):
         return show(value)
     plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value

@@ -45,7 +45,7 @@ class Block(pydantic.BaseModel):
 
 @functools.cache
 def model_of(block: type, kind: ModelKind) -> type[Block]:
-    """The model of a config dataclass in a job with this kind of actor model."""
+    """Return the model of a config dataclass in a job with this kind of actor model."""
     fields: dict[str, Any] = {}
     for name, (field, hint) in fields_of(block, kind).items():
         default = default_of(field, kind)
@@ -65,7 +65,7 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
 
 
 def plain(value: object) -> Any:
-    """The dataclass of a validated block."""
+    """Turn a validated block into its dataclass."""
     if isinstance(value, Block):
         return type(value).of(**{name: plain(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, dict) and value and all(isinstance(below, Block) for below in value.values()):
@@ -94,7 +94,7 @@ def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
 
 
 def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
-    """One block, or one block under each of several names; None where the field may be."""
+    """Take one block, one block under each of several names, or null."""
     (block,) = (arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg))
     model: Any = model_of(block, kind)
     fields = {f.name for f in dataclasses.fields(block)}
@@ -114,7 +114,7 @@ def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
 
 
 def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
-    """The pydantic type of a value that is neither a block nor a list."""
+    """Return the pydantic type of a value that is neither a block nor a list."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
@@ -179,7 +179,7 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any]) -> PydanticCustom
 
 
 def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> PydanticCustomError:
-    """One of a few words, or of a few numbers, is expected; `number`: any number would do as well."""
+    """Explain a value that is none of a few words or numbers; `number`: the key takes any number too."""
     near = did_you_mean(str(value), [str(word) for word in words])
     counts = [word for word in words if isinstance(word, int)]
     fits: object = near or words[0]
@@ -190,7 +190,7 @@ def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> Pyda
 
 
 def _wrong_size(value: object) -> PydanticCustomError:
-    """The number that was written stays in the fix, with the unit that is nearest to what was written."""
+    """Keep the number in the fix, with the unit that is nearest to what was written."""
     why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
     written = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)", str(value), re.IGNORECASE)
     fix = "16GiB"
@@ -221,7 +221,7 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any]) -> Pydant
 
 
 def _as_number(text: str, of: object) -> str | None:
-    """The number that a text means, as YAML reads it: 3e-4 without a point is text in YAML 1.1."""
+    """Read a text as a number that YAML reads as one: 3e-4 without a point is text in YAML 1.1."""
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return text.strip()
     try:

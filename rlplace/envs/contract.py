@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscreteActions:
-    """One of `n` choices, int64, 0-based."""
+    """A choice of 0..n-1, int64."""
 
     n: int
 

@@ -133,7 +133,7 @@ def limit(memory_bytes: int, cpu_s: float) -> None:
 
 
 def _bind_root() -> None:
-    """The limit of processes does not bind root: take another real user and give up every capability.
+    """As root, take another real user and give up every capability: the limit of processes does not bind root.
 
     The effective user stays, so that an interpreter in root's own folders can still be read.
     """

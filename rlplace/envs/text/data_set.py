@@ -99,7 +99,7 @@ class Row:
 
 
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
-    """By what the path is: *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
+    """Read *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
 
     Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
     """

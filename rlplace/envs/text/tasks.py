@@ -73,7 +73,7 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """A secret of 1..`highest` and `guesses` tries, each answered by higher or lower.
+    """Guess a secret of 1..`highest` in `guesses` tries, each answered by higher or lower.
 
     `env.max_turns` should be at least `guesses`.
     """

@@ -63,7 +63,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    r"""The number that `text` is: 1,234.50, 3/4 or \frac{3}{4}; None if it is none."""
+    r"""Read 1,234.50, 3/4 or \frac{3}{4} as a number; None if `text` is none."""
     text = re.sub(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text).strip().strip("$").replace(",", "")
     above, slash, below = text.partition("/")
     try:
@@ -80,7 +80,7 @@ def matches(transcript: Transcript, *, pattern: str = r"<think>.*?</think>\s*<an
 
 
 def score(transcript: Transcript) -> float:
-    """The task's own score: its fact `score`."""
+    """Return the task's own score: its fact `score`."""
     return float(fact(transcript, "score"))
 
 
@@ -101,7 +101,7 @@ def unscored(transcript: Transcript) -> float:
 
 
 def code_block(answer: str) -> str:
-    """The last fenced block of an answer; all of it where nothing is fenced."""
+    """Return the last fenced block of an answer; all of it where nothing is fenced."""
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
     return blocks[-1] if blocks else answer
 

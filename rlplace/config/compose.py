@@ -192,7 +192,7 @@ def _short(file: Path) -> str:
 
 
 def _chosen(word: str, line: CommandLine) -> str:
-    """Write `cluster=<name>` and `model@<block>.model=<name>` as Hydra wants them: added where there is no such default.
+    """Write `cluster=<name>` and `model@<block>.model=<name>` for Hydra: added where the config has no such default.
 
     Raises ConfigError where no such cluster or model is declared.
     """
@@ -214,7 +214,8 @@ def _chosen(word: str, line: CommandLine) -> str:
     near = did_you_mean(name, known)
     what, why = f"no such {group} is declared" + suggestion(near), f"declared {group}s:\n{listed(known)}"
     fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
-    raise ConfigError.of(f"unknown-{group}", key, what, name, why, fix)
+    code = "unknown-cluster" if group == CLUSTER else "unknown-model"
+    raise ConfigError.of(code, key, what, name, why, fix)
 
 
 def _override_fix(key: str, bad: str, line: CommandLine) -> str:

@@ -50,7 +50,7 @@ def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
-    """Return the default of a field in a job of this kind, as plain values; dataclasses.MISSING where it is required."""
+    """Return the default of a field in a job of this kind, as plain values; MISSING where it is required."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made

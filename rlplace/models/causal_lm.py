@@ -202,29 +202,15 @@ def first_head(hidden_size: int, seed: int) -> Tensor:
 Lm = TypeVar("Lm", bound=PackedLm)
 
 
-def build(spec: LmSpec, mesh: DeviceMesh) -> CausalLm:
-    """Build a model that scores tokens; see `build_sharded`."""
-    return build_sharded(CausalLm, spec, mesh)
-
-
-def build_actor_critic_lm(spec: LmSpec, mesh: DeviceMesh) -> ActorCriticLm:
-    """Build an actor with a value head; see `build_sharded`."""
-    return build_sharded(ActorCriticLm, spec, mesh)
-
-
-def build_value_lm(spec: LmSpec, mesh: DeviceMesh) -> ValueLm:
-    """Build a critic; see `build_sharded`. Raises ConfigError also where the folder's head gives several numbers."""
-    problem = value_head_problem(spec.folder, spec.key)
-    if problem is not None:
-        raise ConfigError([problem])
-    return build_sharded(ValueLm, spec, mesh)
-
-
-def build_sharded(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
+def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
     """Build the model on this rank's device, sharded by rows over `mesh` and read from `spec.folder`.
 
-    No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's.
+    No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's, or
+    where the head of a value model in them gives several numbers.
     """
+    problem = value_head_problem(spec.folder, spec.key) if issubclass(kind, ValueLm) else None
+    if problem is not None:
+        raise ConfigError([problem])
     policy = MixedPrecisionPolicy()
     if spec.compute != "fp32" or spec.weights != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
@@ -318,32 +304,35 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 # ── frozen ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenSpec:
-    """The model, its dtype and where its weights are kept."""
-
-    folder: Path  # of transformers' format: config.json and safetensors
-    dtype: Dtype  # as it is kept and computes
-    on_host: bool = False
-    key: str = "actor.model.path"  # that names the folder, for errors
-
-
 class FrozenLm(Generic[Lm]):
     """Holds this rank's part of the model; with a mesh, `module(...)` is a collective of its ranks."""
 
-    def __init__(self, kind: type[Lm], spec: FrozenSpec, mesh: DeviceMesh | None, device: torch.device) -> None:
-        """Raises ConfigError where the files are not the model's."""
-        assert mesh is not None or not spec.on_host, "what lies on the host comes by a mesh"
-        self.spec, self.device, self._mesh = spec, device, mesh
-        lm_spec = LmSpec(folder=spec.folder, weights=spec.dtype, compute=spec.dtype, checkpointing=False, key=spec.key)
+    def __init__(
+        self,
+        kind: type[Lm],
+        folder: Path,
+        dtype: Dtype,
+        mesh: DeviceMesh | None,
+        device: torch.device,
+        *,
+        on_host: bool = False,
+        key: str = "actor.model.path",
+    ) -> None:
+        """`dtype`: as it is kept and computes. `key` names the folder, for errors.
+
+        Raises ConfigError where the files are not the model's.
+        """
+        assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
+        self.device, self._mesh, self._dtype = device, mesh, DTYPES[dtype]
+        spec = LmSpec(folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key)
         with BUILDING:
-            self.module = _skeleton(kind, lm_spec)
+            self.module = _skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
             if mesh is not None:
-                policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if spec.on_host else OffloadPolicy()
+                policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
                 for group in self.module.groups:
                     fully_shard(group, mesh=mesh, offload_policy=policy, reshard_after_forward=True)
-            _fill(self.module, lm_spec, torch.device("cpu") if spec.on_host else device)
+            _fill(self.module, spec, torch.device("cpu") if on_host else device)
         _move_buffers(self.module, device)
 
     @property
@@ -373,4 +362,4 @@ class FrozenLm(Generic[Lm]):
             return 0
         blocks = [elements(block.parameters()) for block in self.module.blocks]
         rest = elements(self.module.lm.parameters()) - sum(blocks)
-        return (rest + sum(sorted(blocks)[-2:])) * DTYPES[self.spec.dtype].itemsize
+        return (rest + sum(sorted(blocks)[-2:])) * self._dtype.itemsize

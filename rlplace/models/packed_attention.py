@@ -64,7 +64,7 @@ def attend_packed(model: PreTrainedModel) -> None:
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
     AttentionInterface.register(_NAME, attention)
-    AttentionMaskInterface.register(_NAME, _no_mask)
+    AttentionMaskInterface.register(_NAME, lambda *_, **__: None)  # the edges of the sequences define it
     model.config._attn_implementation = _NAME
 
 
@@ -86,18 +86,17 @@ def attention(
     """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
-    flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    attend = _flash if flash else _one_by_one
-    return attend(query, key, value, packed, scaling, sliding_window), None
-
-
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
-) -> Tensor:
-    """Attend in all sequences by one kernel."""
-    rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
-    seen = (-1 if window is None else window - 1, 0)
-    return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scale, seen).unsqueeze(0)
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):  # all sequences by one kernel
+        rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
+        seen = (-1 if sliding_window is None else sliding_window - 1, 0)
+        return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scaling, seen).unsqueeze(0), None
+    attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
+    for q, k, v in zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True):
+        length, mask = q.shape[2], None
+        if sliding_window is not None and length > sliding_window:  # [length, length], true where a token sees another
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+        attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped))
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
 
 
 @functools.cache
@@ -121,20 +120,3 @@ def _varlen_kernel() -> Callable[..., Tensor]:
         return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
 
     return in_torch
-
-
-def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float | None, window: int | None
-) -> Tensor:
-    pieces = (tensor.split(packed.lengths, dim=2) for tensor in (query, key, value))
-    attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
-    for q, k, v in zip(*pieces, strict=True):
-        length, mask = q.shape[2], None
-        if window is not None and length > window:  # [length, length], true where a token sees another
-            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped))
-    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return no mask: the edges of the sequences define it."""

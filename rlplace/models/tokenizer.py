@@ -39,7 +39,10 @@ class Tokenizer:
     def __init__(self, library: _Library, folder: Path) -> None:
         self._library, self._folder = library, folder
         config = _json(folder / "tokenizer_config.json")
-        self._special = _special_tokens({**_json(folder / "special_tokens_map.json"), **config})
+        # Special tokens are text, or a block with the text in `content`; null means none.
+        named = {**_json(folder / "special_tokens_map.json"), **config}
+        values = {name: of.get("content") if isinstance(of := named.get(name), dict) else of for name in _SPECIAL}
+        self._special = {name: text for name, text in values.items() if isinstance(text, str)}
         self.chat_template = _chat_template(folder, config)
         self._template: jinja2.Template | None = None
         # What ends an answer: the ids that generation_config.json or config.json name, and the end of text.
@@ -195,13 +198,6 @@ Conversation = Chat | PlainText
 def _json(file: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return content
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Read special tokens: text, or a block with the text in `content`; null means none."""
-    values = {name: config.get(name) for name in _SPECIAL}
-    texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in values.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -206,7 +206,7 @@ class LmActor(Actor):
     _experience: Experience | None = None
 
     def setup(self) -> None:
-        from rlplace.models.causal_lm import build, build_actor_critic_lm
+        from rlplace.models.causal_lm import ActorCriticLm, CausalLm
         from rlplace.workers.training.advantages import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
         from rlplace.workers.training.ranks import FromRank0
@@ -215,7 +215,7 @@ class LmActor(Actor):
         config, actor = self.config.config, self.config.config.actor
         ranks = self._join()
         spec = spec_of("actor", actor, self.config.model, config.runner.seed)
-        lm = TrainedLm(spec, ranks, build_actor_critic_lm if config.critic.on_actor else build)
+        lm = TrainedLm(spec, ranks, ActorCriticLm if config.critic.on_actor else CausalLm)
         trainer = self._train(lm, actor.optimizer, config.runner.total_iterations, ema_decay=actor.ema_decay)
         self._learner = ActorLearner(config, lm, trainer, ranks)
         self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)

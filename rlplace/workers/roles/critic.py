@@ -43,7 +43,7 @@ class Critic(TrainedWorker):
     _inferred: _Inferred | None = None
 
     def setup(self) -> None:
-        from rlplace.models.causal_lm import build_value_lm
+        from rlplace.models.causal_lm import ValueLm
         from rlplace.workers.training.lm_learner import CriticLearner
         from rlplace.workers.training.ranks import FromRank0
         from rlplace.workers.training.trained_model import TrainedLm
@@ -51,7 +51,7 @@ class Critic(TrainedWorker):
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
         spec = spec_of("critic", critic, critic_folder(self.config), config.runner.seed)
-        lm = TrainedLm(spec, ranks, build_value_lm)
+        lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer, config.runner.total_iterations)
         self._learner = CriticLearner(config, lm, trainer, ranks)
         self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from rlplace.algo.packing import fit
-from rlplace.models.causal_lm import FrozenLm, FrozenSpec, reward_lm
+from rlplace.models.causal_lm import FrozenLm, reward_lm
 from rlplace.models.packed_attention import Packed
 from rlplace.models.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ class RewardServer(ThreadingHTTPServer):
         self, folder: Path, *, address: tuple[str, int], dtype: Any, head: str, token_budget: int, api_key: str | None
     ) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._lm = FrozenLm(reward_lm(head), FrozenSpec(folder=folder, dtype=dtype), None, device)
+        self._lm = FrozenLm(reward_lm(head), folder, dtype, None, device)
         self._tokenizer = Tokenizer.load(folder)
         self._token_budget, self._lock = token_budget, threading.Lock()
         self.api_key = api_key

@@ -231,7 +231,7 @@ class ModelScorer(Scorer):
     def setup(self) -> None:
         import torch
 
-        from rlplace.models.causal_lm import FrozenLm, FrozenSpec
+        from rlplace.models.causal_lm import FrozenLm
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.ranks import FromRank0, join_group
 
@@ -241,8 +241,8 @@ class ModelScorer(Scorer):
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
         own_folder = "path" in (block.model or {})
         key = f"{self.config.config.key_of(self.component)}.model.path" if own_folder else "actor.model.path"
-        spec = FrozenSpec(folder=self.folder, dtype=block.dtype, on_host=block.on_host, key=key)
-        self._lm = FrozenLm(self._kind(), spec, mesh, torch.device(context.device.torch_name))
+        device = torch.device(context.device.torch_name)
+        self._lm = FrozenLm(self._kind(), self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
         for module in self._lm.fsdp_modules:
             ranks.carry(module)
         if not block.on_host:

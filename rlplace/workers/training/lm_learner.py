@@ -102,12 +102,23 @@ class LmLearner:
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _learn(self, lengths: Lengths, plan: Sequence[Packing], iteration: int, differentiate: Differentiate) -> Update:
-        """Make the steps of `plan`. `differentiate` gives the loss of a micro-batch and its part of the means."""
+        """Make the steps of `plan`. `differentiate` gives the loss of a micro-batch and its part of the means.
+
+        A micro-batch without samples computes too: the other ranks wait for it.
+        """
         steps: list[Numbers] = []
         lr = 0.0
         for packing in plan:
-            lr = self._trainer.learning_rate(iteration)
-            shares = self._accumulate(packing, lengths, differentiate)
+            lr, picked = self._trainer.learning_rate(iteration), packing.samples
+            tokens = sum(lengths.responses[i] for i in picked)
+            totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
+            shares = torch.zeros(len(self.names), dtype=torch.float64, device=self._lm.device)
+            micro_batches = packing.ranks[self._ranks.rank]
+            for number, picks in enumerate(micro_batches, 1):
+                self._lm.reduce_gradients(last=number == len(micro_batches))
+                loss, part = differentiate(picks, totals)
+                loss.backward()
+                shares += part
             numbers = self._trainer.sum_over_ranks(self.names, shares, iteration)
             self._trainer.step(numbers["grad_norm"], lr)
             steps.append(numbers)
@@ -118,22 +129,6 @@ class LmLearner:
             tokens=sum(lengths.tokens) * self._algorithm.epochs if steps else 0,
             imbalance=max((packing.imbalance for packing in plan), default=0.0),
         )
-
-    def _accumulate(self, packing: Packing, lengths: Lengths, differentiate: Differentiate) -> Tensor:
-        """Sum gradients over this rank's micro-batches; return [len(names)] float64, its share of the step's means.
-
-        A micro-batch without samples computes too: the other ranks wait for it.
-        """
-        samples = packing.samples
-        totals = Totals(samples=len(samples), tokens=sum(lengths.responses[i] for i in samples), longest=self._longest)
-        micro_batches = packing.ranks[self._ranks.rank]
-        shares = torch.zeros(len(self.names), dtype=torch.float64, device=self._lm.device)
-        for number, picks in enumerate(micro_batches, 1):
-            self._lm.reduce_gradients(last=number == len(micro_batches))
-            loss, part = differentiate(picks, totals)
-            loss.backward()
-            shares += part
-        return shares
 
 
 class ActorLearner(LmLearner):

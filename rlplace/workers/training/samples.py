@@ -139,6 +139,7 @@ def gather_scores(
 def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float) -> list[TokenArray]:
     missing, due = {(sample.group, sample.sample): sample for sample in samples}, len(samples)
     found: dict[tuple[int, int], TokenArray] = {}
+    per_sample = role_of(scorer) == "reward"
     while missing:
         try:
             item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
@@ -160,19 +161,14 @@ def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str
             if sample is None:
                 got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
                 raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=expected)
-            found[place] = _checked(owner, scorer, scores, sample)
+            number, values = 1 if per_sample else sample.response_tokens, np.asarray(scores.values, np.float32)
+            if values.shape != (number,):
+                got, expected = f"an array of shape {values.shape}", f"{number} for sample {place[0]}/{place[1]}"
+                raise out_of_step(owner, f"{scorer} gave another number of scores", got=got, expected=expected)
+            if not np.isfinite(values).all():
+                raise score_not_finite(scorer, scores)
+            found[place] = values
     return [found[sample.group, sample.sample] for sample in samples]
-
-
-def _checked(owner: str, scorer: str, scores: Scores, sample: Sample) -> TokenArray:
-    due = 1 if role_of(scorer) == "reward" else sample.response_tokens
-    values = np.asarray(scores.values, np.float32)
-    if values.shape != (due,):
-        got, expected = f"an array of shape {values.shape}", f"{due} for sample {sample.group}/{sample.sample}"
-        raise out_of_step(owner, f"{scorer} gave another number of scores", got=got, expected=expected)
-    if not np.isfinite(values).all():
-        raise score_not_finite(scorer, scores)
-    return values
 
 
 # ── into tensors, on every rank ──────────────────────────────────────────────────────────────────────────────────────

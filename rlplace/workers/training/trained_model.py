@@ -12,13 +12,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
-from rlplace.models.causal_lm import DTYPES, Dtype, LmSpec, PackedLm, build
+from rlplace.models.causal_lm import DTYPES, CausalLm, Dtype, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import CheckpointWriter, write_file
 from rlplace.models.lora import checkpoint_name, factors_of, is_factor, merged
 from rlplace.models.mlp import ActorCritic
@@ -187,8 +186,8 @@ class TrainedPolicy(TrainedModel):
 class TrainedLm(TrainedModel):
     """A language model: the actor's, with or without a value head, or a critic's."""
 
-    def __init__(self, spec: LmSpec, ranks: Ranks, build: Callable[[LmSpec, DeviceMesh], PackedLm] = build) -> None:
-        self.spec, self.module = spec, build(spec, ranks.mesh)
+    def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] = CausalLm) -> None:
+        self.spec, self.module = spec, build(kind, spec, ranks.mesh)
         self.device = torch.device(ranks.mesh.device_type)
         super().__init__(
             self.module,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.causal_lm import (
+    ActorCriticLm,
     CausalLm,
     FrozenLm,
-    FrozenSpec,
     LmSpec,
     PackedLm,
     ValueLm,
     build,
-    build_actor_critic_lm,
-    build_value_lm,
     first_head,
 )
 from rlplace.models.heads import value_head_problem
@@ -77,7 +75,7 @@ def gradients(module: CausalLm) -> dict[str, Tensor]:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_scores_are_those_of_transformers(folder: Path, ranks: Ranks, temperature: float) -> None:
     _, logprobs, entropies = of_transformers(folder, temperature)
-    scores = build(LmSpec(folder=folder), ranks.mesh)(pack(sequences()), temperature)
+    scores = build(CausalLm, LmSpec(folder=folder), ranks.mesh)(pack(sequences()), temperature)
     torch.testing.assert_close(scores.logprobs, logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(scores.entropies, entropies, atol=1e-5, rtol=0)
 
@@ -86,7 +84,7 @@ def test_scores_are_those_of_transformers(folder: Path, ranks: Ranks, temperatur
 def test_gradients_are_those_of_transformers(folder: Path, ranks: Ranks, checkpointing: bool) -> None:
     model, logprobs, entropies = of_transformers(folder)
     loss(TokenScores(logprobs, entropies)).backward()
-    module = build(LmSpec(folder=folder, checkpointing=checkpointing), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder, checkpointing=checkpointing), ranks.mesh)
     loss(module(pack(sequences()))).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     found = gradients(module)
@@ -96,7 +94,7 @@ def test_gradients_are_those_of_transformers(folder: Path, ranks: Ranks, checkpo
 
 
 def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:
-    module = build(LmSpec(folder=qwen), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=qwen), ranks.mesh)
     everything = module(pack(sequences())).logprobs
     asked = [np.arange(len(s)) % 3 == 1 for s in sequences()]
     some = module(Packed.of(sequences(), asked)).logprobs
@@ -104,14 +102,14 @@ def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:
 
 
 def test_tied_weights_stay_tied(folder: Path, ranks: Ranks) -> None:
-    module = build(LmSpec(folder=folder), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder), ranks.mesh)
     tied = module.lm.get_input_embeddings().weight is module.lm.get_output_embeddings().weight
     assert tied == ("lm_head.weight" not in load_file(folder / "model.safetensors"))
 
 
 def test_half_precision_computes_near_it(qwen: Path, ranks: Ranks) -> None:
     _, logprobs, _ = of_transformers(qwen)
-    module = build(LmSpec(folder=qwen, compute="bf16"), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=qwen, compute="bf16"), ranks.mesh)
     scores = module(pack(sequences()))
     torch.testing.assert_close(scores.logprobs, logprobs, atol=0.2, rtol=0)
     loss(scores).backward()
@@ -137,14 +135,14 @@ def test_files_of_another_model_are_refused(
 ) -> None:
     folder = edited(qwen, tmp_path / "model", {"model.norm.weight": value})
     with pytest.raises(ConfigError, match=why) as caught:
-        build(LmSpec(folder=folder), ranks.mesh)
+        build(CausalLm, LmSpec(folder=folder), ranks.mesh)
     assert caught.value.codes == ("model-weights",)
 
 
 def test_a_folder_without_weights_is_refused(qwen: Path, ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((qwen / "config.json").read_bytes())
     with pytest.raises(ConfigError, match="it has neither") as caught:
-        build(LmSpec(folder=tmp_path), ranks.mesh)
+        build(CausalLm, LmSpec(folder=tmp_path), ranks.mesh)
     assert caught.value.codes == ("model-weights",)
 
 
@@ -152,7 +150,7 @@ def test_weights_in_half_precision_are_read_as_they_are_trained(qwen: Path, rank
     halves = {name: w.bfloat16() for name, w in load_file(qwen / "model.safetensors").items()}
     spec = LmSpec(folder=edited(qwen, tmp_path / "halves", halves))
     for weights, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        module = build(dataclasses.replace(spec, weights=weights), ranks.mesh)
+        module = build(CausalLm, dataclasses.replace(spec, weights=weights), ranks.mesh)
         norm = dict(module.named_tensors())["model.norm.weight"].full_tensor()
         assert norm.dtype == dtype
         assert torch.equal(norm, halves["model.norm.weight"].to(dtype))
@@ -162,7 +160,7 @@ def test_nothing_is_dropped_out(qwen: Path, ranks: Ranks, tmp_path: Path) -> Non
     folder = edited(qwen, tmp_path / "model", {})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
-    module = build(LmSpec(folder=folder), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder), ranks.mesh)
     assert module.training
     assert torch.equal(module(pack(sequences())).logprobs, module(pack(sequences())).logprobs)
 
@@ -185,8 +183,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_others_wait_while_a_model_is_built(folder: Path, ranks: Ranks, seen: list[bool]) -> None:
-    build(LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
-    FrozenLm(CausalLm, FrozenSpec(folder=folder, dtype="bf16"), None, torch.device("cpu"))
+    build(CausalLm, LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
+    FrozenLm(CausalLm, folder, "bf16", None, torch.device("cpu"))
     settings = EngineSettings(model=folder, dtype="fp32", context=64, memory=CacheBytes(size_bytes=1 << 20))
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, stop_token_ids=(), seed=0)
     TransformersEngine(settings, sampling, device=Ledger(), owner="rollout rank 0", rank=0)
@@ -228,7 +226,7 @@ def value_loss(values: Tensor) -> Tensor:
 
 def test_values_and_gradients_are_those_of_sequence_classification(folder: Path, ranks: Ranks) -> None:
     model, expected = values_of_transformers(folder, first_head(HIDDEN, 3))
-    module = build_value_lm(LmSpec(folder=folder, seed=3), ranks.mesh)
+    module = build(ValueLm, LmSpec(folder=folder, seed=3), ranks.mesh)
     values = module(packed())
     assert values.dtype == torch.float32
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
@@ -242,7 +240,7 @@ def test_values_and_gradients_are_those_of_sequence_classification(folder: Path,
 
 
 def test_no_sequence_has_no_values(qwen: Path, ranks: Ranks) -> None:
-    values = build_value_lm(LmSpec(folder=qwen), ranks.mesh)(Packed.of([], []))
+    values = build(ValueLm, LmSpec(folder=qwen), ranks.mesh)(Packed.of([], []))
     assert values.shape == (0,)
     values.sum().backward()
 
@@ -250,7 +248,7 @@ def test_no_sequence_has_no_values(qwen: Path, ranks: Ranks) -> None:
 def test_values_in_half_precision_are_near_it(qwen: Path, ranks: Ranks) -> None:
     head = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0))
     _, expected = values_of_transformers(qwen, head)
-    module = build_value_lm(LmSpec(folder=qwen, compute="bf16"), ranks.mesh)
+    module = build(ValueLm, LmSpec(folder=qwen, compute="bf16"), ranks.mesh)
     with torch.no_grad():
         module.lm.score.weight.to_local().copy_(head)
     values = module(packed())
@@ -266,7 +264,7 @@ def head_of(module: ValueLm) -> Tensor:
 
 
 def test_a_new_head_follows_from_the_seed_and_says_little(qwen: Path, ranks: Ranks) -> None:
-    heads = [head_of(build_value_lm(LmSpec(folder=qwen, seed=seed), ranks.mesh)) for seed in (0, 0, 1)]
+    heads = [head_of(build(ValueLm, LmSpec(folder=qwen, seed=seed), ranks.mesh)) for seed in (0, 0, 1)]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
     assert torch.equal(heads[0], first_head(HIDDEN, 0))
@@ -280,7 +278,7 @@ def test_a_head_in_the_folder_is_taken_whatever_it_is_called(
     head = torch.randn(1, HIDDEN)
     folder = edited(qwen, tmp_path / "model", {name: head})
     assert value_head_problem(folder) is None
-    assert torch.equal(head_of(build_value_lm(LmSpec(folder=folder), ranks.mesh)), head)
+    assert torch.equal(head_of(build(ValueLm, LmSpec(folder=folder), ranks.mesh)), head)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +298,7 @@ def test_a_head_that_gives_no_value_is_refused(
     assert (problem.code, problem.key) == ("value-head", "critic.model.path")
     assert why in str(problem.why)
     with pytest.raises(ConfigError, match=why) as caught:
-        build_value_lm(LmSpec(folder=folder, key="critic.model.path"), ranks.mesh)
+        build(ValueLm, LmSpec(folder=folder, key="critic.model.path"), ranks.mesh)
     assert caught.value.codes == ("value-head",)
 
 
@@ -308,12 +306,12 @@ def test_a_model_without_such_a_head_in_transformers_is_refused(qwen: Path, rank
     folder = edited(qwen, tmp_path / "model", {})
     (folder / "config.json").write_text(json.dumps({"model_type": "cohere"}))
     with pytest.raises(ConfigError, match="AutoModelForSequenceClassification does not know cohere"):
-        build_value_lm(LmSpec(folder=folder), ranks.mesh)
+        build(ValueLm, LmSpec(folder=folder), ranks.mesh)
 
 
 def test_factors_go_into_the_trunk_and_the_head_is_trained_whole(qwen: Path, ranks: Ranks) -> None:
-    plain = build_value_lm(LmSpec(folder=qwen), ranks.mesh)(packed())
-    module = build_value_lm(LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
+    plain = build(ValueLm, LmSpec(folder=qwen), ranks.mesh)(packed())
+    module = build(ValueLm, LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
     assert torch.equal(module(packed()), plain)  # they begin as nothing
     trained = {name for name, p in module.lm.named_parameters() if p.requires_grad}
     assert {name for name in trained if not is_factor(name)} == {"score.weight"}
@@ -325,12 +323,12 @@ def test_factors_go_into_the_trunk_and_the_head_is_trained_whole(qwen: Path, ran
 
 def test_policy_and_value_come_of_one_pass(folder: Path, ranks: Ranks) -> None:
     spec = LmSpec(folder=folder, seed=3)
-    module = build_actor_critic_lm(spec, ranks.mesh)
+    module = build(ActorCriticLm, spec, ranks.mesh)
     found = module(packed(), 0.7)
-    alone = build(spec, ranks.mesh)(packed(), 0.7)
+    alone = build(CausalLm, spec, ranks.mesh)(packed(), 0.7)
     assert torch.equal(found.logprobs, alone.logprobs)
     assert torch.equal(found.entropies, alone.entropies)
-    torch.testing.assert_close(found.values, build_value_lm(spec, ranks.mesh)(packed()))
+    torch.testing.assert_close(found.values, build(ValueLm, spec, ranks.mesh)(packed()))
     (found.logprobs.sum() + value_loss(found.values)).backward()
     gradients = {name: p.grad for name, p in module.lm.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
@@ -338,7 +336,7 @@ def test_policy_and_value_come_of_one_pass(folder: Path, ranks: Ranks) -> None:
 
 
 def test_only_the_learner_has_the_value_head(folder: Path, ranks: Ranks) -> None:
-    lm = TrainedLm(LmSpec(folder=folder), ranks, build_actor_critic_lm)
+    lm = TrainedLm(LmSpec(folder=folder), ranks, ActorCriticLm)
     plain = TrainedLm(LmSpec(folder=folder), ranks)
     assert len(lm.trained_shards()) == len(plain.trained_shards()) + 1
     for names in (lambda of: [s.names for s in of.shards()], lambda of: [n for n, _ in of.whole_weights()]):
@@ -348,11 +346,11 @@ def test_only_the_learner_has_the_value_head(folder: Path, ranks: Ranks) -> None
 
 
 @pytest.mark.parametrize(
-    ("builder", "head"),
-    [(build, Head.LANGUAGE), (build_value_lm, Head.SCORE), (build_actor_critic_lm, Head.LANGUAGE_AND_VALUE)],
+    ("kind", "head"),
+    [(CausalLm, Head.LANGUAGE), (ValueLm, Head.SCORE), (ActorCriticLm, Head.LANGUAGE_AND_VALUE)],
     ids=["policy", "critic", "both"],
 )
-def test_every_weight_is_planned(folder: Path, ranks: Ranks, builder: Callable[..., PackedLm], head: Head) -> None:
+def test_every_weight_is_planned(folder: Path, ranks: Ranks, kind: type[PackedLm], head: Head) -> None:
     shape = read_model(json.loads((folder / "config.json").read_text()), head=head)
-    weights = [p.shape for _, p in builder(LmSpec(folder=folder), ranks.mesh).lm.named_parameters()]
+    weights = [p.shape for _, p in build(kind, LmSpec(folder=folder), ranks.mesh).lm.named_parameters()]
     assert sorted(weights) == sorted(w.shape for w, layers in shape.weights() for _ in range(layers))

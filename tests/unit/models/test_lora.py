@@ -50,8 +50,8 @@ def test_factors_travel_as_peft_stores_them_and_are_found_again() -> None:
 
 
 def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path, ranks: Ranks) -> None:
-    plain = build(LmSpec(folder=folder), ranks.mesh)
-    module = build(LmSpec(folder=folder, lora=SPEC), ranks.mesh)
+    plain = build(CausalLm, LmSpec(folder=folder), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder, lora=SPEC), ranks.mesh)
     trained = {name for name, p in module.named_tensors() if p.requires_grad}
     assert trained == {name for name, _ in module.named_tensors() if is_factor(name)}
     assert len(trained) == 2 * 2 * 7  # A and B, two blocks, seven linear layers
@@ -63,20 +63,20 @@ def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path,
 
 def test_targets_are_chosen_by_name(folder: Path, ranks: Ranks) -> None:
     spec = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "v_proj"))
-    module = build(LmSpec(folder=folder, lora=spec), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder, lora=spec), ranks.mesh)
     layers = {name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)}
     assert layers == {"q_proj", "v_proj"}
 
 
 def test_an_unknown_target_is_refused(qwen: Path, ranks: Ranks) -> None:
     with pytest.raises(ConfigError, match=r"lora_targets: \[q_proj\]") as caught:
-        build(LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))), ranks.mesh)
+        build(CausalLm, LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))), ranks.mesh)
     assert caught.value.codes == ("lora-target-unknown",)
 
 
 @torch.no_grad()
 def test_merged_weights_compute_what_factors_compute(qwen: Path, ranks: Ranks) -> None:
-    module = build(LmSpec(folder=qwen, lora=SPEC), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=qwen, lora=SPEC), ranks.mesh)
     named = dict(module.named_tensors())
     generator = torch.Generator().manual_seed(1)
     for name, parameter in named.items():
@@ -103,8 +103,8 @@ def test_first_values_follow_from_seed_and_name() -> None:
 
 def test_what_is_frozen_is_kept_as_it_is_computed(folder: Path, ranks: Ranks) -> None:
     """Half the memory, and not another number: a pass would round it anyway."""
-    plain = build(LmSpec(folder=folder, compute="bf16"), ranks.mesh)
-    module = build(LmSpec(folder=folder, compute="bf16", lora=SPEC), ranks.mesh)
+    plain = build(CausalLm, LmSpec(folder=folder, compute="bf16"), ranks.mesh)
+    module = build(CausalLm, LmSpec(folder=folder, compute="bf16", lora=SPEC), ranks.mesh)
     assert {p.dtype for _, p in module.named_tensors() if not p.requires_grad} == {torch.bfloat16}
     assert {p.dtype for _, p in module.named_tensors() if p.requires_grad} == {torch.float32}
     assert torch.equal(scores(module), scores(plain))

@@ -54,6 +54,19 @@ def rendezvous_at(listener: socket.socket) -> Rendezvous:
     return Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=60.0)
 
 
+def slot_of(component: str, rank: int, ranks: int) -> Slot:
+    """On the accelerator of the rank's number, all on one node."""
+    return Slot(
+        component=component,
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        local_world_size=ranks,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
+    )
+
+
 def context_of(
     component: str,
     rank: int,
@@ -65,16 +78,8 @@ def context_of(
     device: Device | None = None,
     capacity_bytes: int = CAPACITY_BYTES,
 ) -> WorkerContext:
-    """On the accelerator of the rank's number, all on one node; without a device an emulated one."""
-    slot = Slot(
-        component=component,
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        local_world_size=ranks,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
-    )
+    """Without a device, an emulated one."""
+    slot = slot_of(component, rank, ranks)
     return WorkerContext(
         slot=slot,
         world_size=ranks,

@@ -122,7 +122,6 @@ class Outcomes(NamedTuple):
         return self._per_group().index_add(0, self.groups, values)[self.groups]
 
     def group_sizes(self) -> Tensor:
-        """Return [S] float64, of each sample's group."""
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
@@ -134,7 +133,6 @@ class Outcomes(NamedTuple):
         return (highest > lowest)[self.groups]
 
     def _per_group(self) -> Tensor:
-        """Return [G] float64 zeros."""
         return torch.zeros(int(self.groups.max()) + 1 if len(self.groups) else 0, dtype=torch.float64)
 
 

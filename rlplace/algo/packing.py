@@ -41,8 +41,6 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """One rank's part of a minibatch."""
-
     indices: Tensor  # [n] int64 into this rank's samples, flattened [steps, rows]; n may be 0
     count: int  # samples of the minibatch over all ranks, at least 1
 
@@ -80,7 +78,6 @@ class Packing:
 
     @property
     def samples(self) -> list[int]:
-        """Numbers of all samples of the step."""
         return [i for share in self.ranks for micro_batch in share for i in micro_batch]
 
 

@@ -116,8 +116,6 @@ class PackedLm(nn.Module):
 
 
 class CausalLm(PackedLm):
-    """Scores given tokens."""
-
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
         head = cast(nn.Linear, self.head)
@@ -125,8 +123,6 @@ class CausalLm(PackedLm):
 
 
 class ValuedScores(NamedTuple):
-    """Scores of tokens, [N] float32 each."""
-
     logprobs: Tensor
     entropies: Tensor
     values: Tensor  # of the states in which they were chosen
@@ -184,8 +180,6 @@ class RewardLm(ValueLm):
 
 
 def reward_lm(head: str) -> type[RewardLm]:
-    """Return a RewardLm whose files call the head `head`."""
-
     class Named(RewardLm):
         value_heads = stored_heads(head)
 
@@ -340,12 +334,10 @@ class FrozenLm(Generic[Lm]):
         return [] if self._mesh is None else [cast(FSDPModule, group) for group in self.module.groups]
 
     def drop_gathered(self) -> None:
-        """Free what a pass gathered."""
         for group in self.fsdp_modules:
             group.reshard()
 
     def weight_tensors(self) -> list[Tensor]:
-        """Return this rank's parameters and buffers."""
         return [*map(own, self.module.lm.parameters()), *self.module.buffers()]
 
     @torch.no_grad()

@@ -32,7 +32,6 @@ class Checkpoint:
     """The weights in a folder. Files are mapped, not read. Raises ConfigError where they are not the model's."""
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
-        """`key` names the folder in the config, for errors."""
         self._folder, self._key = folder, key
         index = folder / _INDEX
         if index.exists():
@@ -167,7 +166,6 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
-    """Report files of a model that do not fit its config."""
     what = "the model cannot be read from its folder"
     fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
     return ConfigError([Problem(code="model-weights", key=key, what=what, got=str(folder), why=why, fix=fix)])

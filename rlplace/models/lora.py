@@ -28,8 +28,6 @@ _STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """The layers that get factors, and the rank of these."""
-
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()  # last names of linear layers, "q_proj"; empty: all but the head
@@ -103,8 +101,6 @@ def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """The factors of one weight, as they were sent."""
-
     a: Tensor  # [r, I]
     b: Tensor  # [O, r]
     scale: float

@@ -24,8 +24,6 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 # Named tuples, not dataclasses: FSDP finds the tensors to hook for the backward pass by walking tuples and dicts.
 class DiscreteOutput(NamedTuple):
-    """A categorical distribution over n choices."""
-
     logits: Tensor  # [N, n] float32
     values: Tensor  # [N] float32
 

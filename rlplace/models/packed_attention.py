@@ -55,7 +55,6 @@ class Packed:
 
     @property
     def targets(self) -> Tensor:
-        """Return [N] the tokens to score."""
         return self.tokens[self.scored]
 
 

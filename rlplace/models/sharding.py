@@ -35,7 +35,6 @@ def own_rows(parameter: Tensor) -> tuple[int, int]:
 
 
 def elements(parameters: Iterable[Tensor]) -> int:
-    """Count the elements of whole parameters."""
     return sum(math.prod(p.shape) for p in parameters)
 
 

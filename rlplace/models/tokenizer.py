@@ -79,12 +79,10 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Size of the vocabulary, added tokens included."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     @property
     def ids(self) -> Mapping[str, int]:
-        """Ids of all tokens, added ones included."""
         ids: Mapping[str, int] = self._library.get_vocab(with_added_tokens=True)
         return ids
 
@@ -139,7 +137,6 @@ class Tokenizer:
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
-        """Encode a rendered chat."""
         return self.encode(self.render(messages, answered=answered))
 
 

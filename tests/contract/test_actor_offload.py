@@ -7,22 +7,13 @@ import torch
 from torch import Tensor
 
 from rlplace.errors import AcceleratorOutOfMemory
-from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.offload import Offloadable, storages
+from tests.worker_ranks import slot_of
 
 
 def device(capacity: int) -> EmulatedDevice:
-    slot = Slot(
-        component="actor",
-        rank=0,
-        node=0,
-        local_rank=0,
-        local_world_size=1,
-        accelerators=(0,),
-        local_accelerators=(0,),
-    )
-    return EmulatedDevice(MemoryAccount([capacity]), slot)
+    return EmulatedDevice(MemoryAccount([capacity]), slot_of("actor", 0, 1))
 
 
 def odd_bits() -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from rlplace.config import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
-from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.demands import PolicyRolloutDemand, PolicyShape, PolicyTrainingDemand, policy_shape
 from rlplace.placement.memory.footprint import Footprint, Placed
 from rlplace.placement.schedule import Residency
@@ -18,7 +17,7 @@ from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, Scenario, make_actor
-from tests.worker_ranks import listen, rank_processes, rendezvous_at
+from tests.worker_ranks import listen, rank_processes, rendezvous_at, slot_of
 
 Sizes = dict[Residency, tuple[int, int]]  # bytes on the accelerator, bytes on the host
 CONTINUOUS = ContinuousActions(shape=(3, 2), low=(-1.0,) * 6, high=(1.0,) * 6)
@@ -49,16 +48,7 @@ def test_every_weight_is_counted(actions: DiscreteActions | ContinuousActions, n
 def test_an_engine_holds_what_was_predicted() -> None:
     scenario = Scenario(split=(1,))
     config, spaces = scenario.config, Spaces(observation_shape=(3, 4), actions=CONTINUOUS)
-    slot = Slot(
-        component="rollout",
-        rank=0,
-        node=0,
-        local_rank=0,
-        local_world_size=1,
-        accelerators=(0,),
-        local_accelerators=(0,),
-    )
-    device = EmulatedDevice(MemoryAccount([1 << 30]), slot)
+    device = EmulatedDevice(MemoryAccount([1 << 30]), slot_of("rollout", 0, 1))
     policy = build_policy(spaces, config.actor, config.algorithm, seed=0)
     engine = TorchEngine(policy, device=device, owner="rollout rank 0", workspace_bytes=1000)
     footprint = PolicyRolloutDemand(policy=shape(config, spaces), workspace_bytes=1000).footprint(placed(1))

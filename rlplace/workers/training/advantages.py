@@ -37,7 +37,6 @@ class Experience:
     metrics: Metrics
 
     def with_signal(self) -> Experience:
-        """Leave out the groups whose rewards are all equal."""
         kept = [carries_signal([sample.reward for sample in group]) for group in self.groups]
         each = [keep for group, keep in zip(self.groups, kept, strict=True) for _ in group]
         return dataclasses.replace(
@@ -47,7 +46,6 @@ class Experience:
         )
 
     def returns(self) -> list[tuple[Returns, ...]]:
-        """Return those of each group, for a critic."""
         values = iter(self.targets["returns"])
         return [
             tuple(Returns(group=s.group, sample=s.sample, returns=next(values)) for s in group) for group in self.groups
@@ -150,5 +148,4 @@ class AdvantageEstimator:
 
 
 def _tensor(parts: BySample) -> Tensor:
-    """Return [M]."""
     return torch.tensor(joined(parts))

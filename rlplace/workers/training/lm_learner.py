@@ -47,7 +47,6 @@ class LmLearner:
     names: tuple[str, ...]  # of the means over the response tokens of a step
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, token_budget: int) -> None:
-        """`token_budget`: tokens of one forward and backward pass."""
         self._config, self._algorithm = config, config.algorithm
         self._lm, self._trainer, self._ranks, self._token_budget = lm, trainer, ranks, token_budget
         self._longest = min(self._algorithm.max_new_tokens * config.text_env.max_turns, self._algorithm.longest)
@@ -148,13 +147,11 @@ class ActorLearner(LmLearner):
         return () if iteration < self._config.critic.warmup_iterations else super().plan(lengths, iteration)
 
     def shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
-        """Cut out what each rank needs of an iteration to learn."""
         lengths = Lengths.of(experience.groups)
         plan = self.plan(lengths, iteration)
         return self._shards(experience.groups, lengths, plan, experience.targets, experience.kl_coef)
 
     def shards_to_infer(self, groups: Groups) -> list[SampleShard]:
-        """Cut out what each rank needs of all groups to infer once."""
         lengths = Lengths.of(groups)
         return self._shards(groups, lengths, [self.inference_plan(lengths)])
 
@@ -189,7 +186,6 @@ class ActorLearner(LmLearner):
         return self._infer(batch, micro_batches, scores, len(fields))
 
     def learn(self, shard: SampleShard, iteration: int) -> Update:
-        """Learn from one iteration's samples in all epochs. A collective."""
         algorithm = self._algorithm
         plan, cap = self.plan(shard.lengths, iteration), algorithm.tis_cap
         batch, rank = Batch(shard, self._lm.device), self._ranks.rank

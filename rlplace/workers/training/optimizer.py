@@ -104,7 +104,6 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Call this after each step."""
         for average, shard in zip(self._averages, self._shards, strict=True):
             average.lerp_(shard.to("cpu", torch.float32), 1.0 - self._decay)
 
@@ -161,7 +160,6 @@ class Trainer:
         self._steps_made = 0
 
     def learning_rate(self, iteration: int) -> float:
-        """Return the rate of the next step."""
         return learning_rate(self._config, self._steps_made, iteration / self._iterations)
 
     def sum_over_ranks(self, names: Sequence[str], shares: Tensor, iteration: int) -> Numbers:

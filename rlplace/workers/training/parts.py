@@ -41,8 +41,6 @@ def parts_of(config: Config) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The update by one of them."""
-
     groups: Sequence[Sequence[Sample]]  # all that were taken, on rank 0; elsewhere none
     update: Update
     wait_s: float  # for samples

@@ -54,8 +54,6 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
-    """One rank's samples of an iteration."""
-
     lengths: Lengths
     own: Mapping[int, Sample]  # by number
     targets: Mapping[Target, Mapping[int, TokenArray]]  # of the same samples, as far as they have been computed
@@ -188,7 +186,6 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """M."""
         return int(self._first[-1])
 
     def packed(self, picks: MicroBatch) -> Packed:
@@ -196,7 +193,6 @@ class Batch:
         return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
-        """Return the number of response tokens of each."""
         return torch.tensor([self._shard.lengths.responses[i] for i in picks], dtype=torch.int64, device=self._device)
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:

@@ -110,7 +110,6 @@ class TrainedModel:
         raise NotImplementedError
 
     def weight_tensors(self) -> list[Tensor]:
-        """Return this rank's parameters and buffers."""
         return [*map(own, self._tensors.values()), *self._module.buffers()]
 
     def _named(self) -> list[tuple[list[str], Tensor]]:
@@ -157,8 +156,6 @@ class TrainedModel:
 
 
 class TrainedPolicy(TrainedModel):
-    """A simulator policy, with its observation normaliser."""
-
     def __init__(self, module: ActorCritic, compute: Dtype, ranks: Ranks) -> None:
         """`module`: on the ranks' device already and equal on all of them; FSDP shards it unless there is no need."""
         groups: list[nn.Module] = []
@@ -177,7 +174,6 @@ class TrainedPolicy(TrainedModel):
         super().__init__(module, ranks, tensors=tensors, groups=groups, compute=DTYPES[compute])
 
     def save(self, path: Path, rank: int) -> None:
-        """Save one safetensors file."""
         tensors = dict(self.whole_weights())
         if rank == 0:
             write_file(path, tensors)
@@ -206,7 +202,6 @@ class TrainedLm(TrainedModel):
         root.set_is_last_backward(last)
 
     def save(self, path: Path, rank: int) -> None:
-        """Save a Hugging Face folder."""
         writer = CheckpointWriter(path, self.spec.folder, config=self.module.saved_config()) if rank == 0 else None
         for name, tensor in self.whole_weights():
             if writer is not None:

@@ -14,7 +14,7 @@ from tests.tiny_lm import CONTEXT, END, PAD, tiny_tokenizer
 _SHARE, _LARGE, _MEAN = 0, 1, 2
 
 
-def digit_judge(folder: Path, *, vocabulary: int = 320, scale: float = 4.0) -> Path:
+def digit_scorer(folder: Path, *, vocabulary: int = 320, scale: float = 4.0) -> Path:
     """Scores an episode by `scale` times its tokens' mean share of digits, prompt included."""
     import torch
     import transformers

@@ -12,7 +12,7 @@ from tests.e2e.language import INLINE, tiny
 from tests.e2e.overlap_run import EARLY, witness
 from tests.e2e.training import placed, train
 from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_judge
+from tests.tiny_reward import digit_scorer
 
 APART = (*INLINE, *placed("0", "1", "2"))
 
@@ -65,7 +65,7 @@ def test_critic_and_judges_keep_up_with_what_runs_ahead(model: Path, tmp_path: P
     """Actor and reference take turns; a reward of its own accelerator scores while samples are drawn."""
     apart = {"actor": "0", "reference": "0", "critic": "1", "env": "2", "rollout": "2", "reward": "3"}
     where = [f"cluster.component_placement.{component}={text}" for component, text in apart.items()]
-    judge = digit_judge(tmp_path / "judge")
+    judge = digit_scorer(tmp_path / "judge")
     asked = ("+algorithm.max_staleness=2", "runner.total_iterations=5", "cluster.launcher=inline")
     paths = (f"actor.model.path={model}", f"reward.model.path={judge}")
     run = train("rlhf_tiny", tmp_path / "runs", *paths, *where, *asked, "cluster.accelerators_per_node=4")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.test_rlhf_inline import Ended
 from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_judge
+from tests.tiny_reward import digit_scorer
 from tests.unit.workers.roles.test_reward_server import serving
 
 PLACED = tuple(f"cluster.component_placement.{component}='0'" for component in ("actor", "critic", "reference", "env"))
@@ -17,7 +17,7 @@ PLACED = tuple(f"cluster.component_placement.{component}='0'" for component in (
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return tiny_model(folder / "tiny"), digit_judge(folder / "tiny_reward")
+    return tiny_model(folder / "tiny"), digit_scorer(folder / "tiny_reward")
 
 
 def by(tmp_path: Path, policy: Path, *reward: str) -> Ended:

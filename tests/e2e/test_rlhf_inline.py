@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlplace import train as command
 from tests.e2e.training import ROOT
 from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_judge
+from tests.tiny_reward import digit_scorer
 
 SMALL = (
     "cluster.launcher=inline",
@@ -64,7 +64,7 @@ PLACEMENTS = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("models")
-    policy, judge = tiny_model(folder / "tiny"), digit_judge(folder / "tiny_reward")
+    policy, judge = tiny_model(folder / "tiny"), digit_scorer(folder / "tiny_reward")
     return (f"actor.model.path={policy}", f"reward.model.path={judge}")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.training import Finished, train
 from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_judge
+from tests.tiny_reward import digit_scorer
 
 pytestmark = pytest.mark.ray
 
@@ -36,7 +36,7 @@ Run = Callable[[str], Finished]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("models")
-    policy, judge = tiny_model(folder / "tiny"), digit_judge(folder / "tiny_reward")
+    policy, judge = tiny_model(folder / "tiny"), digit_scorer(folder / "tiny_reward")
     return (f"actor.model.path={policy}", f"reward.model.path={judge}")
 
 

@@ -20,7 +20,6 @@ from rlplace.models.mlp import (
     build_policy,
     entropy,
     logprob,
-    noise_shape,
     sample,
 )
 from rlplace.models.sharding import digest
@@ -171,8 +170,3 @@ def test_the_edges_of_the_noise_are_finite(edge: float) -> None:
     actions, logprobs = sample(discrete(), noise)
     assert torch.isfinite(logprobs).all()
     assert actions.tolist() == discrete().logits.argmax(-1).tolist()  # equal noise decides nothing
-
-
-def test_noise_shapes() -> None:
-    assert noise_shape(DiscreteActions(n=5)) == (5,)
-    assert noise_shape(ContinuousActions(shape=(2, 3), low=(0.0,) * 6, high=(1.0,) * 6)) == (2, 3)

@@ -65,8 +65,8 @@ def test_scalars_read_back_as_protocol_buffers(tmp_path: Path) -> None:
     assert (third.step, len(third.summary.value)) == (0, 0)
 
 
-@pytest.mark.parametrize("step", [0, 1, 127, 128, 16384, 2**40])
-def test_steps_of_every_size(step: int) -> None:
+def test_steps_of_every_size() -> None:
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    (event,) = events_of(scalars_record(0.0, step, {"a": 1.0}))
-    assert event_pb2.Event.FromString(event).step == step
+    steps = [0, 1, 127, 128, 16384, 2**40]
+    events = events_of(b"".join(scalars_record(0.0, step, {"a": 1.0}) for step in steps))
+    assert [event_pb2.Event.FromString(event).step for event in events] == steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlplace.imports.importer import Imported, MappingResult, Outcome
 from rlplace.imports.settings import to_yaml
@@ -43,25 +43,19 @@ def _head(imported: Imported) -> list[str]:
 
 def _body(imported: Imported) -> list[str]:
     """The findings, then every setting by its outcome; without blank lines at the end."""
-    return "\n".join(_lines(imported)).rstrip("\n").split("\n")
-
-
-def _lines(imported: Imported) -> Iterator[str]:
+    lines: list[str] = []
     if imported.findings:
-        yield "Does not hold:\n"
+        lines.append("Does not hold:\n")
         for problem in imported.findings:
-            yield "\n".join(f"  {line}" if line else "" for line in problem.render().split("\n")) + "\n"
-    for outcome, (title, _) in _SECTIONS.items():
-        yield from _section(title, [_row(r) for r in imported.results if r.outcome == outcome])
-    yield from _section("Written out, though the original does not have it:", imported.assumed)
+            lines += [*(f"  {line}" if line else "" for line in problem.render().split("\n")), ""]
+    sections = {title: [_row(r) for r in imported.results if r.outcome == o] for o, (title, _) in _SECTIONS.items()}
+    sections["Written out, though the original does not have it:"] = list(imported.assumed)
+    for title, rows in sections.items():
+        width = min(_COLUMN, max((len(left) for left, _ in rows), default=0))
+        lines += [title, *(f"  {left:<{width}}  {right}" for left, right in rows), ""] if rows else []
     if imported.missing:
-        yield "Still to be written before a run: " + ", ".join(imported.missing)
-
-
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if rows:
-        width = min(_COLUMN, max(len(left) for left, _ in rows))
-        yield "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in rows)]) + "\n"
+        lines.append("Still to be written before a run: " + ", ".join(imported.missing))
+    return "\n".join(lines).rstrip("\n").split("\n")
 
 
 def _row(result: MappingResult) -> tuple[str, str]:

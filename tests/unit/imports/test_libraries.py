@@ -98,11 +98,9 @@ SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-nu
 )
 def test_accelerators_of_each_component(library: str, text: str, expected: str) -> None:
     found = spots(bring(library, text))
-    each = ", ".join(f"{name} {numbers}" for name, numbers in found.items())
-    assert expected in (
-        each,
-        f"{', '.join(found)} {next(iter(found.values()))}" if len(set(found.values())) == 1 else "",
-    )
+    together = len(set(found.values())) == 1
+    each = ", ".join(name if together else f"{name} {numbers}" for name, numbers in found.items())
+    assert expected == (f"{each} {found['actor']}" if together else each)
 
 
 def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:

@@ -36,7 +36,8 @@ class Loop:
     ) -> None:
         self.version = 0
         self.memory = memory
-        self.usage = Usage({name: [slot.accelerators for slot in group.slots] for name, group in groups.items()})
+        occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
+        self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule = schedule
         self._groups = groups
         self._timeout_s = stage_timeout_s

@@ -25,7 +25,6 @@ from rlplace.loop import Loop, overhead
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Schedule
-from rlplace.report.utilisation import Occupancy, Usage
 from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed, wait_all
 
 _GENERATING = ("env", "rollout")
@@ -87,27 +86,6 @@ class Generation:
         return calls
 
 
-class OverlapUsage(Usage):
-    """Usage that merges all stages but sync, because generation reports its work only when it ends."""
-
-    STAGE = "rollout || learn"
-
-    def __init__(self, occupancy: Occupancy) -> None:
-        super().__init__(occupancy)
-        self._moves_s = self._stages_s = 0.0  # of this iteration, so far
-
-    def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
-        if stage == "sync":
-            super().stage_ended(stage, moves_s=moves_s, seconds=seconds)
-        else:
-            self._moves_s, self._stages_s = self._moves_s + moves_s, self._stages_s + seconds
-
-    def iteration_ended(self, seconds: float) -> dict[str, float]:
-        super().stage_ended(self.STAGE, moves_s=self._moves_s, seconds=self._stages_s)
-        self._moves_s = self._stages_s = 0.0
-        return super().iteration_ended(seconds)
-
-
 def make_loop(
     schedule: Schedule,
     groups: Mapping[str, WorkerGroup],
@@ -135,7 +113,6 @@ class Overlap(Loop):
         iterations: int,
     ) -> None:
         super().__init__(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
-        self.usage = OverlapUsage({name: [slot.accelerators for slot in group.slots] for name, group in groups.items()})
         self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=iterations)
         self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
 

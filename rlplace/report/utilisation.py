@@ -19,7 +19,7 @@ from typing import Any
 from rlplace.metrics import Metrics
 
 _WAITING = ("wait_s", "infer_wait_s", "put_s")  # last part of the metrics in which a rank reports waiting
-SYNC = "sync"
+SYNC, MERGED = "sync", "rollout || learn"
 
 Occupancy = Mapping[str, Sequence[tuple[int, ...]]]  # component -> the accelerators of each of its ranks
 Work = Mapping[int, Mapping[str, float]]  # accelerator -> component -> seconds at work
@@ -52,11 +52,12 @@ class StageUse:
 class Usage:
     """Collects the busy seconds that ranks report, stage by stage. Owned by the loop; used by one thread."""
 
-    def __init__(self, occupancy: Occupancy) -> None:
+    def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
+        """`merged`: all stages but sync count as one, because rollout runs ahead and reports its work when it ends."""
         self.accelerators = tuple(sorted({a for ranks in occupancy.values() for held in ranks for a in held}))
         self.seconds = 0.0  # of all iterations
         self.last: tuple[StageUse, ...] = ()  # of the latest iteration
-        self._occupancy = occupancy
+        self._occupancy, self._merged = occupancy, merged
         self._work: dict[int, dict[str, float]] = {}  # of the stage that runs
         self._stages: list[StageUse] = []  # of the iteration that runs
         self._totals: dict[str, StageUse] = {}
@@ -71,8 +72,11 @@ class Usage:
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
         """Close a stage: all work recorded since the last one belongs to it."""
-        self._stages.append(StageUse(stage=stage, moves_s=moves_s, seconds=seconds, work=self._work))
-        self._work = {}
+        name = MERGED if self._merged and stage != SYNC else stage
+        use, self._work = StageUse(stage=name, moves_s=moves_s, seconds=seconds, work=self._work), {}
+        if name == MERGED and self._stages and self._stages[-1].stage == MERGED:
+            use = self._stages.pop().plus(use)
+        self._stages.append(use)
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
         """Close an iteration. Return its shares as metrics; none where no accelerator is used."""

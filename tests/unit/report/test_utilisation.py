@@ -1,4 +1,4 @@
-"""Seconds of ranks x seats -> what accelerators did."""
+"""Seconds of ranks x their accelerators -> what accelerators did."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rlplace.metrics import Metric
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import StageUse, Usage, usage_rows, waited
 
-SEATS = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
+OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 
 
 def iteration(usage: Usage) -> dict[str, float]:
-    """Ten seconds: 1 of moves, 1 of sync, 4 of rollout, 3 of learning, 1 that nobody accounts for."""
+    """Ten seconds: 1 of moves, 1 of sync, 4 of rollout, 3 of learning, 1 that no stage accounts for."""
     usage.worked("actor", [1.0] * 4, [{}] * 4)
     usage.stage_ended("sync", moves_s=0.25, seconds=1.0)
     usage.worked(
@@ -27,7 +27,7 @@ def iteration(usage: Usage) -> dict[str, float]:
 
 
 def test_every_second_of_every_accelerator_is_counted_once() -> None:
-    metrics = iteration(Usage(SEATS))
+    metrics = iteration(Usage(OCCUPANCY))
     assert metrics == {
         "util/busy_share": pytest.approx((2.0 + 1.0 + 3.0 + 3.0 + 4 * 3.0) / 40),
         "util/bubble_share": pytest.approx((2.0 + 3.0 + 1.0 + 1.0) / 40),
@@ -38,7 +38,7 @@ def test_every_second_of_every_accelerator_is_counted_once() -> None:
 
 
 def test_a_run_is_summed_by_stage_and_accelerator() -> None:
-    usage = Usage(SEATS)
+    usage = Usage(OCCUPANCY)
     for _ in range(2):
         iteration(usage)
     record = usage.record({"rollout": 4, "learn": 4})
@@ -68,7 +68,7 @@ def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_
     assert usage.last[0].work == {0: {"env": 3.0, "rollout": 3.0}}
 
 
-def test_without_accelerators_there_is_nothing_to_say() -> None:
+def test_without_accelerators_there_are_no_shares() -> None:
     usage = Usage({"env": [(), ()]})
     usage.worked("env", [3.0, 2.0], [{}, {}])
     usage.stage_ended("rollout", moves_s=0.0, seconds=4.0)
@@ -81,8 +81,8 @@ def test_only_waiting_counts_as_waiting() -> None:
     assert waited({name: Metric(value) for name, value in seconds.items()}) == 3.0
 
 
-def test_the_picture_shows_who_was_at_work_for_how_long() -> None:
-    usage = Usage(SEATS)
+def test_the_picture_shows_the_work_of_each_component() -> None:
+    usage = Usage(OCCUPANCY)
     iteration(usage)
     picture = render_timeline(usage.last, usage.accelerators, ["actor", "env", "rollout", "reward"])
     assert picture.startswith("<svg")
@@ -97,3 +97,15 @@ def test_a_picture_of_many_accelerators_ends_somewhere() -> None:
     use = StageUse(stage="learn", moves_s=0.0, seconds=1.0, work={a: {"actor": 1.0} for a in range(1000)})
     picture = render_timeline([use], range(1000), ["actor"])
     assert "and 936 more" in picture
+
+
+def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:
+    usage = Usage({"actor": [(0,)], "rollout": [(1,)]}, merged=True)
+    usage.stage_ended("sync", moves_s=0.0, seconds=1.0)
+    usage.worked("actor", [3.0], [{}])
+    usage.stage_ended("learn 1", moves_s=0.5, seconds=3.0)
+    usage.worked("rollout", [4.0], [{}])
+    usage.stage_ended("learn 2", moves_s=0.0, seconds=1.0)
+    usage.iteration_ended(5.5)
+    work = {0: {"actor": 3.0}, 1: {"rollout": 4.0}}
+    assert usage.last[1:] == (StageUse(stage="rollout || learn", moves_s=0.5, seconds=4.0, work=work),)

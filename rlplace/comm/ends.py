@@ -69,8 +69,10 @@ class Attachment:
             if words[CHANGING]:
                 queue.break_(f"{self._name_of(words[CHANGING])} died or was interrupted in the middle of a change")
             words[CHANGING] = self.process
-            if self._late:
-                self._run_late()
+            while self._late:
+                late, its_arguments = self._late.pop(0)
+                with contextlib.suppress(ChannelError):
+                    late(*its_arguments)
             result = step(*arguments)
             words[CHANGING] = 0
             return result
@@ -92,12 +94,6 @@ class Attachment:
             self.run(step, *arguments)
         except ChannelTimeout:
             self._late.append((step, arguments))
-
-    def _run_late(self) -> None:
-        late, self._late = self._late, []
-        for step, arguments in late:
-            with contextlib.suppress(ChannelError):
-                step(*arguments)
 
     # ── the dead ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

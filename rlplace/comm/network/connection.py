@@ -127,7 +127,7 @@ class Connection:
 
     def _withdraw(self, serial: int) -> None:
         gone = self._waiters[serial] = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
-        self._send(gone.request)  # kept until the server has heard of it
+        self._send(gone.request)  # kept until the server has confirmed it
 
     def _take_done(self) -> tuple[int, ...]:
         done, self._done = tuple(self._done), []
@@ -197,7 +197,7 @@ class Connection:
             else:
                 del self._waiters[reply.serial]
                 self._done.append(reply.serial)
-                self._tell |= bool(reply.marks)  # the server keeps items until it hears of their arrival
+                self._tell |= bool(reply.marks)  # the server keeps items until their arrival is confirmed
                 waiter.reply, waiter.frames, waiter.outgoing = reply, frames, ()
                 waiter.arrived.release()
 

@@ -3,7 +3,7 @@
 ::
 
     client ── request (serial) ──▶ server ── put, reserve, take ──▶ Channel
-           ◀─ answer (serial) ───       kept until the client says `done`; undone when the client is gone
+           ◀─ answer (serial) ───       kept until the client sends `done`; undone when the client is gone
 
 One thread with one asyncio loop does all of it; waiting costs a task, not a thread. A client that cannot be reached for
 `LOST_S` is gone: its waits leave, its credit returns, items that it had not confirmed go back to the front of their
@@ -57,7 +57,7 @@ class Answer:
 class Session:
     """The state of one client (a process that connected). Lives in the server's loop.
 
-    A request is performed once, however often it arrives: it is under way, or answered, until the client says `done`.
+    A request is performed once, however often it arrives: it is under way, or answered, until the client sends `done`.
     """
 
     def __init__(self, client: bytes) -> None:
@@ -227,7 +227,13 @@ class ChannelServer:
     def _take_in(self, client: bytes, request: Request, frames: Sequence[zmq.Frame]) -> None:
         session = self._sessions.get(client)
         if request.method == "hello":
-            session = self._welcome(client, session, *request.arguments)
+            welcomed, wanted = request.arguments  # welcomed before: it is known, or forgotten for good
+            if session is not None:
+                session.done([serial for serial in session.answers if serial not in wanted])  # it has these, unsaid
+            elif not welcomed:
+                session = self._sessions[client] = Session(client)
+            if session is not None:
+                self._send(session, Reply(wire.WELCOME))
         if session is None:
             self._send(Session(client), Reply(wire.FORGOTTEN))
             return
@@ -246,16 +252,6 @@ class ChannelServer:
         elif request.serial not in session.performing:
             task = self._loop.create_task(self._perform(session, request, frames))
             session.performing[request.serial] = task
-
-    def _welcome(self, client: bytes, session: Session | None, welcomed: bool, wanted: Sequence[int]) -> Session | None:
-        """`welcomed`: it was here before; then it is known, or forgotten for good."""
-        if session is not None:
-            session.done([serial for serial in session.answers if serial not in wanted])  # it has these, unsaid
-        elif not welcomed:
-            session = self._sessions[client] = Session(client)
-        if session is not None:
-            self._send(session, Reply(wire.WELCOME))
-        return session
 
     def _send(self, session: Session, reply: Reply) -> None:
         self._deliver(session, Answer(envelope=wire.pack(reply)))

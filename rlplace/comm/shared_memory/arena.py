@@ -443,25 +443,16 @@ class OwnedMemory:
         """Unwritten memory, the caller's own for as long as anything made of the array lives."""
         if size_bytes < LARGE:
             return np.empty(size_bytes, np.uint8)
-        block = self._pop(size_bytes)
-        if block is None:
-            block = np.empty(size_bytes, np.uint8)
-        piece = np.frombuffer(
-            block.data[:size_bytes], np.uint8
-        )  # no view of `block`: all that is made of it refers to it
-        weakref.finalize(piece, self._idle.append, block).atexit = False
-        return piece
-
-    def _pop(self, size_bytes: int) -> Bytes | None:
-        """The latest idle block that serves; what is too small or much too large on the way to it is given up."""
-        while self._idle:
+        block = np.empty(0, np.uint8)
+        while not size_bytes <= block.nbytes <= 2 * size_bytes:  # what does not serve on the way to it is given up
             try:
                 block = self._idle.pop()
-            except IndexError:  # another thread was faster
-                return None
-            if size_bytes <= block.nbytes <= 2 * size_bytes:
-                return block
-        return None
+            except IndexError:
+                block = np.empty(size_bytes, np.uint8)
+        memory = block.data[:size_bytes]  # no view of `block`: all that is made of the piece refers to the piece
+        piece = np.frombuffer(memory, np.uint8)
+        weakref.finalize(piece, self._idle.append, block).atexit = False
+        return piece
 
 
 _ON_DISK = 1  # added to the address of a segment that lies in the arena on disk

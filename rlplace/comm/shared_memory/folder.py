@@ -90,7 +90,7 @@ def spill_of(folder: Path) -> Path | None:
         pass
     except OSError:
         return None
-    return link if link.stat().st_uid == os.getuid() else None  # anybody may make folders in /tmp
+    return link if link.stat().st_uid == os.getuid() else None  # any user may make folders in /tmp
 
 
 def sweep(parent: Path = SHARED_MEMORY) -> list[Path]:

@@ -14,8 +14,10 @@ import time
 from typing import Any, Final
 
 LOCK_BYTES = 64
-_TRIES, _OFFERS = 10, 20  # a change takes microseconds: try again, offer the processor, and only then sleep
-_SLICE_S = 0.2  # of a wait, so that a signal is noticed
+# A change takes microseconds. A process that has to wait longer than a few tries waits for a holder that was
+# interrupted, and first offers it the processor, then sleeps in between.
+_TRIES, _OFFERS = 10, 20
+_NAPS_S = (50e-6, 2e-3)  # first and longest
 _ROBUST: Final = 1  # PTHREAD_MUTEX_ROBUST
 _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 
@@ -26,13 +28,12 @@ class SharedLock:
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         self._mapped = mapped  # as long as the lock is used
         self._mutex = ctypes.c_void_p(_address(mapped, at))
-        quick, slow = ctypes.PyDLL(None), ctypes.CDLL(None)
         # PyDLL keeps the interpreter's lock: a busy thread of this process would else run for milliseconds at the very
         # moment at which the mutex is taken.
-        self._try: Any = quick.pthread_mutex_trylock
-        self._unlock: Any = quick.pthread_mutex_unlock
-        self._repair: Any = quick.pthread_mutex_consistent
-        self._wait: Any = slow.pthread_mutex_clocklock
+        c = ctypes.PyDLL(None)
+        self._try: Any = c.pthread_mutex_trylock
+        self._unlock: Any = c.pthread_mutex_unlock
+        self._repair: Any = c.pthread_mutex_consistent
 
     @staticmethod
     def make(mapped: mmap.mmap, at: int) -> None:
@@ -62,24 +63,24 @@ class SharedLock:
         if code == errno.EOWNERDEAD:  # the last holder died; what it left is for the caller to see
             self._repair(self._mutex)
             return True
-        if code not in (0, errno.EBUSY, errno.ETIMEDOUT):
+        if code not in (0, errno.EBUSY):
             raise OSError(code, os.strerror(code))
         return code == 0
 
     def _contend(self, patience_s: float) -> bool:
-        for turn in range(_TRIES + _OFFERS):
-            if turn >= _TRIES:
+        deadline, tries, nap_s = time.monotonic() + patience_s, 1, _NAPS_S[0]
+        while not self._taken(self._try(self._mutex)):
+            tries += 1
+            if tries <= _TRIES:
+                continue
+            if tries <= _TRIES + _OFFERS:
                 os.sched_yield()
-            if self._taken(self._try(self._mutex)):
-                return True
-        deadline = time.monotonic() + patience_s
-        while True:
-            until = min(time.monotonic() + _SLICE_S, deadline)
-            moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))  # struct timespec
-            if self._taken(self._wait(self._mutex, time.CLOCK_MONOTONIC, moment)):
-                return True
-            if until >= deadline:
+                continue
+            if time.monotonic() >= deadline:
                 return False
+            time.sleep(nap_s)
+            nap_s = min(nap_s * 1.5, _NAPS_S[1])
+        return True
 
 
 def _address(mapped: mmap.mmap, at: int) -> int:

@@ -70,7 +70,7 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(lock: SharedLock, waits: bo
     os.read(reading, 1)
     if waits:
         assert not lock.acquire(0.0)
-        threading.Timer(0.05, child.kill).start()  # while this one sleeps in the kernel
+        threading.Timer(0.05, child.kill).start()  # while this one waits
         assert lock.acquire(60.0)
     child.join()
     assert waits or lock.acquire(0.0)

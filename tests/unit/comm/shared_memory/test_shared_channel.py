@@ -180,15 +180,6 @@ def test_the_memory_of_a_channel_is_bounded(capacity_items: int) -> None:
     assert table.size_bytes < (1 << 20) + max(20 << 20, 1200 * capacity_items)
 
 
-def test_pieces_without_number(make: Callable) -> None:
-    channel = make(capacity_items=100_000)  # so many items leave little room for the address of each
-    item = {i: np.full(2000, i) for i in range(100)}
-    channel.put(item)
-    got = channel.get()
-    assert all((got[i] == i).all() and got[i].size == 2000 for i in range(100))
-    channel.destroy()
-
-
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int) -> None:
     channel = make(capacity_items=1)

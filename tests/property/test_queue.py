@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -181,3 +182,19 @@ class RandomWalk(RuleBasedStateMachine):
 
 TestRandomWalk = RandomWalk.TestCase
 TestRandomWalk.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_the_last_item_of_a_closed_channel_ends_the_other_waits() -> None:
+    queue = QueueMachine(local_table(ChannelSpec(name="q", capacity_items=4)), 1, References())
+    put, first, second = Put("env rank 0", "a", 1.0, None, None), Get("x", "a", None), Get("y", "a", None)
+    assert queue.put(put, 0, 1.0)
+    assert not any((queue.get(first, 1, 1.0), queue.get(second, 2, 1.0)))
+    queue.close()
+    assert not any((queue.get(first, 1, 1.0), queue.get(second, 2, 1.0))), "credit is held: an item may come"
+    queue.wakes.clear()
+    queue.fill(put, ("last",), 1.0)
+    assert queue.wakes == [1]
+    assert queue.get(first, 1, 1.0)
+    assert queue.wakes == [1, 2]
+    with pytest.raises(EndOfStream):
+        queue.get(second, 2, 1.0)

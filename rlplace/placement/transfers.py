@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
-from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.ranges import show_range
 from rlplace.placement.machines.topology import Topology
@@ -35,25 +34,25 @@ class Transfer:
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """In the order in which an iteration makes them; weights, which close the circle, come last."""
-    found = [_along(plan, route) for route in plan.routes]
-    if not plan.routes:
+    """In the order in which an iteration makes them; weights come last."""
+    if plan.routes:
+        found = [_along(plan, route) for route in plan.routes]
+    else:
         found = [_channelled(plan, channel) for channel in plan.channels if _amount(channel)]
     return (*found, _delivered(plan)) if plan.deliveries else tuple(found)
 
 
 def _along(plan: Plan, route: Route) -> Transfer:
     amount = _copies(route.rows)
-    match route.name:
-        case "observations":
-            amount = f"{route.rows} rows x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
-        case "trajectories":
-            amount = f"{route.rows} rows"
-        case "samples":
-            amount = f"{route.rows} samples"
-    found = route.shares.transports()
+    if route.name == "samples":
+        amount = f"{route.rows} samples"
+    elif route.name != "weights":
+        amount = f"{route.rows} rows"
+        if route.name == "observations":
+            amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
+    ways = route.shares.transports()
     return Transfer(
-        name=route.name, source=route.source, target=route.target, amount=amount, transports=found, route=route
+        name=route.name, source=route.source, target=route.target, amount=amount, transports=ways, route=route
     )
 
 
@@ -135,11 +134,16 @@ class Traffic:
 
 
 def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
-    changes = list(_host_changes(plan, ledger))
+    changes: list[int] = []  # how much more the hosts hold after each move
+    for entry in plan.schedule.entries.values():
+        for move in (*entry.releases, *entry.acquires):
+            before, after = (ledger.host_bytes(move.component, level) for level in (move.before, move.after))
+            changes.append((after - before) * plan.placement.world_size(move.component))
     weights: dict[Transport, int] = {}
     for transfer in transfers(plan):
         if (transfer.name, transfer.target) == ("weights", "rollout"):
-            copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * _accelerators_per_rank(plan, transfer.target)
+            each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
+            copy = ledger.bytes("rollout", Residency.WEIGHTS) * each
             parts = plan.placement.world_size(transfer.source) if transfer.route is None else 1  # of a copy
             shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}  # by CUDA IPC, all parts at once
             weights = {t: pairs * shared.get(t, 1) * copy // parts for t, pairs in transfer.transports.items()}
@@ -148,18 +152,6 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
         from_host_bytes=-sum(c for c in changes if c < 0),
         weights_bytes=weights,
     )
-
-
-def _host_changes(plan: Plan, ledger: MemoryLedger) -> Iterator[int]:
-    """How much more the hosts hold after each move."""
-    for entry in plan.schedule.entries.values():
-        for move in (*entry.releases, *entry.acquires):
-            before, after = (ledger.host_bytes(move.component, level) for level in (move.before, move.after))
-            yield (after - before) * plan.placement.world_size(move.component)
-
-
-def _accelerators_per_rank(plan: Plan, component: str) -> int:
-    return max((s.accelerators_per_rank for s in plan.placement.spec(component).segments), default=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +191,12 @@ def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
     """The transports that the routes of a plan take, nearest first."""
     taken = {transport for transfer in transfers(plan) for transport in transfer.transports}
     found = {transport: details_of(transport, plan) for transport in Transport if transport in taken}
-    if Transport.SAME_PROCESS in found:
-        sharers = "; ".join(_sharers(plan.placement))
-        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=sharers)
+    if Transport.SAME_PROCESS in found:  # env 0-3 and rollout 0-3 have process: shared
+        sharers: dict[str, list[str]] = {}
+        for component in plan.placement.components:
+            if process := plan.placement.spec(component).process:
+                ranks = show_range(range(plan.placement.world_size(component)))
+                sharers.setdefault(process, []).append(f"{component} {ranks}")
+        because = "; ".join(" and ".join(names) + " have process: shared" for names in sharers.values())
+        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=because)
     return found
-
-
-def _sharers(placement: HybridComponentPlacement) -> list[str]:
-    """`env 0-3 and rollout 0-3 have process: shared`."""
-    groups: dict[str, list[str]] = {}
-    for component in placement.components:
-        if process := placement.spec(component).process:
-            ranks = show_range(range(placement.world_size(component)))
-            groups.setdefault(process, []).append(f"{component} {ranks}")
-    return [" and ".join(names) + " have process: shared" for names in groups.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rlplace.placement.memory.ledger import Account, Load, MemoryLedger
@@ -12,7 +12,6 @@ from rlplace.units import byte_unit, show_bytes
 WIDTH = 100
 _MOST_ACCOUNTS = 8
 _MOST_HOLDS = 6
-_GAP = "   "
 _ACCURACY = (
     "weights, gradients, optimizer state and KV cache are exact; activations are what an unfused model saves, an upper "
     "bound for fused ones; CUDA context, communicator buffers and captured graphs are assumed. Fragmentation is not "
@@ -22,8 +21,7 @@ _ACCURACY = (
 
 def render_ledger(ledger: MemoryLedger) -> str:
     """A verdict, a table for each kind of accelerator and of host, how far to trust it; 100 columns, plain ASCII."""
-    sections = [_verdict(ledger)]
-    sections += [_accelerators(account) for account in ledger.accelerators[:_MOST_ACCOUNTS]]
+    sections = [_verdict(ledger), *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS])]
     if len(ledger.accelerators) > _MOST_ACCOUNTS:
         sections.append(f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator")
     sections += [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
@@ -49,17 +47,19 @@ def _accelerators(account: Account) -> str:
     many = len(account.numbers) > 1
     has = f"{show_bytes(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
     title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
-    worst = account.worst
-    holds = ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
-    more = len(worst.holds) - _MOST_HOLDS
-    told = f"{worst.moment} holds {holds or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
+    worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
+    told = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
     lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(told, WIDTH - 4))]
     return "\n".join([title, *("  " + line for line in lines)])
 
 
+def _largest(load: Load) -> str:
+    return ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDS])
+
+
 def _table(account: Account) -> list[str]:
     """One row per moment that differs, one column per component; the worst moment is marked."""
-    shown = _telling(account.loads)
+    shown = _without_repeats(account.loads)
     components = list(dict.fromkeys(hold.component for load in account.loads for hold in load.holds))
     scale, unit = byte_unit(account.worst.total_bytes)
     rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
@@ -68,26 +68,21 @@ def _table(account: Account) -> list[str]:
         cells = (_number(load.of(c), scale) if load.of(c) else "." for c in components)
         rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [_GAP.join([f"{row[0]:<{widths[0]}}", *_right(row[1:], widths[1:])]) for row in rows]
+    aligned = (
+        [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in rows
+    )
     worst = shown.index(account.worst) + 1
-    return [("> " if i == worst else "  ") + line for i, line in enumerate(lines)]
+    return [("> " if i == worst else "  ") + "   ".join(cells) for i, cells in enumerate(aligned)]
 
 
-def _telling(loads: Sequence[Load]) -> list[Load]:
-    """Without the entries on which nothing moves, and those that end as full as the stage is."""
+def _without_repeats(loads: Sequence[Load]) -> list[Load]:
+    """Leave out the entries on which nothing moves, and those that end as full as the stage is."""
     entries = [load for load in loads if load.moment.entering and not load.moment.start]
-    before = dict(zip((e.moment for e in entries), (entries[-1], *entries), strict=False))
-    stages = {load.moment.stage: load for load in loads if not load.moment.entering}
-    quiet = {
-        entry.moment
-        for entry in entries
-        if entry.holds in (before[entry.moment].holds, stages[entry.moment.stage].holds)
-    }
+    stages = {load.moment.stage: load.holds for load in loads if not load.moment.entering}
+    pairs = zip(entries, (entries[-1], *entries), strict=False)
+    quiet = {entry.moment for entry, before in pairs if entry.holds in (before.holds, stages[entry.moment.stage])}
     return [load for load in loads if load.moment not in quiet]
-
-
-def _right(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
-    return (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def _number(size: int, scale: int) -> str:
@@ -102,8 +97,8 @@ def _hosts(hosts: Sequence[Account]) -> str:
         worst = account.worst
         where = f"node{'s' * (len(account.numbers) > 1)} {_clipped(str(account.numbers), 40)}"
         of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
-        holds = ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in worst.holds[:_MOST_HOLDS])
-        told = f"{where}: {show_bytes(worst.total_bytes)}{of}" + (f" in {worst.moment}: {holds}" if holds else "")
+        told = f"{where}: {show_bytes(worst.total_bytes)}{of}"
+        told += f" in {worst.moment}: {_largest(worst)}" if worst.holds else ""
         lines += textwrap.wrap(told, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
         if account.shared_bytes:
             lines.append(f"    shared memory per node: {show_bytes(account.shared_bytes)}")

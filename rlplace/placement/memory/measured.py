@@ -1,4 +1,4 @@
-"""Numbers that an earlier run measured, in a small JSON file that wins over every formula.
+"""Bytes that an earlier run measured, in a small JSON file; they replace the formulas.
 
 ::
 
@@ -29,18 +29,15 @@ def record_measurements(measured: Measurements) -> dict[str, object]:
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
     """Raises ConfigError with all problems at once. `key` names in errors where the record comes from."""
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
-        raise ConfigError(
-            [
-                Problem(
-                    code="not-measurements",
-                    key=key,
-                    what="is no record of measured memory",
-                    got=show(record)[:60],
-                    why=f"such a record says {_VERSION_KEY}: {_VERSION}",
-                    fix="use the memory.json of an earlier run's folder",
-                )
-            ]
+        problem = Problem(
+            code="not-measurements",
+            key=key,
+            what="is no record of measured memory",
+            got=show(record)[:60],
+            why=f"such a record has {_VERSION_KEY}: {_VERSION}",
+            fix="use the memory.json of an earlier run's folder",
         )
+        raise ConfigError([problem])
     problems: list[Problem] = []
     found: dict[str, dict[Residency, int]] = {}
     for component, sizes in _block(record.get("components")).items():
@@ -48,9 +45,26 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
         for word, size in _block(sizes).items():
             at = f"{key}.components.{component}"
             if word not in _WORDS:
-                problems.append(_unknown_word(at, word, size))
+                near = did_you_mean(str(word), _WORDS)
+                problem = Problem(
+                    code="unknown-residency",
+                    key=at,
+                    what=f"no residency is called {word!r}" + suggestion(near),
+                    got=f"{word}: {show(size)}",
+                    why="memory is measured at the residencies " + ", ".join(_WORDS),
+                    fix=f"{near or 'full'}: <bytes>",
+                )
+                problems.append(problem)
             elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                problems.append(_no_size(f"{at}.{word}", word, size))
+                problem = Problem(
+                    code="bad-size",
+                    key=f"{at}.{word}",
+                    what="expected a whole number of bytes",
+                    got=show(size),
+                    why="it is what a rank held on each of its accelerators",
+                    fix=f"{word}: <bytes>        (or remove the line to have it computed)",
+                )
+                problems.append(problem)
             else:
                 row[_WORDS[str(word)]] = size
     if problems:
@@ -61,26 +75,3 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
 def _block(value: object) -> Mapping[object, object]:
     """A value that should have been a block is one entry without a name, which is then rejected."""
     return value if isinstance(value, Mapping) else {"": value}
-
-
-def _unknown_word(key: str, word: object, size: object) -> Problem:
-    near = did_you_mean(str(word), _WORDS)
-    return Problem(
-        code="unknown-residency",
-        key=key,
-        what=f"no residency is called {word!r}" + suggestion(near),
-        got=f"{word}: {show(size)}",
-        why="memory is measured at the residencies " + ", ".join(_WORDS),
-        fix=f"{near or 'full'}: <bytes>",
-    )
-
-
-def _no_size(key: str, word: object, size: object) -> Problem:
-    return Problem(
-        code="bad-size",
-        key=key,
-        what="expected a whole number of bytes",
-        got=show(size),
-        why="it is what a rank held on each of its accelerators",
-        fix=f"{word}: <bytes>        (or remove the line to have it computed)",
-    )

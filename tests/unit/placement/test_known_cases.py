@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.config import ClusterConfig, NodeConfig
 from rlplace.errors import PlacementError
-from rlplace.placement import HybridComponentPlacement, Plan, Topology, plan_components
+from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.checks import BatchSizes
 from rlplace.placement.flow import Transport
 from rlplace.placement.machines.nodes import declare_topology
@@ -119,15 +119,6 @@ def test_residency_follows_the_partners() -> None:
         "reward": [OFF, FULL, OFF, OFF],
         "rollout": [FULL, FULL, FULL, FULL],  # alone on its accelerators
     }
-
-
-def test_sixteen_actors_on_uneven_nodes() -> None:
-    uneven = Topology.uneven([10, 6])
-    actor = HybridComponentPlacement({"component_placement": {"actor": "0-15:0-7"}}, uneven).slots("actor")
-    assert [s.node for s in actor] == [0] * 5 + [1] * 3
-    assert {s.local_world_size for s in actor} == {5, 3}
-    assert codes({"actor": "0-15:0-3", "rollout": "0"}, uneven) == ("rank-spans-nodes",)
-    assert codes({"actor": "0-31", "rollout": "0"}, uneven) == ("accelerator-out-of-range",)
 
 
 def test_agents_by_the_hundred_on_nodes() -> None:

@@ -17,11 +17,11 @@ from rlplace.placement.memory.demands import (
     SimulatorDemand,
     TrainingDemand,
 )
-from rlplace.placement.memory.footprint import HostPart, Part, Placed
-from rlplace.placement.memory.ledger import Account, Load, MemoryCase, MemoryLedger
+from rlplace.placement.memory.footprint import Demand, HostPart, Part, Placed
+from rlplace.placement.memory.ledger import Account, Load, MemoryCase
 from rlplace.placement.memory.ledger_text import ledger_record, render_ledger
 from rlplace.placement.memory.measured import read_measurements, record_measurements
-from rlplace.placement.schedule import Residency, rlhf_needs
+from rlplace.placement.schedule import Needs, Residency, rlhf_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
@@ -45,6 +45,11 @@ def at(account: Account, moment: str) -> Load:
 
 def held(load: Load, component: str, part: Part | HostPart) -> int:
     return sum(h.size_bytes for h in load.holds if (h.component, h.part) == (component, part))
+
+
+def alone(block: dict[str, object], topology: Topology, demands: dict[str, Demand], needs: Needs = RLHF) -> MemoryCase:
+    placement = HybridComponentPlacement({"component_placement": block}, topology)
+    return MemoryCase(placement=placement, needs=needs, offload={}, demands=demands)
 
 
 def test_everything_asleep_when_not_needed_fits_on_eight() -> None:
@@ -100,33 +105,11 @@ def test_70b_on_48_fits_only_with_the_optimizer_on_the_hosts() -> None:
     assert state == pytest.approx(8 * 12 * 70_553_706_496 / 16, rel=1e-4)
 
 
-def test_an_engine_of_four_accelerators_cuts_its_weights_in_four() -> None:
-    ledger = spread_70b(optimizer_on_host=True).ledger()
-    rollout = at(ledger.account(0), "rollout")
-    assert held(rollout, "rollout", Part.PARAMETERS) == pytest.approx(2 * 70_553_706_496 / 4, rel=1e-3)
-    assert ledger.bytes("rollout", OFF) == 0
-
-
-def test_entries_end_with_what_the_stage_holds_and_add_nothing_of_the_one_before() -> None:
-    (account,) = colocated_8b().ledger().accelerators
-    enter = at(account, "enter learn 2")
-    assert held(enter, "actor", Part.OPTIMIZER) == held(at(account, "learn 2"), "actor", Part.OPTIMIZER) > 0
-    assert held(enter, "reference", Part.PARAMETERS) == 0
-    assert held(enter, "actor", Part.ACTIVATIONS) == 0
-
-
 def test_only_one_component_loads_at_a_time_at_the_start() -> None:
     (account,) = colocated_8b(offload=False).ledger().accelerators
     start = at(account, "start")
     assert [h.component for h in start.holds if h.part is Part.LOADING] == ["actor"]
     assert held(start, "actor", Part.LOADING) == 128256 * 4096 * 4
-
-
-def test_what_a_stage_does_not_need_does_not_work_in_it() -> None:
-    (account,) = colocated_8b(offload=False).ledger().accelerators
-    assert held(at(account, "rollout"), "actor", Part.ACTIVATIONS) == 0
-    assert held(at(account, "infer"), "actor", Part.ACTIVATIONS) > 0
-    assert held(at(account, "infer"), "rollout", Part.WORKSPACE) == 0
 
 
 def test_hosts_hold_the_copies_of_what_sleeps() -> None:
@@ -270,12 +253,7 @@ def test_a_record_that_cannot_be_read_says_all_that_is_wrong(record: object, pro
 
 
 def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": {"rollout": "0"}}, Topology.uniform(1, 2, "cuda")),
-        needs=RLHF,
-        offload={},
-        demands={},
-    )
+    case = alone({"rollout": "0"}, Topology.uniform(1, 2, "cuda"), {})
     ledger = case.ledger()
     assert ledger.notes == ("nothing is known of rollout: counted as 0 bytes",)
     assert ledger.account(0).margin_bytes is None
@@ -285,19 +263,10 @@ def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:
         ledger.account(1)
 
 
-def test_nothing_placed_is_said() -> None:
-    assert render_ledger(MemoryLedger(footprints={}, accelerators=(), hosts=())).startswith("memory: no accelerator")
-
-
 def test_nodes_of_other_memory_are_accounted_apart() -> None:
     small, large = Topology.uniform(1, 8, "cuda", 40 * GIB).nodes[0], Topology.uniform(1, 8, "cuda", 80 * GIB).nodes[0]
     mixed = Topology((small, dataclasses.replace(large, rank=1, first=8)))
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": {"rollout": "0-15"}}, mixed),
-        needs=RLHF,
-        offload={},
-        demands={"rollout": rlhf_demands("8b")["rollout"]},
-    )
+    case = alone({"rollout": "0-15"}, mixed, {"rollout": rlhf_demands("8b")["rollout"]})
     ledger = case.ledger()
     assert [str(a.numbers) for a in ledger.accelerators] == ["0-7", "8-15"]
     assert [str(a.numbers) for a in ledger.hosts] == ["0", "1"]
@@ -306,13 +275,10 @@ def test_nodes_of_other_memory_are_accounted_apart() -> None:
 
 
 def test_nodes_without_ranks_are_left_out() -> None:
-    case = MemoryCase(
-        placement=HybridComponentPlacement(
-            {"component_placement": {"env": "1-3"}}, Topology.uneven([1, 2, 0, 1, 0], "cuda", GIB)
-        ),
-        needs=RLHF,
-        offload={},
-        demands={"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)},
+    case = alone(
+        {"env": "1-3"},
+        Topology.uneven([1, 2, 0, 1, 0], "cuda", GIB),
+        {"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)},
     )
     ledger = case.ledger()
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.hosts] == [("1", 2 * 3), ("3", 3)]
@@ -320,13 +286,11 @@ def test_nodes_without_ranks_are_left_out() -> None:
 
 
 def test_a_cluster_without_accelerators_has_hosts() -> None:
-    case = MemoryCase(
-        placement=HybridComponentPlacement(
-            {"component_placement": {"agent": {"node_group": "node", "placement": "0-1"}}}, Topology.uneven([0, 0])
-        ),
-        needs=rlhf_needs(("agent",)),
-        offload={},
-        demands={"agent": SimulatorDemand(host_bytes=5)},
+    case = alone(
+        {"agent": {"node_group": "node", "placement": "0-1"}},
+        Topology.uneven([0, 0]),
+        {"agent": SimulatorDemand(host_bytes=5)},
+        rlhf_needs(("agent",)),
     )
     ledger = case.ledger()
     assert ledger.accelerators == ()
@@ -337,13 +301,10 @@ def test_a_cluster_without_accelerators_has_hosts() -> None:
 def test_accelerators_of_other_memory_on_one_node_are_accounted_apart() -> None:
     (node,) = Topology.uniform(1, 8, "cuda", 40 * GIB).nodes
     runs = (Run(count=6, product="L", memory_bytes=80 * GIB), Run(count=2, product="S", memory_bytes=40 * GIB))
-    case = MemoryCase(
-        placement=HybridComponentPlacement(
-            {"component_placement": {"rollout": "0-7"}}, Topology((dataclasses.replace(node, runs=runs),))
-        ),
-        needs=RLHF,
-        offload={},
-        demands={"rollout": rlhf_demands("8b")["rollout"]},
+    case = alone(
+        {"rollout": "0-7"},
+        Topology((dataclasses.replace(node, runs=runs),)),
+        {"rollout": rlhf_demands("8b")["rollout"]},
     )
     accounts = case.ledger().accelerators
     assert [(str(a.numbers), a.capacity_bytes // GIB) for a in accounts] == [("0-5", 80), ("6-7", 40)]
@@ -352,26 +313,21 @@ def test_accelerators_of_other_memory_on_one_node_are_accounted_apart() -> None:
 
 def test_declared_tensor_parallelism_cuts_an_engine_of_several_ranks() -> None:
     block = {"rollout": {"placement": "0-7", "tensor_parallel_size": 4}}
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 8, "cuda", 80 * GIB)),
-        needs=RLHF,
-        offload={},
-        demands={"rollout": rlhf_demands("8b")["rollout"]},
-    )
+    case = alone(block, Topology.uniform(1, 8, "cuda", 80 * GIB), {"rollout": rlhf_demands("8b")["rollout"]})
     rollout = at(case.ledger().accelerators[0], "rollout")
     assert held(rollout, "rollout", Part.PARAMETERS) == pytest.approx(2 * 8_030_261_248 / 4, rel=1e-4)
 
 
 def test_ranks_on_nodes_hold_host_memory_only() -> None:
     block = {"rollout": "0-3", "agent": {"node_group": "node", "placement": "0-1:0-5"}}
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": block}, Topology.uniform(2, 4, "cuda", 80 * GIB)),
-        needs=rlhf_needs(("agent",)),
-        offload={},
-        demands={
+    case = alone(
+        block,
+        Topology.uniform(2, 4, "cuda", 80 * GIB),
+        {
             "agent": SimulatorDemand(accelerator_bytes=9, host_bytes=5),
             "rollout": SimulatorDemand(accelerator_bytes=1),
         },
+        rlhf_needs(("agent",)),
     )
     ledger = case.ledger()
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.accelerators] == [("0-3", 1)]
@@ -468,12 +424,7 @@ def test_a_cache_of_given_size_and_one_without_room() -> None:
 
 
 def test_a_share_of_unknown_memory_is_not_refused() -> None:
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": {"rollout": "0"}}, Topology.uniform(1, 1)),
-        needs=RLHF,
-        offload={},
-        demands={"rollout": rlhf_demands("8b")["rollout"]},
-    )
+    case = alone({"rollout": "0"}, Topology.uniform(1, 1), {"rollout": rlhf_demands("8b")["rollout"]})
     ledger = case.ledger()
     assert not ledger.lacking
     # Emulated accelerators have neither contexts nor captured graphs.
@@ -497,12 +448,7 @@ def test_many_kinds_of_accelerator_are_cut_short() -> None:
     count = 12
     topology = Topology.uneven([1] * count, "cuda", 80 * GIB)
     nodes = tuple(dataclasses.replace(n, memory_bytes=n.memory_bytes + n.rank) for n in topology.nodes)
-    case = MemoryCase(
-        placement=HybridComponentPlacement({"component_placement": {"env": "all"}}, Topology(nodes)),
-        needs=RLHF,
-        offload={},
-        demands={"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)},
-    )
+    case = alone({"env": "all"}, Topology(nodes), {"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)})
     text = render_ledger(case.ledger())
     assert "and 4 more kinds of accelerator" in text
     assert "and 4 more kinds of node" in text

@@ -33,7 +33,6 @@ MIXED = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2
 COUNTED: dict[str, tuple[dict[str, Any], int, int]] = {
     "Llama-3-8B": (LLAMA_3_8B, 8_030_261_248, 7_504_928_768),
     "Llama-3-70B": (decoder("llama", 128256, 8192, 28672, 80, 64, 8), 70_553_706_496, 69_503_041_536),
-    "Llama-2-7B": (decoder("llama", 32000, 4096, 11008, 32, 32, 32), 6_738_415_616, 6_607_347_712),
     "SmolLM2-135M": (
         decoder("llama", 49152, 576, 1536, 30, 9, 3) | {"tie_word_embeddings": True},
         134_515_008,
@@ -50,13 +49,11 @@ COUNTED: dict[str, tuple[dict[str, Any], int, int]] = {
         494_032_768,
         494_033_664,
     ),
-    "Qwen2.5-7B": (decoder("qwen2", 152064, 3584, 18944, 28, 28, 4), 7_615_616_512, 7_070_622_720),
     "Qwen3-0.6B": (
         decoder("qwen3", 151936, 1024, 3072, 28, 16, 8) | {"head_dim": 128, "tie_word_embeddings": True},
         596_049_920,
         596_050_944,
     ),
-    "Qwen3-8B": (decoder("qwen3", 151936, 4096, 12288, 36, 32, 8) | {"head_dim": 128}, 8_190_735_360, 7_568_409_600),
     "Gemma-2B": (decoder("gemma", 256000, 2048, 16384, 18, 8, 1) | {"head_dim": 256}, 2_506_172_416, 2_506_174_464),
     "Gemma-2-2B": (decoder("gemma2", 256000, 2304, 9216, 26, 8, 4) | {"head_dim": 256}, 2_614_341_888, 2_614_344_192),
     "Gemma-3-1B": (decoder("gemma3_text", 262144, 1152, 6912, 26, 4, 1) | {"head_dim": 256}, 999_885_952, 999_887_104),
@@ -91,11 +88,6 @@ COUNTED: dict[str, tuple[dict[str, Any], int, int]] = {
         124_439_808,
         124_440_576,
     ),
-    "GPT-2 XL": (
-        {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 1600, "n_layer": 48, "n_head": 25},
-        1_557_611_200,
-        1_557_612_800,
-    ),
 }
 
 
@@ -108,12 +100,6 @@ def test_parameters_are_counted_exactly(name: str) -> None:
 
 def test_every_family_is_counted() -> None:
     assert {config["model_type"] for config, _, _ in COUNTED.values()} == {*FAMILIES, "gpt2"}
-
-
-def test_llama_by_hand() -> None:
-    h, width, keys, vocabulary = 4096, 14336, 1024, 128256
-    layer = 2 * h * h + 2 * keys * h + 3 * width * h + 2 * h
-    assert read_model(LLAMA_3_8B).parameters == 2 * vocabulary * h + h + 32 * layer
 
 
 def test_a_value_head_beside_the_language_model() -> None:
@@ -166,7 +152,6 @@ def test_a_bias_is_whole_where_the_inputs_are_cut() -> None:
 # (3 layers - 1 layer) / 2, in bfloat16 and in float32.
 SAVED: dict[str, tuple[dict[str, Any], float, float]] = {
     "llama": (decoder("llama", 512, 256, 896, 2, 8, 2), 12584.0, 23080.0),
-    "llama without grouped queries": (decoder("llama", 512, 256, 688, 2, 8, 8), 11688.0, 21288.0),
     "mistral": (decoder("mistral", 512, 256, 896, 2, 8, 2), 12584.0, 23080.0),
     "qwen2": (decoder("qwen2", 512, 256, 1280, 2, 8, 2), 15656.0, 29224.0),
     "qwen3": (decoder("qwen3", 512, 256, 768, 2, 8, 4) | {"head_dim": 64}, 18008.0, 30808.0),
@@ -221,14 +206,8 @@ def wrong(config: dict[str, Any]) -> list[tuple[str, str]]:
     return [(problem.code, problem.key) for problem in caught.value.problems]
 
 
-def test_an_unknown_family_is_a_problem() -> None:
-    assert wrong({"model_type": "lama"}) == [("unknown-model-family", "actor.model.model_type")]
-    assert wrong({}) == [("unknown-model-family", "actor.model.model_type")]
-    with pytest.raises(ConfigError, match="did you mean 'llama'"):
-        read_model({"model_type": "lama"})
-
-
 def test_all_missing_and_wrong_numbers_come_together() -> None:
+    assert wrong({}) == wrong({"model_type": "lama"}) == [("unknown-model-family", "actor.model.model_type")]
     found = wrong({"model_type": "llama", "hidden_size": "4096", "num_attention_heads": 0, "vocab_size": True})
     assert found == [
         ("wrong-type", "actor.model.hidden_size"),

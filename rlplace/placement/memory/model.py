@@ -100,7 +100,11 @@ class ModelShape:
         return [(w.part(tensor_parallel, shards), copies) for w, copies in self.weights()]
 
     def lora_parts(self, rank: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
-        """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each."""
+        """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each.
+
+        Hu et al. 2022, arXiv:2106.09685, section 4.1; exact for all linear layers but experts adapted, without tensor
+        parallelism.
+        """
         return [
             (Weight(name=w.name, shape=shape, ways=w.ways).part(tensor_parallel, shards), copies)
             for w, copies in self.weights()
@@ -123,7 +127,7 @@ class ModelShape:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """How a family spells its mixture of experts."""
+    """The keys of a family's mixture of experts."""
 
     count: str  # key of the number of experts
     width: str  # key of one expert's width
@@ -132,7 +136,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What sets a family of decoders apart from Llama."""
+    """How a family of decoders differs from Llama."""
 
     tied: bool = False  # where the config does not say
     qkv_bias: bool = False  # biases on queries, keys and values only, whatever the config says
@@ -172,7 +176,16 @@ def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key:
     family = config.get("model_type")
     known = (*FAMILIES, _GPT2)
     if family not in known:
-        raise ConfigError([_unknown_family(family, known, key)])
+        near = did_you_mean(str(family), known) if family is not None else None
+        problem = Problem(
+            code="unknown-model-family",
+            key=f"{key}.model_type",
+            what=f"no model family is called {family!r}" + suggestion(near),
+            got=None if family is None else show(family),
+            why="weights are counted for " + ", ".join(known),
+            fix=f"model_type: {near}" if near else "give measured bytes of an earlier run instead",
+        )
+        raise ConfigError([problem])
     numbers = ModelKeys(config, key)
     shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
     if numbers.problems:
@@ -181,7 +194,7 @@ def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key:
 
 
 class ModelKeys:
-    """Reads whole numbers and switches of one config. Owns the problems it found; a missing number counts as 1."""
+    """Reads whole numbers and switches of one config and collects problems; a missing number counts as 1."""
 
     def __init__(self, config: Mapping[str, object], key: str) -> None:
         self._config = config
@@ -213,30 +226,22 @@ class ModelKeys:
 
     def listed(self, name: str) -> frozenset[int]:
         value = self._config.get(name)
-        return frozenset(value) if isinstance(value, (list, tuple)) else frozenset()
-
-
-def _unknown_family(family: object, known: tuple[str, ...], key: str) -> Problem:
-    near = did_you_mean(str(family), known) if family is not None else None
-    return Problem(
-        code="unknown-model-family",
-        key=f"{key}.model_type",
-        what=f"no model family is called {family!r}" + suggestion(near),
-        got=None if family is None else show(family),
-        why="weights are counted for " + ", ".join(known),
-        fix=f"model_type: {near}" if near else "give measured bytes of an earlier run instead",
-    )
+        return frozenset(value if isinstance(value, (list, tuple)) else ())
 
 
 def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
     family, attention = FAMILIES[name], Attention.read(numbers)
     hidden, vocabulary = attention.hidden, numbers.number("vocab_size")
-    dense, sparse = _layer_kinds(numbers, family)
+    layers = numbers.number("num_hidden_layers")
+    sparse = 0  # layers with experts
+    if family.experts is not None:
+        step, dense_only = numbers.number("decoder_sparse_step", 1), numbers.listed("mlp_only_layers")
+        sparse = sum(1 for layer in range(layers) if layer not in dense_only and (layer + 1) % step == 0)
     blocks: list[Block] = []
-    if dense:
+    if layers > sparse:
         width = numbers.number("intermediate_size")
         feed_forward = tuple(_gated(hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused))
-        blocks.append(_block(dense, attention, family, feed_forward, Saved(compute_cut=4 * width)))
+        blocks.append(_block(layers - sparse, attention, family, feed_forward, Saved(compute_cut=4 * width)))
     if sparse and family.experts is not None:
         feed_forward, saved = _experts(numbers, family.experts, hidden)
         blocks.append(_block(sparse, attention, family, feed_forward, saved))
@@ -254,16 +259,6 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         ),
         blocks=tuple(blocks),
     )
-
-
-def _layer_kinds(numbers: ModelKeys, family: Family) -> tuple[int, int]:
-    """How many layers are dense, and how many have experts."""
-    layers = numbers.number("num_hidden_layers")
-    if family.experts is None:
-        return layers, 0
-    step, dense_only = numbers.number("decoder_sparse_step", 1), numbers.listed("mlp_only_layers")
-    sparse = sum(1 for layer in range(layers) if layer not in dense_only and (layer + 1) % step == 0)
-    return layers - sparse, sparse
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,8 +178,10 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
     while factor <= _MOST_FACTOR:
         wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
         if shortest(wider.ledger()) is None:
-            fix = f"cluster.component_placement.{component}: {now * factor} accelerators"
-            yield Remedy(fix=fix, cost=f"{now * (factor - 1)} more accelerators", case=wider)
+            more, topology = now * (factor - 1), case.placement.topology
+            where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
+            fix = f"cluster.component_placement.{component}: {{accelerators: {now * factor}}}"
+            yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
             return
         factor *= 2
 
@@ -228,16 +230,15 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
         return None
     joined = "and: " if remedies[0].also else "or: "
     lines = [f"{r.fix}        saves {show_bytes(r.saves_bytes)}; costs: {r.cost}" for r in remedies]
+    text = "\n".join(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines))
     if remedies[0].also and not remedies[-1].enough:
-        end = ["and still it does not fit: more or larger accelerators are needed"]
-    else:
-        end = []
-    return "\n".join([*(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines)), *end])
+        text += "\nand still it does not fit: larger accelerators, or a larger tensor_parallel_size, are needed"
+    return text
 
 
 def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
     """The only demand that can lack something is an engine's, for its KV cache."""
-    shorter = "a shorter algorithm.sequence_length"
+    shorter = f"a shorter algorithm.sequence_length, or a larger tensor_parallel_size of {component}"
     if not has_knob(case.demands[component], Knob.KV_SHARE):
         knob, fix = "kv_cache_memory", f"a larger {component}.kv_cache_memory, or {shorter}"
     else:

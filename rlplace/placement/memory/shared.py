@@ -1,4 +1,4 @@
-"""Shared memory: what the channels and the weights of a run take of it on each node, at most.
+"""Shared memory: the most that the channels and the weights of a run take of it on each node.
 
 A channel's file has a fixed part, a record for each key, and room for its capacity in small items; a larger item lies
 beside it in a segment while it is under way. The weights of a node have a double buffer.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Of a channel's file; at least what the file takes, which a test compares.
 _FIXED_BYTES = 64 << 10
-_PARTICIPANT_BYTES = 448  # its name, and who waits
+_PARTICIPANT_BYTES = 448  # its name and its place among the waiters
 _KEY_BYTES = 512
 _RECORD_BYTES = 128  # of an entry, beside its room
 _SPARE_ENTRIES = 16
@@ -51,7 +51,7 @@ class SharedMemory:
 
 
 def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
-    """`item_bytes` of the largest item by channel, 0 or left out where it is not known; so for `weights_bytes`."""
+    """`item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`."""
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
         participants = participants_of(channel, plan.placement)
@@ -77,7 +77,7 @@ def channel_bytes(location: ChannelLocation, item_bytes: int = 0, participants: 
 
 
 def item_segment_bytes(item_bytes: int) -> int:
-    """Slabs come in few sizes, so that one fits many items: an eighth at most is wasted on a large one."""
+    """Segments have few sizes, so that one fits many items: at most an eighth is wasted on a large item."""
     step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step
 

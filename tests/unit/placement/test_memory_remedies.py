@@ -125,8 +125,8 @@ def test_more_accelerators_are_counted_in_doublings() -> None:
         demands={"actor": dataclasses.replace(case.demands["actor"], micro_batch=1, model=_model("70b"))},  # type: ignore[type-var]
     )
     found = {r.fix: r for r in find_remedies(alone)}
-    assert "cluster.component_placement.actor: 32 accelerators" in found
-    assert found["cluster.component_placement.actor: 32 accelerators"].cost == "24 more accelerators"
+    wider = found["cluster.component_placement.actor: {accelerators: 32}"]  # a line that the placement reads
+    assert wider.cost == "24 more accelerators, on a larger cluster"
 
 
 def _model(size: str):  # type: ignore[no-untyped-def]
@@ -162,7 +162,7 @@ def test_where_all_changes_are_not_enough_it_is_said_too() -> None:
     case = colocated_8b(micro_batch=1, sequence_length=1 << 20)
     fix = find_shortages(case)[0].fix
     assert fix is not None
-    assert fix.endswith("and still it does not fit: more or larger accelerators are needed")
+    assert "and still it does not fit" in fix
 
 
 def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
@@ -179,7 +179,7 @@ def test_a_cache_without_room_beside_a_batch_too_large_are_two_problems() -> Non
     case = colocated_8b(micro_batch=16).changed(["rollout"], gpu_memory_utilization=0.2)
     batch, cache = find_shortages(case)
     assert (batch.code, cache.code) == ("does-not-fit", "kv-cache-too-small")
-    assert cache.fix == "a shorter algorithm.sequence_length"  # no share fits while the batch does not
+    assert str(cache.fix).startswith("a shorter algorithm.sequence_length")  # no share fits while the batch does not
     assert "still it does not fit" not in str(batch.fix)
 
 

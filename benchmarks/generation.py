@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlplace.config import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
+from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm import VllmEngine
 from rlplace.workers.launch.devices import CudaDevice, Device
 
@@ -95,15 +96,11 @@ def rate(generate: Callable[[], int]) -> float:
 def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) -> None:
     device: Device = CudaDevice() if torch.cuda.is_available() else Device()
     context = PROMPT_TOKENS + new
-    settings = EngineSettings(
-        model=folder,
-        dtype="fp32",
-        context=context,
-        memory=CacheBytes(size_bytes=CACHE_BYTES),
-        step_tokens=2048,
-        step_sequences=SEQUENCES,
+    rollout = TextRolloutConfig(
+        dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=2048, step_sequences=SEQUENCES, enforce_eager=True
     )
-    engine = VllmEngine(settings, Sampling(), device=device, owner="rollout rank 0", rank=0)
+    settings = EngineSettings(rollout=rollout, model=folder, context=context)
+    engine = VllmEngine(settings, device=device, owner="rollout rank 0", rank=0)
     engine.move(Residency.FULL)
     engine.load(stored_weights(folder), 0)
     from vllm import LLM

@@ -42,16 +42,18 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 def sleep(level: Literal[1, 2]) -> str:
     """Bytes and seconds of one sleep and wake, and what stays; the model must say the same after as before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
+    from rlplace.config import TextRolloutConfig
+    from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
 
     torch.cuda.init()
     free = _free()
     with tempfile.TemporaryDirectory() as temporary:
         folder = small_model(Path(temporary))
-        memory = CacheBytes(size_bytes=4 * GIB)
-        settings = EngineSettings(model=folder, dtype="bf16", context=1024, memory=memory, sleep_level=level)
-        engine = VllmEngine(settings, Sampling(), device=CudaDevice(), owner="rollout rank 0", rank=0)
+        cache = 4 * GIB
+        rollout = TextRolloutConfig(dtype="bf16", kv_cache_memory=cache, sleep_level=level, enforce_eager=True)
+        settings = EngineSettings(rollout=rollout, model=folder, context=1024)
+        engine = VllmEngine(settings, device=CudaDevice(), owner="rollout rank 0", rank=0)
         engine.move(Residency.WEIGHTS)
         engine.load(stored_weights(folder), 1)
         engine.move(Residency.FULL)
@@ -70,8 +72,8 @@ def sleep(level: Literal[1, 2]) -> str:
         engine.close()
     if not error < 1e-3:
         sys.exit(f"log-probabilities differ by {error:.2g} after waking")
-    if asleep - awake < 0.9 * memory.size_bytes:
-        sys.exit(f"a KV cache of {_gib(memory.size_bytes)} was held, and {_gib(asleep - awake)} were freed")
+    if asleep - awake < 0.9 * cache:
+        sys.exit(f"a KV cache of {_gib(cache)} was held, and {_gib(asleep - awake)} were freed")
     return f"freed {_gib(asleep - awake)} in {slept_s:.3f} s, awake again in {woke_s:.3f} s; {_gib(free - asleep)} stay"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -26,9 +25,8 @@ from rlplace.metrics import reduce_metrics
 from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
-from rlplace.trajectory import Observation
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
-from rlplace.workers.engines.contract import Decision
+from rlplace.workers.engines.torch import Decision, TorchEngine
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.machines import declared_topology
@@ -73,9 +71,16 @@ class SlowRollout(VectorRolloutWorker):
         policy = build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed)
         self.engine.load(policy.state_dict(), 0)
 
-    def _decide(self, iteration: int, asked: Sequence[Observation]) -> Decision:
-        time.sleep(self.config.row_s * sum(len(observation.observations) for observation in asked))
-        return super()._decide(iteration, asked)
+    def _build_engine(self) -> TorchEngine:
+        engine = super()._build_engine()
+        decide = engine.decide
+
+        def slowly(observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
+            time.sleep(self.config.row_s * len(observations))
+            return decide(observations, noise)
+
+        engine.decide = slowly  # type: ignore[method-assign]
+        return engine
 
 
 def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> SlowJob:

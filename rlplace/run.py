@@ -79,9 +79,9 @@ def worker_of(config: Config, component: str) -> type[Worker]:
     from rlplace.workers.roles.actor import LmActor, PolicyActor
     from rlplace.workers.roles.critic import Critic
     from rlplace.workers.roles.env import VectorEnvWorker
-    from rlplace.workers.roles.reference import ReferenceWorker
-    from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker, RewardModelWorker
+    from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
     from rlplace.workers.roles.rollout import VectorRolloutWorker
+    from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
     from rlplace.workers.roles.text_env import TextEnvWorker
     from rlplace.workers.roles.text_rollout import TextRolloutWorker
 

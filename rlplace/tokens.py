@@ -50,7 +50,7 @@ class Completion:
     sample: int
     turn: int
     tokens: Tokens  # [N], with the stop token where it ended by one
-    logprobs: NDArray[np.float32]  # [N], of the distribution it was drawn from: see text_engine.Sampling
+    logprobs: NDArray[np.float32]  # [N], of the distribution it was drawn from: see engines.contract.TextEngine
     versions: Tokens  # [N], policy version that sampled the token
     finish: Finish
     rollout_rank: int

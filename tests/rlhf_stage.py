@@ -1,4 +1,4 @@
-"""All that learn or judge of one job as threads have them: one rank each in this process, fed with made-up samples."""
+"""Workers of one job that learn or score, one rank each in this process, fed with made-up samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from rlplace.comm.local import LocalChannel
 from rlplace.config import read_config
 from rlplace.metrics import Metrics, reduce_metrics
-from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.run import worker_of
 from rlplace.tokens import Sample
@@ -22,10 +21,9 @@ from rlplace.workers.arguments import (
     samples_for,
     scores_of,
 )
-from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
-from rlplace.workers.worker import Worker, WorkerContext
+from rlplace.workers.worker import Worker
 from tests.lm_ranks import ADAM, PROMPTS, SAMPLES_PER_PROMPT
-from tests.worker_ranks import listen, rendezvous_at, spec_of
+from tests.worker_ranks import context_of, listen, rendezvous_at, spec_of
 
 Groups = Sequence[Sequence[Sample]]
 
@@ -63,22 +61,8 @@ class RlhfStage:
         self.workers = {component: self._worker(component) for component in components}
 
     def _worker(self, component: str) -> Any:
-        slot = Slot(
-            component=component,
-            rank=0,
-            node=0,
-            local_rank=0,
-            local_world_size=1,
-            accelerators=(0,),
-            local_accelerators=(0,),
-        )
-        context = WorkerContext(
-            slot=slot,
-            world_size=1,
-            device=EmulatedDevice(MemoryAccount([1 << 30]), slot),
-            rendezvous=rendezvous_at(listen()),
-            channels={name: channel.named(f"{component} rank 0") for name, channel in self.channels.items()},
-        )
+        named = {name: channel.named(f"{component} rank 0") for name, channel in self.channels.items()}
+        context = context_of(component, 0, 1, rendezvous_at(listen()), named)
         return worker_of(self.job.config, component)(self.job, context)
 
     def __enter__(self) -> RlhfStage:
@@ -104,7 +88,7 @@ class RlhfStage:
                 self.channels[name].put(tuple(group))
 
     def iterate(self, groups: Groups, iteration: int = 0) -> dict[str, float]:
-        """From samples to the next version, everybody alone on the accelerator in turn; the metrics of all."""
+        """From samples to the next version, each alone on the accelerator in turn; the metrics of all."""
         self.give(groups)
         scorers = [self.workers[name] for name in self.job.scorers]
         numbers: list[Metrics] = [self._alone(worker, "infer", iteration) for worker in scorers]

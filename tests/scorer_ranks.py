@@ -22,9 +22,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.roles.reference import ReferenceWorker
-from rlplace.workers.roles.reward import RewardModelWorker
-from rlplace.workers.roles.scorer import Scorer
+from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker, Scorer
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import PROMPTS, made_up_samples
 from tests.worker_ranks import context_of, listen, rank_processes, rendezvous_at
@@ -80,8 +78,8 @@ def make_scorer(
 ) -> Scorer:
     """One rank that is set up and FULL; without a device on an emulated accelerator of a GiB. A collective."""
     named = {name: channel.named(f"{scenario.component} rank {rank}") for name, channel in channels.items()}
-    nowhere = Rendezvous(host="127.0.0.1", port=0)
-    context = context_of(scenario.component, rank, scenario.ranks, rendezvous or nowhere, named, device=device)
+    alone = Rendezvous(host="127.0.0.1", port=0)
+    context = context_of(scenario.component, rank, scenario.ranks, rendezvous or alone, named, device=device)
     scorer = (kind or KINDS[scenario.component])(scenario.job, context)
     scorer.setup()
     scorer.move(Residency.FULL)
@@ -167,12 +165,8 @@ def _end(rank: Future[list[Metrics]], channels: Mapping[str, Channel]) -> None:
 
 
 def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
-    """Two iterations in one process per rank; of the first, each group is given once the one before was scored."""
-    with (
-        listen() as listener,
-        JobFolder.create() as folder,
-        rank_processes(scenario.ranks) as pool,
-    ):
+    """Two iterations in one process per rank; of the first, each group is given when the one before was scored."""
+    with listen() as listener, JobFolder.create() as folder, rank_processes(scenario.ranks) as pool:
         channels = {spec.name: SharedChannel.create(folder.path, spec).named("a test") for spec in scenario.specs}
         port = listener.getsockname()[1]
         ranks: list[Future[list[Metrics]]] = [

@@ -98,7 +98,9 @@ WITHOUT = {
         "workers.roles.actor",
         "workers.roles.env",
         "workers.roles.critic",
+        "workers.roles.reward",
         "workers.roles.rollout",
+        "workers.roles.scorer",
         "workers.roles.text_env",
         "workers.roles.text_rollout",
     },  # 100 MB in every process that imports it

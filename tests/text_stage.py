@@ -16,7 +16,6 @@ from rlplace.config import read_config
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, WorkerArguments
@@ -24,6 +23,7 @@ from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
 from tests.tiny_tokenizer import END
+from tests.worker_ranks import context_of
 
 Says = Callable[[Request, int], str]  # (request, sample) -> the answer; without an end it was cut by its length
 
@@ -94,8 +94,7 @@ class TextStage:
             {
                 "cluster": {"component_placement": {"env": "0"}},
                 "actor": {"model": {"path": str(folder)}},
-                "algorithm": {"name": "grpo", "prompts": prompts, "samples_per_prompt": samples}
-                | lengths
+                "algorithm": {"name": "grpo", "prompts": prompts, "samples_per_prompt": samples, **lengths}
                 | dict(algorithm or {}),
                 "env": dict(env),
                 "runner": dict(runner or {}),
@@ -110,22 +109,8 @@ class TextStage:
         self.env = [TextEnvWorker(self.job, self._context(rank)) for rank in range(env_ranks)]
 
     def _context(self, rank: int) -> WorkerContext:
-        owner = f"env rank {rank}"
-        return WorkerContext(
-            slot=Slot(
-                component="env",
-                rank=rank,
-                node=0,
-                local_rank=rank,
-                local_world_size=self.job.ranks["env"],
-                accelerators=(),
-                local_accelerators=(),
-            ),
-            world_size=self.job.ranks["env"],
-            device=Ledger(),
-            rendezvous=Rendezvous(host="", port=0),
-            channels={name: channel.named(owner) for name, channel in self.channels.items()},
-        )
+        named = {name: channel.named(f"env rank {rank}") for name, channel in self.channels.items()}
+        return context_of("env", rank, self.job.ranks["env"], Rendezvous(host="", port=0), named, device=Ledger())
 
     def __enter__(self) -> TextStage:
         try:

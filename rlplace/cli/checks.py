@@ -16,8 +16,7 @@ from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.plan import Plan
 from rlplace.workers.engines import vllm_support
-from rlplace.workers.roles.critic import critic_problems
-from rlplace.workers.roles.scorer_text import check_scorers
+from rlplace.workers.roles.checks import check_scorers, critic_problems
 from rlplace.workers.training.worker import not_run
 
 

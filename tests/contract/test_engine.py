@@ -102,23 +102,6 @@ def test_it_decides_by_the_weights_loaded_last(ready: Bench) -> None:
     assert ready.engine.digest() == first
 
 
-def test_loading_copies(ready: Bench) -> None:
-    weights = ready.weights()
-    ready.engine.load(weights, 8)
-    digest = ready.engine.digest()
-    for weight in weights.values():
-        weight.fill_(5)
-    assert ready.engine.digest() == digest
-
-
-def test_a_decision_stays_as_it_is(ready: Bench) -> None:
-    decision = ready.engine.decide(*ready.batch())
-    values = decision.values.copy()
-    ready.engine.load(ready.weights(seed=2), 8)
-    ready.engine.decide(*ready.batch())
-    assert np.array_equal(decision.values, values)
-
-
 def test_each_residency_holds_what_it_says(bench: Bench) -> None:
     expected = {OFF: 0, WEIGHTS: bench.weight_bytes, FULL: bench.weight_bytes + WORKSPACE}
     for to in (FULL, OFF, WEIGHTS, FULL, WEIGHTS, OFF, OFF, WEIGHTS, WEIGHTS):
@@ -150,25 +133,6 @@ def test_deciding_below_full_is_refused(ready: Bench, residency: Residency) -> N
         ready.engine.decide(*ready.batch())
     assert caught.value.code == "not-resident"
     assert "needs residency full" in str(caught.value)
-
-
-def test_loading_while_off_is_refused(bench: Bench) -> None:
-    with pytest.raises(NotResident) as caught:
-        bench.engine.load(bench.weights(), 1)
-    assert caught.value.code == "not-resident"
-
-
-def test_weights_that_do_not_fit_are_refused_and_change_nothing(ready: Bench) -> None:
-    digest, weights = ready.engine.digest(), dict(ready.weights(seed=2))
-    first, second, *_ = sorted(weights)
-    weights["stranger"] = weights.pop(first)
-    weights[second] = torch.zeros(1, 2, 3)
-    with pytest.raises(ValueError, match="version 8 do not fit the policy") as caught:
-        ready.engine.load(weights, 8)
-    for part in (f"{first} is missing", "stranger is not the policy's", f"{second} is [1, 2, 3], expected"):
-        assert part in str(caught.value)
-    assert ready.engine.digest() == digest
-    assert ready.engine.decide(*ready.batch()).version == 7
 
 
 @pytest.mark.parametrize("spare", [-1, WORKSPACE - 1])

@@ -153,7 +153,7 @@ def test_only_factors_travel_and_rounding_does_not_add_up(pair_of: Callable[...,
         pair.learn(version - 1)
         pushed, pulled = pair.sync(version)
         assert pushed["actor/pushed_bytes"].value == pulled["rollout/pull_bytes"].value == factors
-    engine = {name: weight.clone() for name, weight in pair.engine._weights.tensors.items()}
+    engine = {name: weight.clone() for name, weight in pair.engine._tensors.items()}
     pair.actor.move(FULL)
     trained = dict(pair.actor._model.whole_weights())
     for name, weight in trained.items():
@@ -179,7 +179,7 @@ def test_what_the_first_sync_brought_is_shared_memory_of_the_node(pair_of: Calla
     """Kept where it was written, not copied by every rank."""
     pair = pair_of(**LORA, sync={"mode": "lora"})
     pair.sync(0)
-    kept = pair.rollout.weights._kept._kept
+    kept = pair.rollout._kept._kept
     assert kept
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     boards = [line.split()[0].split("-") for line in lines if ".buffer" in line]
@@ -226,7 +226,7 @@ def test_an_engine_that_says_something_else_is_an_error_with_the_worst_token(
 ) -> None:
     pair = pair_of(sync={"verify": "logprobs", "verify_every": 1})
     pair.sync(3)
-    pair.engine._weights.tensors["model.norm.weight"].mul_(spoil)
+    pair.engine._tensors["model.norm.weight"].mul_(spoil)
     with pytest.raises(WeightSyncError) as caught:
         pair.generate()
     assert caught.value.code == "logprobs-differ"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlplace.config import TextRolloutConfig
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
-from rlplace.workers.engines.contract import CacheBytes, Sampling, TextEngine
-from rlplace.workers.launch.devices import Device
+from rlplace.workers.engines.contract import EngineSettings, TextEngine
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, request_of, tiny_model
 
@@ -27,58 +28,37 @@ CONTEXT, SLOTS = 64, 6  # tokens, answers at once
 CACHE_BYTES = 1 << 20
 CLOSE = 1e-3  # largest difference of log-probabilities in fp32
 STOPS = tuple(range(3, 40))  # so many that random answers end by one soon
+Sampling = EngineSettings  # of a folder that the bench fills in
+
+
+def sampling_of(stops: tuple[int, ...] = STOPS, **rollout: Any) -> Sampling:
+    small = {"dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_tokens": 4 * CONTEXT, "step_sequences": SLOTS}
+    config = TextRolloutConfig(**{**small, "enforce_eager": True, "seed": 5, **rollout})
+    return EngineSettings(rollout=config, model=Path(), context=CONTEXT, stop_token_ids=stops)
+
+
 # An engine is built for one sampling, which takes seconds: tests of the same one stand together.
-PLAIN = Sampling(seed=5, stop_token_ids=STOPS)
-COLD = dataclasses.replace(PLAIN, temperature=0.25)
-NARROW = dataclasses.replace(PLAIN, temperature=1.5, top_k=9, top_p=0.8)
-GREEDY = dataclasses.replace(PLAIN, temperature=0.0)
-OPEN = Sampling(seed=6)  # answers end by their length alone
+PLAIN = sampling_of()
+COLD = sampling_of(temperature=0.25)
+NARROW = sampling_of(temperature=1.5, top_k=9, top_p=0.8)
+GREEDY = sampling_of(temperature=0.0)
+OPEN = sampling_of((), seed=6)  # answers end by their length alone
 
-Build = Callable[[Path, Sampling, Device], TextEngine]
-
-
-def transformers_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
-    from rlplace.workers.engines.contract import EngineSettings
-    from rlplace.workers.engines.transformers import TransformersEngine
-
-    settings = EngineSettings(
-        model=folder,
-        dtype="fp32",
-        context=CONTEXT,
-        memory=CacheBytes(size_bytes=CACHE_BYTES),
-        step_sequences=SLOTS,
-    )
-    return TransformersEngine(settings, sampling, device=device, owner="rollout rank 0", rank=3)
+ENGINES = {"transformers": "TransformersEngine", "vllm": "VllmEngine"}  # module -> class
 
 
-def vllm_engine(folder: Path, sampling: Sampling, device: Device) -> TextEngine:
-    from rlplace.workers.engines.contract import EngineSettings
-    from rlplace.workers.engines.vllm import VllmEngine
-
-    settings = EngineSettings(
-        model=folder,
-        dtype="fp32",
-        context=CONTEXT,
-        memory=CacheBytes(size_bytes=CACHE_BYTES),
-        step_tokens=4 * CONTEXT,
-        step_sequences=SLOTS,
-    )
-    return VllmEngine(settings, sampling, device=device, owner="rollout rank 0", rank=3)
-
-
-ENGINES: Sequence[Any] = [
-    pytest.param(transformers_engine, id="transformers"),
-    pytest.param(vllm_engine, id="vllm", marks=pytest.mark.vllm),
-]
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
 
 
 class Bench:
     """One engine at a time, its device, and the same models in plain transformers, by policy version."""
 
-    def __init__(self, build: Build, kind: Kind, folder: Path) -> None:
+    def __init__(self, module: str, kind: Kind, folder: Path) -> None:
         import transformers
 
-        self._build = build
+        self._module = module
         self._folder = tiny_model(folder / "1", kind, seed=1)
         self.models: dict[int, nn.Module] = {}
         for version in (1, 2):
@@ -98,7 +78,10 @@ class Bench:
         if self._engine is None or sampling != self._sampling:
             self.close()
             self.device = Ledger()
-            self._engine, self._sampling = self._build(self._folder, sampling, self.device), sampling
+            build = getattr(importlib.import_module(f"rlplace.workers.engines.{self._module}"), ENGINES[self._module])
+            settings = dataclasses.replace(sampling, model=self._folder)
+            self._engine = build(settings, device=self.device, owner="rollout rank 0", rank=3)
+            self._sampling = sampling
         while self._engine.in_flight:
             self._engine.step()
         self._engine.move(OFF)
@@ -128,24 +111,20 @@ class Bench:
 
     def logprobs(self, version: int, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> Tensor:
         """Of the answer's tokens, by one pass over the whole."""
-        logits = self.logits(version, [*prompt, *answer])[len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
-        if sampling.top_k:
-            worst = logits.topk(sampling.top_k).values[:, -1:]
+        drawn = sampling.rollout
+        logits = self.logits(version, [*prompt, *answer])[len(prompt) - 1 : -1] / (drawn.temperature or 1.0)
+        if drawn.top_k:
+            worst = logits.topk(drawn.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < worst, float("-inf"))
-        if sampling.top_p < 1:
+        if drawn.top_p < 1:
             logits = logits.log_softmax(-1)
             ordered, order = logits.sort(descending=True)
-            beyond = ordered.exp().cumsum(-1) - ordered.exp() >= sampling.top_p
+            beyond = ordered.exp().cumsum(-1) - ordered.exp() >= drawn.top_p
             logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
         return logits.log_softmax(-1).gather(-1, torch.tensor(list(answer))[:, None])[:, 0]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def bench(request: pytest.FixtureRequest, kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(request.param, kind, tmp_path_factory.mktemp("models"))
     yield bench
@@ -189,7 +168,7 @@ def check_greedy(bench: Bench, request: Request, answer: Completion) -> None:
         inputs, do_sample=False, max_new_tokens=20, eos_token_id=list(STOPS), attention_mask=torch.ones_like(inputs)
     )
     assert answer.tokens.tolist() == generated[0, request.tokens.size :].tolist()
-    expected = bench.logprobs(1, request.tokens.tolist(), answer.tokens.tolist(), Sampling())
+    expected = bench.logprobs(1, request.tokens.tolist(), answer.tokens.tolist(), PLAIN)
     assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
 
 
@@ -239,6 +218,7 @@ def test_an_answer_ends_with_a_stop_token_or_at_its_length(bench: Bench) -> None
 
 def test_a_prompt_that_fills_the_context_is_refused(bench: Bench) -> None:
     engine = bench.ready()
+    assert list(engine.step()) == []
     with pytest.raises(ProblemsError) as caught:
         engine.submit(request_of(0, length=CONTEXT))
     assert caught.value.codes == ("prompt-too-long",)
@@ -252,20 +232,6 @@ def test_a_prompt_is_computed_once_for_all_samples(bench: Bench) -> None:
     assert engine.cached_tokens - before > 40
 
 
-def test_a_step_with_nothing_in_flight_is_nothing(bench: Bench) -> None:
-    assert list(bench.ready().step()) == []
-
-
-def test_a_completion_stays_as_it_is(bench: Bench) -> None:
-    engine = bench.ready()
-    (answer,) = run(engine, request_of(0))
-    tokens, logprobs = answer.tokens.copy(), answer.logprobs.copy()
-    engine.load(bench.weights(2), 2)
-    run(engine, request_of(1, samples=3))
-    assert np.array_equal(answer.tokens, tokens)
-    assert np.array_equal(answer.logprobs, logprobs)
-
-
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -275,11 +241,11 @@ def test_loaded_weights_are_those_of_the_model(bench: Bench) -> None:
     for version in (1, 2, 1):
         engine.load(bench.weights(version), version)
         assert engine.version == version
-        expected = bench.logprobs(version, tokens[:1], tokens[1:], Sampling())
+        expected = bench.logprobs(version, tokens[:1], tokens[1:], PLAIN)
         assert np.abs(np.array(engine.logprobs(tokens)) - expected.numpy()).max() < CLOSE
         (answer,) = run(engine, request_of(1))
         prompt = request_of(1).tokens.tolist()
-        sampled = bench.logprobs(version, prompt, answer.tokens.tolist(), Sampling())
+        sampled = bench.logprobs(version, prompt, answer.tokens.tolist(), PLAIN)
         assert np.abs(answer.logprobs - sampled.numpy()).max() < CLOSE
 
 
@@ -374,31 +340,21 @@ def test_moving_away_from_answers_in_flight_is_refused(bench: Bench) -> None:
     assert by_number(run(engine)) == expected
 
 
-@pytest.mark.parametrize("residency", [OFF, WEIGHTS])
-def test_generating_below_full_is_refused(bench: Bench, residency: Residency) -> None:
+def test_what_is_asked_too_early_is_refused(bench: Bench) -> None:
     engine = bench.ready()
-    engine.move(residency)
-    with pytest.raises(NotResident) as caught:
-        engine.submit(request_of(0))
-    assert caught.value.code == "not-resident"
-
-
-def test_generating_without_weights_is_refused(bench: Bench) -> None:
-    engine = bench.ready()
-    engine.move(OFF)
-    engine.move(FULL)
-    calls: list[Callable[[], object]] = [lambda: engine.submit(request_of(0)), lambda: engine.logprobs([1, 2, 3])]
-    for call in calls:
+    ask: Callable[[], object] = lambda: engine.submit(request_of(0))  # noqa: E731
+    early: list[tuple[Residency, Callable[[], object], str]] = [
+        (WEIGHTS, ask, "not-resident"),
+        (OFF, ask, "not-resident"),
+        (OFF, lambda: engine.load(bench.weights(1), 1), "not-resident"),
+        (FULL, ask, "no-weights"),  # which OFF has dropped
+        (FULL, lambda: engine.logprobs([1, 2, 3]), "no-weights"),
+    ]
+    for residency, call, code in early:
+        engine.move(residency)
         with pytest.raises(NotResident) as caught:
             call()
-        assert caught.value.code == "no-weights"
-
-
-def test_loading_while_off_is_refused(bench: Bench) -> None:
-    engine = bench.born()
-    with pytest.raises(NotResident) as caught:
-        engine.load(bench.weights(1), 1)
-    assert caught.value.code == "not-resident"
+        assert caught.value.code == code
 
 
 # ── other samplings ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -414,7 +370,7 @@ def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
     engine = bench.ready(COLD)
     request = request_of(0, samples=400, longest=1)
     answers = run(engine, request)
-    probabilities = (bench.logits(1, request.tokens.tolist())[-1] / COLD.temperature).softmax(-1)
+    probabilities = (bench.logits(1, request.tokens.tolist())[-1] / COLD.rollout.temperature).softmax(-1)
     share, token = probabilities.max(-1)
     seen = np.mean([answer.tokens[0] == int(token) for answer in answers])
     assert float(share) > 0.05
@@ -472,8 +428,8 @@ def test_a_load_with_answers_in_flight_keeps_them_and_goes_on_by_the_new_weights
         old = int((answer.versions == 1).sum())
         assert answer.versions.tolist() == [1] * old + [2] * (12 - old)
         assert 1 <= old <= 4
-        before = bench.logprobs(1, prompt, tokens, Sampling()).numpy()[:old]
-        after = bench.logprobs(2, prompt, tokens, Sampling()).numpy()[old:]
+        before = bench.logprobs(1, prompt, tokens, PLAIN).numpy()[:old]
+        after = bench.logprobs(2, prompt, tokens, PLAIN).numpy()[old:]
         assert np.abs(answer.logprobs[:old] - before).max() < CLOSE
         assert np.abs(answer.logprobs[old:] - after).max() < CLOSE
 

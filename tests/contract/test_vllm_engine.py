@@ -12,31 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlplace.errors import ConfigError
+from rlplace.config import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines.contract import CacheBytes, EngineBudget, EngineSettings, EngineShare, Sampling
+from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.rollout_stage import Ledger
-from tests.tiny_lm import tiny_model
+from tests.tiny_lm import request_of, tiny_model
 
 pytestmark = pytest.mark.vllm
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 TOKENS = [40 + 7 * i for i in range(30)]
 CACHE_BYTES = 4 << 20
-GREEDY = Request(
-    env_rank=0,
-    iteration=0,
-    group=0,
-    first_sample=0,
-    samples=1,
-    turn=0,
-    tokens=np.array(TOKENS, np.int32),
-    max_new_tokens=8,
-    greedy=True,
-)
+GREEDY = request_of(0, longest=8, greedy=True, tokens=np.array(TOKENS, np.int32))
 
 Build = Callable[..., Any]
 
@@ -75,17 +65,13 @@ def build(folder: Path) -> Iterator[Build]:
 
     engines: list[VllmEngine] = []
 
-    def make(device: Device, **others: Any) -> VllmEngine:
+    def make(device: Device, *, memory: int = 0, tensor_parallel: int = 1, **others: Any) -> VllmEngine:
+        small = {"dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_tokens": 64, "step_sequences": 4}
+        rollout = TextRolloutConfig(**small | {"enforce_eager": True} | others)
         settings = EngineSettings(
-            model=folder,
-            dtype="fp32",
-            context=64,
-            memory=CacheBytes(size_bytes=CACHE_BYTES),
-            step_tokens=64,
-            step_sequences=4,
+            rollout=rollout, model=folder, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
         )
-        settings = dataclasses.replace(settings, **others)
-        engines.append(VllmEngine(settings, Sampling(), device=device, owner="rollout rank 0", rank=0))
+        engines.append(VllmEngine(settings, device=device, owner="rollout rank 0", rank=0))
         return engines[-1]
 
     yield make
@@ -128,7 +114,7 @@ def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(
     exact = build(Ledger())
     blocks = exact._vllm.vllm_config.cache_config.num_gpu_blocks
     exact.close()
-    engine = build(Ledger(), cache_fp8=True)
+    engine = build(Ledger(), cache_dtype="fp8")
     assert engine._vllm.vllm_config.cache_config.num_gpu_blocks == pytest.approx(4 * blocks, abs=4)
     engine.move(FULL)
     engine.load(weights, 1)
@@ -136,31 +122,12 @@ def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(
     assert len(answer(engine)) == 8
 
 
-def test_what_does_not_fit_beside_others_is_refused_and_can_be_tried_again(
-    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+def test_a_share_of_an_emulated_accelerator_is_for_weights_and_cache(
+    build: Build, weights: Mapping[str, Tensor]
 ) -> None:
-    size = sum(weight.nbytes for weight in weights.values())
-    device = Ledger(size + CACHE_BYTES - 1)
-    engine = build(device)
-    with pytest.raises(MemoryError, match=KV_CACHE):
-        engine.move(FULL)
-    assert (engine.residency, device.held) == (WEIGHTS_ONLY, {WEIGHTS: size})
-    engine.load(weights, 1)
-    device.limit = None
-    assert engine.move(FULL) == device.held_bytes() == size + CACHE_BYTES
-    assert difference(engine, expected) < 1e-3
-
-
-def test_a_budget_is_shared_by_weights_and_cache(build: Build, weights: Mapping[str, Tensor]) -> None:
-    size = sum(weight.nbytes for weight in weights.values())
-    engine = build(Ledger(), memory=EngineBudget(size_bytes=size + CACHE_BYTES))
-    assert engine.move(FULL) == size + CACHE_BYTES
-
-
-def test_a_share_of_emulated_accelerators_is_refused(build: Build) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(Ledger(), memory=EngineShare(gpu_memory_utilization=0.5))
-    assert caught.value.codes == ("share-of-nothing",)
+    size = sum(weight.nbytes for weight in weights.values()) + CACHE_BYTES
+    engine = build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size)
+    assert engine.move(FULL) == size
 
 
 def test_it_leaves_the_process_as_it_found_it(build: Build) -> None:
@@ -211,7 +178,7 @@ def test_sleep_on_a_gpu_frees_what_it_says(
 ) -> None:
     size = sum(weight.nbytes for weight in weights.values()) // 2  # bf16
     cache = 256 << 20
-    engine = build(CudaDevice(), dtype="bf16", sleep_level=level, memory=CacheBytes(size_bytes=cache))
+    engine = build(CudaDevice(), dtype="bf16", sleep_level=level, kv_cache_memory=cache)
     asleep = engine.move(OFF)
     awake = engine.move(WEIGHTS_ONLY)
     assert awake - asleep >= size

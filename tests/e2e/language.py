@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.training import placed
+from tests.e2e.training import Finished, placed, train
 
 # 32 answers of 8 tokens an iteration, to a task that is learned in a few of them.
 LEARNABLE = (
@@ -18,9 +18,20 @@ LEARNABLE = (
     "runner.eval_every=0",
     "rollout.kv_cache_memory=4MiB",
 )
+# Of actor, env and rollout: one and two ranks of everything.
+PLACEMENTS = {
+    "hybrid_grpo_llm": ("0-1", "0", "1-2"),
+    "collocated_grpo_llm": ("0-1", "0-1", "0-1"),
+    "disaggregated_grpo_llm": ("0", "2", "3"),
+}
 INLINE = ("cluster.launcher=inline", *placed("0", "0", "1"))
 
 
 def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
     """Overrides for the model in `folder`, made by `tests.tiny_lm`."""
     return ("model@actor.model=tiny", f"actor.model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)
+
+
+def in_all_placements(folder: Path, *overrides: str) -> dict[str, Finished]:
+    """The same job, same seeds, by config."""
+    return {c: train(c, folder / c, *overrides, *placed(*where)) for c, where in PLACEMENTS.items()}

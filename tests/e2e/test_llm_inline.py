@@ -11,12 +11,6 @@ import pytest
 from rlplace import train as command
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import train
-from tests.tiny_lm import tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_path: Path) -> None:

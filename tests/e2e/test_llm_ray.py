@@ -6,32 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import tiny
+from tests.e2e.language import PLACEMENTS, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
-from tests.tiny_lm import tiny_model
 
 pytestmark = pytest.mark.ray
-
-PLACEMENTS = {
-    "hybrid_grpo_llm": ("0-1", "0", "1-2"),
-    "collocated_grpo_llm": ("0-1", "0-1", "0-1"),
-    "disaggregated_grpo_llm": ("0", "2", "3"),
-}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
 def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """The same job, same seeds, in all three placements, with one and two ranks of everything."""
     same = (*tiny(model), "rollout.seed=1", "runner.total_iterations=8")
-    return {
-        config: train(config, tmp_path_factory.mktemp(config), *same, *placed(*where))
-        for config, where in PLACEMENTS.items()
-    }
+    return in_all_placements(tmp_path_factory.mktemp("runs"), *same)
 
 
 def test_every_placement_learns(runs: dict[str, Finished]) -> None:

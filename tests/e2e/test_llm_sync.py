@@ -6,22 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import INLINE, tiny
+from tests.e2e.language import INLINE, PLACEMENTS, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
-from tests.tiny_lm import tiny_model
 
-PLACEMENTS = {
-    "hybrid_grpo_llm": ("0-1", "0", "1-2"),
-    "collocated_grpo_llm": ("0-1", "0-1", "0-1"),
-    "disaggregated_grpo_llm": ("0", "2", "3"),
-}
 PROBED = ("actor.sync.verify=logprobs", "actor.sync.verify_every=1")
 FACTORS = ("actor.lora_rank=4", "actor.sync.mode=lora")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
@@ -61,10 +50,7 @@ def test_what_no_engine_could_do_is_refused_before_launch(
 @pytest.fixture(scope="module")
 def vllm_runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     same = (*tiny(model, "vllm"), *PROBED, "rollout.seed=1", "runner.total_iterations=2")
-    return {
-        config: train(config, tmp_path_factory.mktemp(config), *same, *placed(*where))
-        for config, where in PLACEMENTS.items()
-    }
+    return in_all_placements(tmp_path_factory.mktemp("runs"), *same)
 
 
 @pytest.mark.ray

@@ -11,15 +11,8 @@ from rlplace import train as command
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.overlap_run import EARLY, witness
 from tests.e2e.training import placed, train
-from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_scorer
 
 APART = (*INLINE, *placed("0", "1", "2"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -61,14 +54,12 @@ def test_held_out_prompts_are_answered_when_nothing_else_is(model: Path, tmp_pat
     assert all(0 <= line["time/overlap_share"] <= 1 for line in lines)
 
 
-def test_critic_and_judges_keep_up_with_what_runs_ahead(model: Path, tmp_path: Path) -> None:
+def test_critic_and_scorers_keep_up_with_what_runs_ahead(models: tuple[str, ...], tmp_path: Path) -> None:
     """Actor and reference take turns; a reward of its own accelerator scores while samples are drawn."""
     apart = {"actor": "0", "reference": "0", "critic": "1", "env": "2", "rollout": "2", "reward": "3"}
     where = [f"cluster.component_placement.{component}={text}" for component, text in apart.items()]
-    judge = digit_scorer(tmp_path / "judge")
     asked = ("+algorithm.max_staleness=2", "runner.total_iterations=5", "cluster.launcher=inline")
-    paths = (f"actor.model.path={model}", f"reward.model.path={judge}")
-    run = train("rlhf_tiny", tmp_path / "runs", *paths, *where, *asked, "cluster.accelerators_per_node=4")
+    run = train("rlhf_tiny", tmp_path, *models, *where, *asked, "cluster.accelerators_per_node=4")
     assert run.code == 0, run.err
     lines = run.metrics()
     assert len(lines) == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlplace import train as command
-from tests.e2e.training import ROOT
-from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_scorer
+from tests.e2e.training import ROOT, Finished, train
+from tests.unit.workers.roles.test_reward_server import serving
 
 SMALL = (
     "cluster.launcher=inline",
@@ -61,28 +58,13 @@ PLACEMENTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    folder = tmp_path_factory.mktemp("models")
-    policy, judge = tiny_model(folder / "tiny"), digit_scorer(folder / "tiny_reward")
-    return (f"actor.model.path={policy}", f"reward.model.path={judge}")
-
-
-class Ended:
-    """What a run in this process left behind."""
-
-    def __init__(self, output: Path, *overrides: str) -> None:
-        self.code = command.main(["--config-name", "rlhf_tiny", *SMALL, *overrides, f"runner.output_dir={output}"])
-        folders = sorted(output.glob("*/*"))
-        self.folder = folders[-1] if folders else output
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+def ended(output: Path, *overrides: str) -> Finished:
+    return train("rlhf_tiny", output, *SMALL, *overrides)
 
 
 @pytest.fixture(scope="module")
-def first(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return Ended(tmp_path_factory.mktemp("first"), *models, *PLACEMENTS["all on one"][0])
+def first(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return ended(tmp_path_factory.mktemp("first"), *models, *PLACEMENTS["all on one"][0])
 
 
 def weights(folder: Path, kind: Any) -> dict[str, torch.Tensor]:
@@ -92,15 +74,17 @@ def weights(folder: Path, kind: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", [name for name in PLACEMENTS if name != "all on one"])
 def test_every_placement_makes_the_same_update(
-    name: str, first: Ended, models: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, first: Finished, models: tuple[str, ...], tmp_path: Path
 ) -> None:
     where, stages = PLACEMENTS[name]
-    run = Ended(tmp_path, *models, *where)
-    assert run.code == 0, capsys.readouterr().err
-    for ours, theirs in zip(run.lines(), first.lines(), strict=True):
+    run = ended(tmp_path, *models, *where)
+    assert run.code == 0, run.err
+    assert run.folder is not None
+    assert first.folder is not None
+    for ours, theirs in zip(run.metrics(), first.metrics(), strict=True):
         for number in NUMBERS:
             assert ours[number] == pytest.approx(theirs[number], rel=1e-4, abs=1e-6), number
-    seconds = {metric.removeprefix("time/").removesuffix("_s").replace("_", " ") for metric in run.lines()[0]}
+    seconds = {metric.removeprefix("time/").removesuffix("_s").replace("_", " ") for metric in run.metrics()[0]}
     assert set(stages) <= seconds
     for model, kind in (("policy", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
         ours_weights, theirs_weights = weights(run.folder / model, kind), weights(first.folder / model, kind)
@@ -111,14 +95,15 @@ def test_every_placement_makes_the_same_update(
 def test_reward_rises_at_bounded_divergence(models: tuple[str, ...], tmp_path: Path) -> None:
     """The policy learns to write digits, as the reward model likes it, and stays near the reference."""
     asked = ("algorithm.prompts=8", "runner.total_iterations=14", "actor.ema_decay=0.5")
-    run = Ended(tmp_path, *models, *PLACEMENTS["in pairs"][0], *asked)
-    assert run.code == 0
-    lines = run.lines()
+    run = ended(tmp_path, *models, *PLACEMENTS["in pairs"][0], *asked)
+    assert run.code == 0, run.err
+    lines = run.metrics()
     assert lines[-1]["actor/reward"] > 1.5 * lines[0]["actor/reward"]
     assert abs(lines[0]["actor/kl_reference"]) < 1e-3, "the actor begins as the reference"
     assert 1.0 < lines[-1]["actor/kl_reference"] < 20.0
     assert lines[-1]["critic/explained_variance"] > lines[0]["critic/explained_variance"]
     assert all(line["actor/reward/reward"] == pytest.approx(line["actor/reward"]) for line in lines)
+    assert run.folder is not None
     assert {"policy", "policy_ema", "critic"} <= {path.name for path in run.folder.iterdir()}
 
 
@@ -131,9 +116,9 @@ def test_other_algorithms_have_a_reference_too(name: str, models: tuple[str, ...
         "~env.rewards",
         "env.task=tests.e2e.text_tasks:SmallLetters",
     )
-    run = Ended(tmp_path, *models, *where, *asked)
-    assert run.code == 0
-    first, last = run.lines()[0], run.lines()[-1]
+    run = ended(tmp_path, *models, *where, *asked)
+    assert run.code == 0, run.err
+    first, last = run.metrics()[0], run.metrics()[-1]
     assert abs(first["actor/kl_reference"]) < 1e-3 < last["actor/kl_reference"]
 
 
@@ -152,46 +137,59 @@ def test_rewards_of_several_kinds_are_added(models: tuple[str, ...], tmp_path: P
     config["cluster"]["component_placement"] = {**everybody, "reward.digits": 1, "reward.letters": "cpu"}
     config["critic"]["on_actor"] = True
     (tmp_path / "rlhf_tiny.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    run = Ended(tmp_path / "runs", "--config-path", str(tmp_path), models[0])
-    assert run.code == 0
-    for line in run.lines():
+    run = ended(tmp_path / "runs", "--config-path", str(tmp_path), models[0])
+    assert run.code == 0, run.err
+    for line in run.metrics():
         parts = 2.0 * line["actor/reward/reward.digits"] - 0.5 * line["actor/reward/reward.letters"]
         assert line["actor/reward"] == pytest.approx(parts, rel=1e-5)
         assert line["actor/value_loss"] > 0.0
+
+
+ON_CPU = placed(actor="0", critic="1", reference="0", reward="cpu", rollout="0-1", env="0")
 
 
 @pytest.mark.parametrize(
     ("function", "code"),
     [("tests.e2e.text_tasks:not_a_number", "reward-not-finite"), ("tests.odd_rewards:exits", "reward-died")],
 )
-def test_a_judge_that_fails_ends_the_run_and_is_named(
-    function: str, code: str, models: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_scorer_that_fails_ends_the_run_and_is_named(
+    function: str, code: str, models: tuple[str, ...], tmp_path: Path
 ) -> None:
-    where = placed(actor="0", critic="1", reference="0", reward="cpu", rollout="0-1", env="0")
-    run = Ended(tmp_path, models[0], *where, f"reward.function={function}")
+    run = ended(tmp_path, models[0], *ON_CPU, f"reward.function={function}")
     assert run.code == 1
-    error = capsys.readouterr().err
-    assert f"[{code}]" in error
-    assert "reward rank 0" in error
-    assert "stage rollout, policy version 0" in error, "it keeps up with rollout, where nobody is in its way"
+    assert f"[{code}]" in run.err
+    assert "reward rank 0" in run.err
+    assert "stage rollout, policy version 0" in run.err, "it keeps up with rollout, where no component is in its way"
+
+
+def test_what_scores_is_switched_by_a_line(models: tuple[str, ...], scorer: Path, tmp_path: Path) -> None:
+    """A function, and the model behind HTTP, which is looked for before anything is sampled."""
+    once = (models[0], *ON_CPU, "runner.total_iterations=1")
+    with serving(scorer) as url:
+        by_url = ended(tmp_path / "url", *once, f"reward.url={url}")
+    by_function = ended(tmp_path / "function", *once, "reward.function=tests.odd_rewards:shortness")
+    for run, low, high in ((by_url, 0, 4), (by_function, -100, 0)):  # some digits, and letters too
+        assert run.code == 0, run.err
+        (line,) = run.metrics()
+        assert line["reward/samples"] == line["rollout/answers"]
+        assert low < line["actor/reward"] < high
+    down = ended(tmp_path / "down", *once, f"reward.url={url}", "+reward.retries=0")
+    assert down.code != 0
+    assert "reward-endpoint-down" in down.err
 
 
 @pytest.mark.parametrize(
-    ("overrides", "codes"),
+    ("override", "code"),
     [
-        (("reward.model.path=nowhere",), ["no-model-folder"]),
-        (("~cluster.component_placement.critic",), ["critic-missing"]),
-        (("~cluster.component_placement.reference",), ["reference-missing"]),
+        ("reward.model.path=nowhere", "no-model-folder"),
+        ("reward.model.path=${actor.model.path}", "reward-head"),
+        ("~cluster.component_placement.critic", "critic-missing"),
+        ("~cluster.component_placement.reference", "reference-missing"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
-    overrides: tuple[str, ...],
-    codes: list[str],
-    models: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    override: str, code: str, models: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run = Ended(tmp_path, *models, *overrides)
+    run = ended(tmp_path, *models, override)
     assert run.code == 2
-    error = capsys.readouterr().err
-    assert [code for code in codes if f"[{code}]" in error] == codes, error
+    assert f"[{code}]" in run.err, run.err

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_rlhf_inline import NUMBERS, placed
+from tests.e2e.test_rlhf_inline import SMALL as INLINE
 from tests.e2e.training import Finished, train
-from tests.tiny_lm import tiny_model
-from tests.tiny_reward import digit_scorer
 
 pytestmark = pytest.mark.ray
 
-SMALL = (
-    "cluster.accelerators_per_node=4",
-    "cluster.accelerator.kind=emulated",
-    "algorithm.prompts=4",
-    "critic.warmup_iterations=0",
-    "runner.total_iterations=2",
-)
+SMALL, SHORT = INLINE[1:], ("runner.total_iterations=2",)  # without the launcher
 EVERYBODY = ("actor", "critic", "reference", "reward", "rollout")
 ONE_RANK_EACH = dict.fromkeys(EVERYBODY, "0")
 PLACEMENTS = {
@@ -29,15 +23,7 @@ PLACEMENTS = {
     "apart": {"actor": "0", "critic": "1", "reference": "2", "reward": "3", "rollout": "0"},
     "uneven": {"actor": "0-2", "critic": "3", "reference": "1-2", "reward": "0", "rollout": "0-3"},
 }
-NUMBERS = ("actor/reward", "actor/loss", "actor/kl_reference", "actor/grad_norm", "critic/value_loss", "critic/value")
 Run = Callable[[str], Finished]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    folder = tmp_path_factory.mktemp("models")
-    policy, judge = tiny_model(folder / "tiny"), digit_scorer(folder / "tiny_reward")
-    return (f"actor.model.path={policy}", f"reward.model.path={judge}")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +34,10 @@ def run_of(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
     def run(name: str) -> Finished:
         if name not in ended:
             where = {**PLACEMENTS[name], "env": "0"}
-            placed = [f"cluster.component_placement.{component}='{text}'" for component, text in where.items()]
-            if where == {**ONE_RANK_EACH, "env": "0"}:
-                placed.append("cluster.launcher=inline")
-            ended[name] = train("rlhf_tiny", tmp_path_factory.mktemp("runs"), *SMALL, *models, *placed)
+            launched = INLINE if PLACEMENTS[name] is ONE_RANK_EACH else SMALL
+            ended[name] = train(
+                "rlhf_tiny", tmp_path_factory.mktemp("runs"), *launched, *SHORT, *models, *placed(**where)
+            )
         return ended[name]
 
     return run

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rlplace.errors import ChannelBroken
-from rlplace.metrics import reduce_metrics
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.arguments import OBSERVATIONS
 from tests.rollout_stage import Layout, RolloutStage, env_block
@@ -95,15 +94,6 @@ def test_the_same_seed_gives_the_same_bits(env: dict[str, object]) -> None:
         assert np.array_equal(a.observations, b.observations)
         assert np.array_equal(a.actions, b.actions)
         assert np.array_equal(a.logprobs, b.logprobs)
-
-
-def test_every_step_is_counted() -> None:
-    stage = RolloutStage(Layout(env=2, rollout=3, stage_groups=3), env_block("Script-v0", terminate_at=5), steps=STEPS)
-    numbers = reduce_metrics(stage.run(0))
-    assert (numbers["env/steps"], numbers["env/episodes"]) == (12 * STEPS, 24)
-    assert (numbers["env/return"], numbers["env/episode_length"]) == (15.0, 5.0)
-    assert numbers["rollout/batches"] == STEPS * 3 * len(stage.job.routes.observations.shares)
-    stage.close()
 
 
 def test_the_death_of_one_rank_ends_all_others() -> None:

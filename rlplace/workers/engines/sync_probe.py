@@ -71,34 +71,33 @@ class SyncProbe:
         expected = tensors.pop(NAME, None)
         self._expected = None if expected is None or expected.isnan().any() else expected.cpu().numpy().copy()
 
-    def compare(self) -> None:
+    def compare(self) -> Metrics:
         """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
 
-        Does nothing while the engine cannot generate. Raises WeightSyncError where they differ by more than rounding.
+        Does nothing while the engine cannot generate. Return the largest difference of the last comparison. Raises
+        WeightSyncError where they differ by more than rounding.
         """
-        if self._expected is None or self._engine.residency is not Residency.FULL:
-            return
-        expected, self._expected = self._expected, None
-        differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected)
-        differences[np.isnan(differences)] = np.inf
-        worst = int(differences.argmax())
-        self._largest = float(differences[worst])
-        if self._largest <= self._tolerance:
-            return
+        if self._expected is not None and self._engine.residency is Residency.FULL:
+            expected, self._expected = self._expected, None
+            differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected)
+            differences[np.isnan(differences)] = np.inf
+            worst = int(differences.argmax())
+            self._largest = float(differences[worst])
+            if self._largest > self._tolerance:
+                raise self._differ(worst, float(expected[worst]))
+        return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}
+
+    def _differ(self, worst: int, expected: float) -> WeightSyncError:
         place = worst + 1  # the first token is given
-        raise WeightSyncError(
+        return WeightSyncError(
             Problem(
                 code="logprobs-differ",
                 key=self._owner,
                 what=f"the engine does not use the weights of version {self._engine.version}: token "
                 f"{self._tokens[place]}, number {place} of the probe, differs most, by {self._largest:.3g}",
-                got=f"the actor has {expected[worst]:.5f}",
+                got=f"the actor has {expected:.5f}",
                 why=f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights",
                 fix="rollout.engine: transformers        (if it passes there, the other engine loads this model "
                 "wrongly)",
             )
         )
-
-    def metrics(self) -> Metrics:
-        """Return the largest difference of the last comparison; nothing before."""
-        return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}

@@ -1,8 +1,8 @@
-"""Generates actions with a PyTorch policy, numpy in and numpy out; keeps the weights of a module that come and go."""
+"""Engines over a PyTorch module whose weights come and go; the one that generates actions, numpy in and numpy out."""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,112 +14,107 @@ from torch import Tensor, nn
 
 from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.mlp import sample
+from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.contract import Decision
-from rlplace.workers.engines.errors import require
-from rlplace.workers.engines.weights import mismatches
+from rlplace.workers.engines.contract import require
+from rlplace.workers.engines.weights import check_fit
 from rlplace.workers.offload import storages
 
 if TYPE_CHECKING:
     from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
 
-_WORKSPACE = "rollout workspace"
 
+class ModuleEngine:
+    """Base of engines over one module, in eval mode. Owns its parameters and buffers; starts OFF.
 
-class ModuleWeights:
-    """Parameters and buffers of one module, in eval mode on `device`. Starts dropped.
-
-    Storages are emptied in place, so that references into the module stay valid. `label` names the memory in the
-    device's account, `noun` the module in errors.
+    Storages are emptied in place, so that references into the module stay valid. FULL also holds a workspace.
     """
 
-    def __init__(self, module: nn.Module, device: Device, *, owner: str, label: str, noun: str) -> None:
-        self._device, self._owner, self._label, self._noun = device, owner, label, noun
-        self.torch_device = torch.device(device.torch_name)
-        module.to(self.torch_device).eval().requires_grad_(False)
-        # All names, tied weights included; the tensors share storage with the module.
-        self.tensors: dict[str, Tensor] = module.state_dict()
-        self._storages = [(storage, storage.nbytes()) for storage in storages(self.tensors.values())]
-        self.size_bytes = sum(size for _, size in self._storages)
-        self.version: int | None = None
-        self.drop()
+    host_bytes = 0
+    noun: str  # names the module in errors
+    labels: tuple[str, str]  # name its weights and the workspace in the device's account
 
-    def drop(self) -> None:
+    def __init__(self, module: nn.Module, device: Device, owner: str) -> None:
+        self._device, self._owner = device, owner
+        self._torch_device = torch.device(device.torch_name)
+        module.to(self._torch_device).eval().requires_grad_(False)
+        # All names, tied weights included; the tensors share storage with the module.
+        self._tensors: dict[str, Tensor] = module.state_dict()
+        self._storages = [(storage, storage.nbytes()) for storage in storages(self._tensors.values())]
+        self._weight_bytes = sum(size for _, size in self._storages)
+        self._workspace_bytes = 0  # of FULL
+        self._drop_weights()
+
+    def _drop_weights(self) -> None:
         for storage, _ in self._storages:
             storage.resize_(0)
-        self._device.release(self._label)
-        self.version = None
-
-    def allocate(self) -> None:
-        """Make room; the content means nothing until `load`. Raises AcceleratorOutOfMemory."""
-        self._device.acquire(self.size_bytes, self._label)
-        for storage, size in self._storages:
-            storage.resize_(size)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(storage.nbytes() for storage, _ in self._storages)
-
-    def load(self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors]) -> None:
-        """Copy all weights in, with their factors added. Raises ValueError, naming all that does not fit."""
-        problems = mismatches(weights, {name: tuple(t.shape) for name, t in self.tensors.items()}, self._noun)
-        if problems:
-            raise ValueError(
-                f"{self._owner}: weights of version {version} do not fit the {self._noun}: " + "; ".join(problems)
-            )
-        self.version = None  # until all are copied, this is no version
-        for name, weight in weights.items():
-            whole = factors[name].added_to(weight, self.torch_device) if name in factors else weight
-            copy_tensor(self.tensors[name], whole)
-        self.version = version
-
-    def digest(self) -> str:
-        """Return the SHA-256 of all weights by name."""
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            weight = self.tensors[name].cpu().clone()  # a storage that numpy has seen can never be resized again
-            digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
-            digest.update(weight.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
-
-
-class TorchEngine:
-    """A VectorEngine over a policy whose forward gives a `PolicyOutput`."""
-
-    def __init__(self, policy: nn.Module, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
-        self._policy, self._device, self._owner, self._workspace_bytes = policy, device, owner, workspace_bytes
-        self._weights = ModuleWeights(policy, device, owner=owner, label="policy weights", noun="policy")
+        self._device.release(self.labels[0])
+        self.version: int | None = None
         self.residency = Residency.OFF
 
-    @property
-    def version(self) -> int | None:
-        return self._weights.version
-
-    @property
-    def host_bytes(self) -> int:
-        return 0
-
     def move(self, to: Residency) -> int:
+        weights, workspace = self.labels
         if to < Residency.FULL:
-            self._device.release(_WORKSPACE)
+            self._set_workspace(made=False)
+            self._device.release(workspace)
         if to == Residency.OFF:
-            self._weights.drop()
+            self._drop_weights()
         if to >= Residency.WEIGHTS > self.residency:
-            self._weights.allocate()
+            self._device.acquire(self._weight_bytes, weights)
+            for storage, size in self._storages:
+                storage.resize_(size)  # the content means nothing until `load`
             self.residency = Residency.WEIGHTS
         if to == Residency.FULL > self.residency:
-            self._device.acquire(self._workspace_bytes, _WORKSPACE)
+            self._device.acquire(self._workspace_bytes, workspace)
+            self._set_workspace(made=True)
         self.residency = to
-        return self._weights.held_bytes + (self._workspace_bytes if to == Residency.FULL else 0)
+        return sum(storage.nbytes() for storage, _ in self._storages) + self._held_workspace_bytes
+
+    def _set_workspace(self, *, made: bool) -> None:
+        """Allocate or free what FULL holds beside the weights."""
+
+    @property
+    def _held_workspace_bytes(self) -> int:
+        return self._workspace_bytes if self.residency == Residency.FULL else 0
 
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        self._weights.load(weights, version, factors)
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        check_fit(weights, shapes, owner=self._owner, version=version, noun=self.noun)
+        self.version = None  # until all are copied, this is no version
+        for name, weight in weights.items():
+            whole = factors[name].added_to(weight, self._torch_device) if name in factors else weight
+            copy_tensor(self._tensors[name], whole)
+        self.version = version
+
+    def close(self) -> None:
+        self.move(Residency.OFF)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Actions for a batch of B observations, action shape A. The arrays belong to the caller."""
+
+    actions: NDArray[Any]  # [B, *A]
+    logprobs: NDArray[np.float32]  # [B]
+    values: NDArray[np.float32]  # [B]
+    version: int  # of the policy that decided
+
+
+class TorchEngine(ModuleEngine):
+    """Decides on batches of observations by a policy whose forward gives a `PolicyOutput`."""
+
+    noun, labels = "policy", ("policy weights", "rollout workspace")
+
+    def __init__(self, policy: nn.Module, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
+        super().__init__(policy, device, owner)
+        self._policy, self._workspace_bytes = policy, workspace_bytes
 
     def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
+        """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
         with torch.inference_mode():
@@ -135,11 +130,9 @@ class TorchEngine:
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         if not array.flags.writeable:  # torch warns of arrays it could be made to write to
             array = array.copy()
-        return torch.from_numpy(array).to(self._weights.torch_device)
+        return torch.from_numpy(array).to(self._torch_device)
 
     def digest(self) -> str:
+        """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""
         require(self, self._owner, "digest", needs=Residency.WEIGHTS)
-        return self._weights.digest()
-
-    def close(self) -> None:
-        self.move(Residency.OFF)
+        return digest(self._tensors)

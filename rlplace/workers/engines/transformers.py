@@ -25,36 +25,25 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlplace.config import TextRolloutConfig
+from rlplace.errors import ConfigError, Problem
 from rlplace.models import BUILDING
 from rlplace.models.batch_cache import BatchCache, RowShape
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Finish, Request
 from rlplace.workers.engines.contract import (
     TORCH_NAMES,
-    CacheBytes,
-    EngineBudget,
     EngineSettings,
-    EngineShare,
-    MemoryLimit,
-    Sampling,
     answer_seed,
-)
-from rlplace.workers.engines.errors import (
-    attention_not_full,
-    cache_below_one_answer,
+    check_length,
     engine_busy,
-    prompt_too_long,
     require,
-    share_of_nothing,
 )
-from rlplace.workers.engines.token_choice import choose
-from rlplace.workers.engines.torch import ModuleWeights
+from rlplace.workers.engines.torch import ModuleEngine
 
 if TYPE_CHECKING:
     from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
-
-_CACHE = "KV cache"
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,38 +67,40 @@ class _Answer:
         return "length" if len(self.tokens) >= self.request.max_new_tokens or self.length >= context else None
 
 
-class TransformersEngine:
+class TransformersEngine(ModuleEngine):
     """A TextEngine over any decoder of transformers with full attention in all layers.
 
     The cache is made anew on the way to FULL. After a load, keys and values of answers in flight are computed again by
     the new weights.
     """
 
-    def __init__(self, settings: EngineSettings, sampling: Sampling, *, device: Device, owner: str, rank: int) -> None:
-        self._settings, self._sampling = settings, sampling
-        self._device, self._owner, self._rank = device, owner, rank
+    noun, labels = "model", ("engine weights", "KV cache")
+
+    def __init__(self, settings: EngineSettings, *, device: Device, owner: str, rank: int) -> None:
+        rollout = settings.rollout
+        self._settings, self._sampling, self._rank = settings, rollout, rank
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-            raise attention_not_full(owner, config.model_type)
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[settings.dtype])
-        with BUILDING, no_init_weights():  # the weights are dropped at once
-            # sdpa takes boolean masks
-            self._model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-        self._weights = ModuleWeights(self._model, device, owner=owner, label="engine weights", noun="model")
-        self._torch_device = self._weights.torch_device
-        self._shape = RowShape.of(config, tokens=settings.context, dtype=dtype)
-        self._rows = self._rows_within(settings.memory)
-        self._most = min(self._rows, settings.step_sequences)
+            raise _attention_not_full(owner, config.model_type)
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
+        with BUILDING:
+            with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks
+                self._model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            self._model.tie_weights()  # skipped above: a tied head would be stored twice
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
         self._active: list[_Answer] = []  # by row of the cache
         self.cached_tokens = 0
-        self._seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
-        self.residency = Residency.OFF
-
-    @property
-    def version(self) -> int | None:
-        return self._weights.version
+        self._seed = rollout.seed if rollout.seed is not None else int.from_bytes(os.urandom(4), "little")
+        super().__init__(self._model, device, owner)
+        self._shape = RowShape.of(config, tokens=settings.context, dtype=dtype)
+        # One row for each answer of full length. There may be more of them than are ever used: the plan counts the
+        # whole limit as held.
+        self._rows = self._cache_limit() // self._shape.size_bytes
+        if self._rows < 1:
+            raise _cache_below_one_answer(owner, self._cache_limit(), self._shape.size_bytes, settings.context)
+        self._workspace_bytes = self._rows * self._shape.size_bytes
+        self._most = min(self._rows, rollout.step_sequences)
 
     @property
     def in_flight(self) -> int:
@@ -119,53 +110,33 @@ class TransformersEngine:
     def room(self) -> int:
         return max(0, self._most - self.in_flight)
 
-    @property
-    def host_bytes(self) -> int:
-        return 0
-
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _rows_within(self, memory: MemoryLimit) -> int:
-        """Return the cache rows that fit: one for each answer of full length.
-
-        There may be more of them than are ever used: the plan counts the whole limit as held.
-        """
-        match memory:
-            case CacheBytes(size_bytes=size):
-                cache = size
-            case EngineBudget(size_bytes=size):
-                cache = size - self._weights.size_bytes
-            case EngineShare() if self._torch_device.type == "cpu":
-                raise share_of_nothing()
-            case EngineShare(gpu_memory_utilization=share):
-                total = torch.cuda.get_device_properties(self._torch_device).total_memory
-                cache = int(share * total) - self._weights.size_bytes
-        if cache < self._shape.size_bytes:
-            raise cache_below_one_answer(self._owner, cache, self._shape.size_bytes, self._settings.context)
-        return cache // self._shape.size_bytes
+    def _cache_limit(self) -> int:
+        settings = self._settings
+        if settings.rollout.kv_cache_memory is not None:
+            return settings.rollout.kv_cache_memory
+        total = settings.emulated_memory
+        if self._torch_device.type != "cpu":
+            total = torch.cuda.get_device_properties(self._torch_device).total_memory
+        return int(settings.share * total) - self._weight_bytes
 
     def move(self, to: Residency) -> int:
-        if to < Residency.FULL:
-            if self.in_flight:
-                raise engine_busy(self._owner, self.in_flight, to)
-            self._cache = None
-            self._device.release(_CACHE)
-        if to == Residency.OFF:
-            self._weights.drop()
-        if to >= Residency.WEIGHTS > self.residency:
-            self._weights.allocate()
-            self.residency = Residency.WEIGHTS
-        if to == Residency.FULL > self.residency:
-            self._device.acquire(self._rows * self._shape.size_bytes, _CACHE)
-            self._cache = BatchCache(self._rows, self._shape, self._torch_device)
-        self.residency = to
-        return self._weights.held_bytes + (0 if self._cache is None else self._cache.size_bytes)
+        if to < Residency.FULL and self.in_flight:
+            raise engine_busy(self._owner, self.in_flight, to)
+        return super().move(to)
+
+    def _set_workspace(self, *, made: bool) -> None:
+        self._cache = BatchCache(self._rows, self._shape, self._torch_device) if made else None
+
+    @property
+    def _held_workspace_bytes(self) -> int:
+        return 0 if self._cache is None else self._cache.size_bytes
 
     def load(
         self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
     ) -> None:
-        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        self._weights.load(weights, version, factors)
+        super().load(weights, version, factors)
         self._waiting.extendleft(reversed(self._active))
         self._active = []
 
@@ -173,8 +144,7 @@ class TransformersEngine:
 
     def submit(self, request: Request) -> None:
         require(self, self._owner, "submit", needs=Residency.FULL)
-        if len(request.tokens) >= self._settings.context:
-            raise prompt_too_long(self._owner, len(request.tokens), self._settings.context)
+        check_length(self._owner, len(request.tokens), self._settings.context)
         for sample in range(request.first_sample, request.first_sample + request.samples):
             numbers = random.Random(answer_seed(self._seed, request, sample))
             self._waiting.append(_Answer(request, sample, numbers))
@@ -232,7 +202,7 @@ class TransformersEngine:
         taken: list[Completion] = []
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
-            finish = answer.finish(self._sampling.stop_token_ids, self._settings.context)
+            finish = answer.finish(self._settings.stop_token_ids, self._settings.context)
             if finish is None:
                 continue
             taken.append(
@@ -263,4 +233,76 @@ class TransformersEngine:
     def close(self) -> None:
         self._active = []
         self._waiting.clear()
-        self.move(Residency.OFF)
+        super().close()
+
+
+def _cache_below_one_answer(owner: str, cache_bytes: int, answer_bytes: int, context: int) -> ConfigError:
+    problem = Problem(
+        code="kv-cache-too-small",
+        key="rollout.kv_cache_memory",
+        what=f"{owner}: not one answer fits",
+        got=str(cache_bytes),
+        why=f"this model keeps {answer_bytes} bytes for {context} tokens of prompt and answer",
+        fix=f"rollout.kv_cache_memory: {answer_bytes}",
+    )
+    return ConfigError([problem])
+
+
+def _attention_not_full(owner: str, model: str) -> ConfigError:
+    problem = Problem(
+        code="attention-not-full",
+        key="rollout.engine",
+        what=f"{owner}: layers of {model} do not attend to all tokens before",
+        got="transformers",
+        why="this engine keeps every token of an answer in the cache of every layer",
+        fix="rollout.engine: vllm",
+    )
+    return ConfigError([problem])
+
+
+# ── drawing tokens ───────────────────────────────────────────────────────────────────────────────────────────────────
+# Each row has a number of its own, so that a draw does not depend on its batch.
+# Letters: B rows, V vocabulary, K tokens that top_k keeps.
+
+Chosen = tuple[Tensor, Tensor]  # token ids [B] and their log-probabilities [B]
+
+
+def choose(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]) -> Chosen:
+    """One token per row of `logits` [B, V]; `uniforms` are in [0, 1), None for the likeliest token."""
+    drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
+    if not drawn:
+        return likeliest(logits)
+    if len(drawn) == len(logits):
+        return draw(logits, sampling, [u for u in uniforms if u is not None])
+    tokens, logprobs = likeliest(logits)
+    tokens[drawn], logprobs[drawn] = draw(logits[drawn], sampling, [u for u in uniforms if u is not None])
+    return tokens, logprobs
+
+
+def likeliest(logits: Tensor) -> Chosen:
+    logprobs, tokens = logits.float().log_softmax(-1).max(-1)
+    return tokens, logprobs
+
+
+def draw(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]) -> Chosen:
+    """By inverting the cumulative distribution, in double precision: one number a row is enough for any vocabulary."""
+    scaled = logits.float() / sampling.temperature
+    kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
+    order = None
+    if kept < logits.shape[-1] or sampling.top_p < 1:
+        scaled, order = scaled.topk(kept)  # [B, K], the likeliest first
+        scaled = _nucleus(scaled, sampling.top_p)
+    logprobs = scaled.log_softmax(-1)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    points = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    # The first entry above the point: never one of probability 0, since that adds nothing to the entry before it.
+    places = torch.searchsorted(cumulative, points, right=True).clamp(max=cumulative.shape[-1] - 1)
+    tokens = places if order is None else order.gather(-1, places)
+    return tokens[:, 0], logprobs.gather(-1, places)[:, 0]
+
+
+def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
+    """Keeps of each row, the likeliest first, the fewest entries that have `top_p` together (Holtzman et al. 2020)."""
+    probabilities = scaled.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    return scaled.masked_fill(before >= top_p, float("-inf"))

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -26,17 +27,15 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (
     TORCH_NAMES,
-    CacheBytes,
-    EngineBudget,
     EngineSettings,
-    EngineShare,
-    Sampling,
     answer_seed,
+    check_length,
+    engine_busy,
+    require,
 )
-from rlplace.workers.engines.errors import engine_busy, prompt_too_long, require, share_of_nothing
 from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
 from rlplace.workers.engines.vllm_support import check_installation
-from rlplace.workers.engines.weights import ExpectedWeights, mismatches
+from rlplace.workers.engines.weights import ExpectedWeights, check_fit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,23 +59,21 @@ class VllmEngine:
     With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
     """
 
-    def __init__(self, settings: EngineSettings, sampling: Sampling, *, device: Device, owner: str, rank: int) -> None:
+    def __init__(self, settings: EngineSettings, *, device: Device, owner: str, rank: int) -> None:
         check_installation("emulated" if device.torch_name == "cpu" else "gpu")
         self._settings = settings
-        self._sampling = sampling
         # Several workers of an engine are other processes: what is loaded travels there from the host.
         self._adds_on = torch.device("cpu" if settings.tensor_parallel > 1 else device.torch_name)
-        self._owner = owner
-        self._rank = rank
+        self._owner, self._rank = owner, rank
         self._expected = ExpectedWeights.of_folder(settings.model)
         on_cpu = device.torch_name == "cpu"
         with BUILDING:
             self._vllm: Any = _build(settings, self._expected, on_cpu)
-        self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.sleep_level)
+        self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.rollout.sleep_level)
         self._memory.fall_asleep()
-        self._version: int | None = None
+        self.version: int | None = None
         self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
-        self._begun = 0  # requests so far: each gets its own name
+        self._names = map(str, itertools.count())  # of vLLM's requests
         self._ready: list[Completion] = []  # finished, to be returned by the next step
         self.cached_tokens = 0
 
@@ -85,16 +82,12 @@ class VllmEngine:
         return self._memory.residency
 
     @property
-    def version(self) -> int | None:
-        return self._version
-
-    @property
     def in_flight(self) -> int:
         return len(self._asked) + len(self._ready)
 
     @property
     def room(self) -> int:
-        return max(0, self._settings.step_sequences - len(self._asked))
+        return max(0, self._settings.rollout.step_sequences - len(self._asked))
 
     @property
     def host_bytes(self) -> int:
@@ -106,8 +99,8 @@ class VllmEngine:
             raise engine_busy(self._owner, self.in_flight, to)
         began, before = time.perf_counter(), self.residency
         self._memory.move(to)
-        if to == Residency.OFF and self._settings.sleep_level == 2:
-            self._version = None
+        if to == Residency.OFF and self._settings.rollout.sleep_level == 2:
+            self.version = None
         held, seconds = self._memory.held_bytes(), time.perf_counter() - began
         message = "%s: engine %s -> %s in %.3f s, %d bytes are held"
         logging.getLogger(__name__).info(message, self._owner, before.word, to.word, seconds, held)
@@ -118,12 +111,8 @@ class VllmEngine:
     ) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         named = self._expected.complete(weights)
-        problems = mismatches(named, self._expected.shapes, "model")
-        if problems:
-            raise ValueError(
-                f"{self._owner}: weights of version {version} do not fit the model: " + "; ".join(problems)
-            )
-        self._version = None  # until all are copied, this is no version
+        check_fit(named, self._expected.shapes, owner=self._owner, version=version, noun="model")
+        self.version = None  # until all are copied, this is no version
         items: Iterable[tuple[str, Tensor]]
         items = ((n, factors[n].added_to(w, self._adds_on) if n in factors else w) for n, w in named.items())
         if self._settings.tensor_parallel > 1:
@@ -131,29 +120,29 @@ class VllmEngine:
         self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
         self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
         self._vllm.set_weight_version(str(version))
-        self._version = version
+        self.version = version
 
     def submit(self, request: Request) -> None:
         from vllm.inputs import tokens_input
 
         require(self, self._owner, "generate", needs=Residency.FULL)
-        self._check_length(len(request.tokens))
+        check_length(self._owner, len(request.tokens), self._settings.context)
         tokens = request.tokens.tolist()
         for sample in range(request.first_sample, request.first_sample + request.samples):
-            name = self._name()
+            name = next(self._names)
             self._vllm.add_request(name, tokens_input(tokens), self._parameters(request, sample))
             self._asked[name] = (request, sample)
 
     def _parameters(self, request: Request, sample: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        drawn = self._sampling
+        drawn = self._settings.rollout
         return SamplingParams(
             temperature=0.0 if request.greedy else drawn.temperature,
             top_p=drawn.top_p,
             top_k=drawn.top_k,
             seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
-            stop_token_ids=list(drawn.stop_token_ids),
+            stop_token_ids=list(self._settings.stop_token_ids),
             ignore_eos=True,  # the stop tokens are ours
             max_tokens=request.max_new_tokens,
             logprobs=0,
@@ -205,7 +194,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         require(self, self._owner, "logprobs", needs=Residency.FULL)
-        self._check_length(len(tokens))
+        check_length(self._owner, len(tokens), self._settings.context)
         parameters = SamplingParams(
             max_tokens=1,
             prompt_logprobs=0,
@@ -214,7 +203,7 @@ class VllmEngine:
             ignore_eos=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._vllm.add_request(self._name(), tokens_input([int(token) for token in tokens]), parameters)
+        self._vllm.add_request(next(self._names), tokens_input([int(token) for token in tokens]), parameters)
         while self._vllm.has_unfinished_requests():
             for output in self._advance():
                 return list(output.prompt_logprobs.logprobs)
@@ -228,20 +217,13 @@ class VllmEngine:
             self._vllm = None
             self._memory.close()
 
-    def _name(self) -> str:
-        self._begun += 1
-        return str(self._begun)
-
-    def _check_length(self, length: int) -> None:
-        if length >= self._settings.context:
-            raise prompt_too_long(self._owner, length, self._settings.context)
-
 
 def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> Any:
     """Build vLLM's engine, awake, with random weights."""
     os.environ.update(_FORCED)
     for name, value in _UNLESS_SET.items():
         os.environ.setdefault(name, value)
+    rollout = settings.rollout
     with _quiet():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -252,14 +234,14 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
                 skip_tokenizer_init=True,  # token ids in, token ids out
                 generation_config="vllm",  # what the folder recommends for sampling is not asked for
                 load_format="dummy",
-                dtype=TORCH_NAMES[settings.dtype],
-                kv_cache_dtype="fp8" if settings.cache_fp8 else "auto",
+                dtype=TORCH_NAMES[rollout.dtype],
+                kv_cache_dtype="fp8" if rollout.cache == "fp8" else "auto",
                 max_model_len=settings.context,
-                max_num_batched_tokens=max(settings.step_tokens, settings.step_sequences),
-                max_num_seqs=settings.step_sequences,
+                max_num_batched_tokens=max(rollout.step_tokens, rollout.step_sequences),
+                max_num_seqs=rollout.step_sequences,
                 tensor_parallel_size=settings.tensor_parallel,
                 distributed_executor_backend="mp" if settings.tensor_parallel > 1 else "uni",
-                enforce_eager=settings.enforce_eager,
+                enforce_eager=rollout.enforce_eager,
                 enable_prefix_caching=True,
                 block_size=_CPU_BLOCK if on_cpu else None,
                 enable_sleep_mode=not on_cpu,
@@ -273,19 +255,14 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
 
 
 def _memory_arguments(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> dict[str, Any]:
-    match settings.memory:
-        case CacheBytes(size_bytes=size):
-            return {"kv_cache_memory_bytes": size}
-        case EngineShare() if on_cpu:
-            raise share_of_nothing()
-        case EngineShare(gpu_memory_utilization=share):
-            return {"gpu_memory_utilization": share}
-        case EngineBudget(size_bytes=size) if on_cpu:
-            itemsize = getattr(torch, TORCH_NAMES[settings.dtype]).itemsize
-            weights = expected.elements * itemsize // settings.tensor_parallel
-            return {"kv_cache_memory_bytes": size - weights}
-        case EngineBudget(size_bytes=size):
-            return {"gpu_memory_utilization": size / torch.cuda.get_device_properties(0).total_memory}
+    """Limit the KV cache; on a CPU, where vLLM would take a share of the machine's memory, always in bytes."""
+    rollout = settings.rollout
+    if rollout.kv_cache_memory is not None:
+        return {"kv_cache_memory_bytes": rollout.kv_cache_memory}
+    if not on_cpu:
+        return {"gpu_memory_utilization": settings.share}
+    weights = expected.elements * getattr(torch, TORCH_NAMES[rollout.dtype]).itemsize // settings.tensor_parallel
+    return {"kv_cache_memory_bytes": int(settings.share * settings.emulated_memory) - weights}
 
 
 @contextlib.contextmanager

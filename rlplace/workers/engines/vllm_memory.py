@@ -13,6 +13,7 @@ argument is `worker` run in each of the engine's workers, through `collective_rp
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,15 +34,12 @@ class LlmEngine(Protocol):
     """The part of vLLM's LLMEngine that is used here."""
 
     def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ...) -> list[Any]: ...
-
     def sleep(self, level: int = ...) -> None: ...
-
     def release_kv_cache_memory(self) -> None: ...
-
     def wake_up(self, tags: list[str] | None = ...) -> bool: ...
 
 
-class EngineMemory:
+class EngineMemory(ABC):
     """Owns the residency of one engine that was just built: FULL, with random weights.
 
     All bytes are measured, the largest of the engine's accelerators. A subclass carries the steps out on one platform.
@@ -86,31 +84,25 @@ class EngineMemory:
             self._device.release(label)
         self.residency = Residency.OFF
 
-    def drop_cache(self) -> None:
-        raise NotImplementedError
-
-    def wake_cache(self) -> None:
-        raise NotImplementedError
-
-    def sleep(self, level: Level) -> None:
-        raise NotImplementedError
-
-    def wake_weights(self) -> None:
-        raise NotImplementedError
-
-    def weight_bytes(self) -> int:
-        raise NotImplementedError
-
-    def cache_bytes(self) -> int:
-        raise NotImplementedError
-
+    @abstractmethod
+    def drop_cache(self) -> None: ...
+    @abstractmethod
+    def wake_cache(self) -> None: ...
+    @abstractmethod
+    def sleep(self, level: Level) -> None: ...
+    @abstractmethod
+    def wake_weights(self) -> None: ...
+    @abstractmethod
+    def weight_bytes(self) -> int: ...
+    @abstractmethod
+    def cache_bytes(self) -> int: ...
+    @abstractmethod
     def held_bytes(self) -> int:
         """All that is on the accelerator, including what no step frees: the residue of a sleep."""
-        raise NotImplementedError
 
+    @abstractmethod
     def host_bytes(self) -> int:
         """Copies held on the host."""
-        raise NotImplementedError
 
 
 class CpuMemory(EngineMemory):
@@ -186,45 +178,41 @@ class CudaMemory(EngineMemory):
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
-    for storage, size in _storages(_cache(worker)):
+    for storage, size in _storages(worker.model_runner.kv_caches):
         storage.resize_(size if full else 0)
         if full:  # as vLLM makes it: what attention masks out is still multiplied by zero, and must not be nan
             torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
 
 def _drop_weights(worker: Any) -> None:
-    model = _model(worker)
+    model = worker.model_runner.get_model()
     for layer in _packed(model):
         layer.cpu_linear = None
     for storage, _ in _storages(model.parameters()):
         storage.resize_(0)
-    _trim()
-
-
-def _trim() -> None:
-    """Give freed memory back to the system, which glibc would keep for this process."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
+    if hasattr(libc, "malloc_trim"):  # glibc would keep the freed memory for this process
         libc.malloc_trim(0)
 
 
 def _make_room_for_weights(worker: Any) -> None:
     """Allocate the weights without content; the next load fills them and packs the linear layers again."""
-    for storage, size in _storages(_model(worker).parameters()):
+    model = worker.model_runner.get_model()
+    for storage, size in _storages(model.parameters()):
         storage.resize_(size)
-    for layer in _packed(_model(worker)):
+    for layer in _packed(model):
         layer.cpu_linear = nn.functional.linear
 
 
 def _cpu_cache_bytes(worker: Any) -> int:
-    return sum(storage.nbytes() for storage, _ in _storages(_cache(worker)))
+    return sum(storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches))
 
 
 def _cpu_weight_bytes(worker: Any) -> int:
     """Each weight once, packed ones at their size in a checkpoint; the packed copy of the head is not counted."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-    model = _model(worker)
+    model = worker.model_runner.get_model()
     held = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
     for layer in _packed(model):
         if layer.cpu_linear is not None and not layer.weight.numel():
@@ -253,17 +241,9 @@ def _allocations() -> Iterable[Any]:
     return allocator.pointer_to_data.values()
 
 
-def _model(worker: Any) -> nn.Module:
-    return worker.model_runner.get_model()
-
-
 def _packed(model: nn.Module) -> list[Any]:
     """Layers whose product with their weight is a function of vLLM's, which may own a packed copy of the weight."""
     return [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
-
-
-def _cache(worker: Any) -> list[Tensor]:
-    return worker.model_runner.kv_caches
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage, int]]:

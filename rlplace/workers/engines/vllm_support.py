@@ -22,46 +22,42 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
-def installation_problem(found: tuple[str, str] | None, kind: str, key: str = "rollout.engine") -> Problem | None:
+def installation_problem(found: tuple[str, str] | None, kind: str) -> Problem | None:
     """Report a missing or unsupported vLLM. `kind`: of the accelerators; `found`: result of `installed`."""
     wanted = DISTRIBUTIONS.get(kind, "vllm")
     command = f"pip install 'rlplace[{wanted}]'"
     if found is None:
         return Problem(
             code="vllm-missing",
-            key=key,
+            key="rollout.engine",
             what="vLLM is not installed",
             got="vllm",
             why=f"{kind} accelerators need the package {wanted}, which is an extra",
             fix=f"scripts/setup vllm        (in an environment of your own: {command})\n"
-            f"or: {key}: transformers, slower, needs no vLLM",
+            f"or: rollout.engine: transformers, slower, needs no vLLM",
         )
     name, version = found
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     low, below = SUPPORTED
-    if not low <= numbers < below:
-        low_text, below_text = (".".join(map(str, bound)) for bound in SUPPORTED)
+    if not low <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < below:
         return Problem(
             code="vllm-version",
-            key=key,
+            key="rollout.engine",
             what=f"{name} {version} is not supported",
             got=version,
-            why=f"the engine was built and tested on vLLM >= {low_text}, < {below_text}",
+            why="the engine was built and tested on vLLM >= {}.{}, < {}.{}".format(*low, *below),
             fix=command,
         )
     return None
 
 
-def model_problems(
-    model: Mapping[str, object], *, context: int, tensor_parallel: int, key: str = "rollout"
-) -> Iterator[Problem]:
+def model_problems(model: Mapping[str, object], *, context: int, tensor_parallel: int) -> Iterator[Problem]:
     """Report what vLLM cannot run. `model`: content of its config.json."""
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % tensor_parallel:
         fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)
         yield Problem(
             code="tensor-parallel-heads",
-            key=f"cluster.component_placement.{key}",
+            key="cluster.component_placement.rollout",
             what=f"{heads} attention heads cannot be shared by {tensor_parallel} accelerators of an engine",
             got=f"{tensor_parallel} accelerators for each rank",
             why="each accelerator of an engine computes the same number of heads",
@@ -71,7 +67,7 @@ def model_problems(
     if isinstance(longest, int) and context > longest:
         yield Problem(
             code="context-too-long",
-            key=key,
+            key="rollout",
             what=f"the model reads at most {longest} tokens",
             got=f"{context} tokens of prompt and answer together",
             why="max_position_embeddings in the model's config.json",

@@ -1,4 +1,4 @@
-"""How a rollout rank loads weights: pulls a version, completes it by kept weights, loads its engine, verifies it.
+"""Weights as an engine loads them: a version completed by kept weights, and checked against names and shapes.
 
 ::
 
@@ -15,97 +15,24 @@ import contextlib
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import safe_open
 
-from rlplace.comm.weights.receiver import receiver_of
-from rlplace.metrics import Metric, Metrics
-from rlplace.workers.engines.errors import some_weights
+from rlplace.errors import Problem, WeightSyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplace.comm.channel import Channel
     from rlplace.comm.weights.version import ReceivedWeights
     from rlplace.models.lora import Factors
-    from rlplace.placement.flow import Delivery
-    from rlplace.workers.engines.contract import Engine
-    from rlplace.workers.engines.sync_probe import SyncProbe
-    from rlplace.workers.worker import WorkerContext
 
 Loadable = tuple[Mapping[str, "Tensor"], Mapping[str, "Factors"]]  # all weights, and the factors to add to some
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which every model computes for itself
-
-
-class EngineWeights:
-    """One rollout rank's end of the weight sync. Owns the receiver and the kept weights; the engine is its worker's."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        channel: Channel,
-        context: WorkerContext,
-        deliveries: Sequence[Delivery],
-        *,
-        kept: KeptWeights,
-        probe: SyncProbe | None = None,
-    ) -> None:
-        self._engine, self._kept, self._probe = engine, kept, probe
-        self._receiver = receiver_of(
-            channel,
-            context.rank,
-            deliveries=deliveries if context.folder else (),  # without a folder all ranks are threads without GPUs
-            folder=context.folder,
-            device=torch.device(context.device.torch_name),
-        )
-
-    def announced(self) -> bool:
-        """Return whether a version that was not pulled yet has begun to arrive."""
-        return self._receiver.announced()
-
-    def pull(self, version: int) -> Metrics:
-        """Block until `version` is here, verified and loaded.
-
-        Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
-        """
-        began = time.perf_counter()
-        received = self._receiver.pull(version)
-        if self._probe is not None:
-            self._probe.take(received.tensors)
-        with self._kept.completed(received) as (weights, factors):
-            pulled = time.perf_counter()
-            self._engine.load(weights, version, factors)
-        loaded = time.perf_counter()
-        report = received.report
-        return {
-            "rollout/pull_s": Metric(loaded - began, "max"),
-            "rollout/load_s": Metric(loaded - pulled, "max"),
-            "rollout/pull_gb_per_s": Metric(report.size_bytes / (loaded - began) / 1e9, "min"),
-            "rollout/pull_bytes": Metric(report.size_bytes, "sum"),
-            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
-            **self.verify(),
-        }
-
-    def verify(self) -> Metrics:
-        """Compare the engine's log-probabilities of the probe with the actor's, for the loaded version.
-
-        Does nothing when not due or while the engine cannot generate. Raises WeightSyncError where they differ.
-        """
-        if self._probe is None:
-            return {}
-        self._probe.compare()
-        return self._probe.metrics()
-
-    def close(self) -> None:
-        self._kept.close()
-        self._receiver.close()
 
 
 class KeptWeights:
@@ -136,7 +63,15 @@ class KeptWeights:
         weights: Mapping[str, Tensor] = received.tensors  # no copy: a release lets go of what is in there
         if received.partial:
             if self._kept is None:
-                raise some_weights(self._owner, received.version)
+                raise WeightSyncError(
+                    Problem(
+                        code="some-weights",
+                        key=self._owner,
+                        what=f"only some of the weights of version {received.version} arrived, the others never did",
+                        why="a partial sync completes the first full one, and this rank has received none",
+                        fix="actor.sync.mode: all",
+                    )
+                )
             weights = {**self._kept.tensors, **weights}
         if self._scale is None:
             return weights, {}
@@ -189,12 +124,16 @@ class ExpectedWeights:
         return weights
 
 
-def mismatches(given: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], noun: str) -> list[str]:
-    """Name what is missing, unknown or of another shape in `given`."""
+def check_fit(
+    given: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int, noun: str
+) -> None:
+    """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [f"{name} is not the {noun}'s" for name in sorted(given.keys() - expected.keys())]
-    return problems + [
+    problems += [
         f"{name} is {list(given[name].shape)}, expected {list(expected[name])}"
         for name in sorted(expected.keys() & given.keys())
         if tuple(given[name].shape) != expected[name]
     ]
+    if problems:
+        raise ValueError(f"{owner}: weights of version {version} do not fit the {noun}: " + "; ".join(problems))

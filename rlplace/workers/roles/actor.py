@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics
-from rlplace.placement.flow import deliver_by_rank
+from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.arguments import (
@@ -25,18 +25,14 @@ from rlplace.workers.arguments import (
     WEIGHTS,
     WorkerArguments,
 )
-from rlplace.workers.roles.recording import no_rows
+from rlplace.workers.roles.env import Recording
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.algo.packing import Rows
-    from rlplace.comm.weights.device_sync import DeviceSender
     from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import Shard
-    from rlplace.config import SyncConfig
-    from rlplace.placement.flow import Delivery
     from rlplace.workers.training.advantages import AdvantageEstimator, Experience
     from rlplace.workers.training.lm_learner import ActorLearner
     from rlplace.workers.training.policy_learner import PolicyLearner
@@ -50,41 +46,39 @@ _DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 class Actor(TrainedWorker):
     """One rank of the policy's group, which also sends the weights."""
 
+    config: WorkerArguments
     _sender: WeightSender | None = None
-    _sync_mode: str
     _pushes: int = 0
 
-    def _open_sync(self, sync: SyncConfig, deliveries: Sequence[Delivery], *, checksums: bool = True) -> None:
-        """`deliveries` count where ranks share memory. `checksums`: they are what `verify_every` means."""
-        from rlplace.comm.weights.sender import WeightSender
-        from rlplace.placement.flow import DeviceDelivery
+    def _open_sync(self) -> None:
+        """Send as planned where ranks share memory, else a copy to each rollout rank.
 
-        context = self.context
-        past_host = any(isinstance(delivery, DeviceDelivery) for delivery in deliveries)
+        Where weights go from device to device, all ranks meet at the store by which this group's ranks have joined.
+        """
+        import torch
+
+        from rlplace.comm.weights.device_sync import DeviceSender
+        from rlplace.comm.weights.rendezvous import StoreAddress
+        from rlplace.comm.weights.sender import WeightSender
+
+        context, sync = self.context, self.config.config.actor.sync
+        deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"])
+        device = None
+        if any(isinstance(delivery, DeviceDelivery) for delivery in deliveries):
+            device = DeviceSender(
+                context.channels[WEIGHTS],
+                rank=context.rank,
+                device=torch.device(context.device.torch_name),
+                store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
+            )
         self._sender = WeightSender(
             context.channels[WEIGHTS],
             rank=context.rank,
             deliveries=deliveries,
             folder=context.folder,
-            device=self._device_sender() if past_host else None,
-            verify_every=sync.verify_every if checksums else 0,
+            device=device,
+            verify_every=sync.verify_every if sync.verify == "checksum" else 0,
             delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
-        )
-        self._sync_mode = sync.mode
-
-    def _device_sender(self) -> DeviceSender:
-        """Send from device to device; all ranks meet at the store by which this group's ranks have joined."""
-        import torch
-
-        from rlplace.comm.weights.device_sync import DeviceSender
-        from rlplace.comm.weights.rendezvous import StoreAddress
-
-        context = self.context
-        return DeviceSender(
-            context.channels[WEIGHTS],
-            rank=context.rank,
-            device=torch.device(context.device.torch_name),
-            store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
         )
 
     def push_weights(self, version: int) -> Metrics:
@@ -97,10 +91,9 @@ class Actor(TrainedWorker):
         if self.residency < Residency.WEIGHTS:
             raise not_resident(self.context.owner, "push_weights", has=self.residency, needs=Residency.WEIGHTS)
         shards = self._shards()
-        picked = select(self._sync_mode, shards) if self._pushes else shards
-        enclosed = self._enclosed()
+        picked = select(self.config.config.actor.sync.mode, shards) if self._pushes else shards
         assert self._sender is not None, "setup comes first"
-        report = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
+        report = self._sender.push(version, (*picked, *self._enclosed()), partial=len(picked) < len(shards))
         self._pushes += 1
         return {
             "actor/push_s": Metric(report.seconds, "max"),
@@ -127,12 +120,12 @@ class Actor(TrainedWorker):
 class PolicyActor(Actor):
     """One rank of the learner of a simulator policy."""
 
-    config: WorkerArguments
     _learner: PolicyLearner
 
     def setup(self) -> None:
         import torch
 
+        from rlplace.algo.packing import Rows
         from rlplace.models.mlp import build_policy
         from rlplace.workers.training.policy_learner import PolicyLearner
         from rlplace.workers.training.trained_model import TrainedPolicy
@@ -142,22 +135,17 @@ class PolicyActor(Actor):
         module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed).to(device)
         policy = TrainedPolicy(module, config.actor.compute, ranks)
         trainer = self._train(policy, config.actor.optimizer, config.runner.total_iterations)
-        seed = config.runner.seed
-        self._learner = PolicyLearner(config.algorithm, self._rows(), policy, trainer, ranks, device, seed)
-        self._open_sync(config.actor.sync, (context.folder and job.deliveries) or deliver_by_rank(job.ranks["rollout"]))
-        self.move(Residency.OFF)
-
-    def _rows(self) -> Rows:
-        from rlplace.algo.packing import Rows
-
-        route = self.config.routes.trajectories
-        mine = route.receives(self.context.rank)
-        return Rows(
-            steps=self.config.config.algorithm.rollout_steps,
+        route, seed = job.routes.trajectories, config.runner.seed
+        mine = route.receives(context.rank)
+        rows = Rows(
+            steps=config.algorithm.rollout_steps,
             total=route.rows,
             first=mine[0].start if mine else 0,
             count=sum(share.stop - share.start for share in mine),
         )
+        self._learner = PolicyLearner(config.algorithm, rows, policy, trainer, ranks, device, seed)
+        self._open_sync()
+        self.move(Residency.OFF)
 
     def learn(self, iteration: int, version: int) -> Metrics:
         """Wait for this rank's trajectories of `iteration`, sampled under `version`; make the next version."""
@@ -182,7 +170,10 @@ class PolicyActor(Actor):
         channel, key = self.context.channels[TRAJECTORIES], str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
         if not shares:  # this rank only takes part in the collectives
-            return no_rows(self.config.spaces, self.config.config.algorithm.rollout_steps, version)
+            steps = self.config.config.algorithm.rollout_steps
+            recording = Recording(steps=steps, rows=0, spaces=self.config.spaces)
+            recording.versions.add(version)
+            return recording.trajectory(first_row=0, env_rank=0)
         trajectory = concat([channel.get(key=key) for _ in shares])
         rows = range(trajectory.first_row, trajectory.first_row + trajectory.rows)
         assert rows == range(shares[0].start, shares[-1].stop), f"{self.context.owner} got rows {rows}, not its own"
@@ -195,7 +186,6 @@ class LmActor(Actor):
     Rank 0 also owns the samples of an iteration, from when it takes them until they are learned.
     """
 
-    config: WorkerArguments
     _model: TrainedLm
     _learner: ActorLearner
     _from_rank_0: FromRank0
@@ -206,6 +196,7 @@ class LmActor(Actor):
     _experience: Experience | None = None
 
     def setup(self) -> None:
+        from rlplace.comm.weights.sender import WeightSender
         from rlplace.models.causal_lm import ActorCriticLm, CausalLm
         from rlplace.workers.training.advantages import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
@@ -220,13 +211,10 @@ class LmActor(Actor):
         self._learner = ActorLearner(config, lm, trainer, ranks)
         self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)
         self._estimate_advantages = AdvantageEstimator(self.config)
-        self._open_sync(
-            actor.sync,
-            (self.context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"]),
-            checksums=actor.sync.verify == "checksum",
-        )
-        if REFERENCE_WEIGHTS in self.context.channels:
-            self._open_refresh()
+        self._open_sync()
+        if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
+            channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
+            self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
         self.move(Residency.OFF)
 
     def infer(self, iteration: int, version: int) -> Metrics:
@@ -327,13 +315,6 @@ class LmActor(Actor):
             assert self._reference is not None, "a reference that is refreshed has a channel"
             report = self._reference.push(version, self._model.shards())
         return {"actor/refresh_s": Metric(report.seconds, "max")}
-
-    def _open_refresh(self) -> None:
-        """Each rank of the reference gets a copy of its own, through the channel."""
-        from rlplace.comm.weights.sender import WeightSender
-
-        channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
-        self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Return log p(tokens[i] | tokens[:i]) for i >= 1, without temperature, to compare with an engine's."""

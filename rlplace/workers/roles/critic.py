@@ -13,17 +13,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplace.errors import Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
+from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
-from rlplace.workers.training.worker import TrainedWorker, not_run, path_of, spec_of
+from rlplace.workers.training.worker import TrainedWorker, path_of, spec_of
 from rlplace.workers.worker import out_of_step
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
-    from rlplace.config import Config
     from rlplace.workers.training.lm_learner import CriticLearner
     from rlplace.workers.training.ranks import FromRank0
     from rlplace.workers.training.samples import Groups, SampleShard
@@ -50,7 +49,9 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        spec = spec_of("critic", critic, critic_folder(self.config), config.runner.seed)
+        own = path_of(critic)
+        folder = self.config.model if own is None else Path(own)  # the job's folder has no value head: it starts anew
+        spec = spec_of("critic", critic, folder, config.runner.seed)
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer, config.runner.total_iterations)
         self._learner = CriticLearner(config, lm, trainer, ranks)
@@ -59,15 +60,25 @@ class Critic(TrainedWorker):
 
     def infer(self, iteration: int, version: int) -> Metrics:
         """Wait for all groups of `iteration`; put the values of their response tokens and keep them."""
+        from rlplace.workers.training.samples import take_groups
+
+        context = self.context
         with self._computing("infer", Residency.WEIGHTS):
             began = time.perf_counter()
-            groups, shard = self._receive(iteration)
+            groups: Groups = []
+            shards: list[SampleShard] | None = None
+            if context.rank == 0:
+                groups = take_groups(context.channels[samples_for("critic")], self.config.prompts, context.owner)
+                shards = self._learner.shards(groups, iteration)
+            shard = self._from_rank_0.scatter(shards, "samples")
             received = time.perf_counter()
             values = self._learner.values(shard).cpu()
             inferred = time.perf_counter()
         self._inferred = _Inferred(iteration=iteration, groups=groups, shard=shard, values=values)
-        if self.context.rank == 0:
-            self._put_scores(self._inferred)
+        parts = iter(values.split(list(shard.lengths.responses)))
+        for group in groups:
+            scores = tuple(Scores(group=s.group, sample=s.sample, values=next(parts).numpy()) for s in group)
+            context.channels[scores_of("critic")].put(scores)
         tokens = sum(shard.lengths.tokens)
         return {
             "critic/infer_s": Metric(inferred - received, "max"),
@@ -75,25 +86,6 @@ class Critic(TrainedWorker):
             "critic/infer_tokens_per_s": Metric(tokens / (inferred - received), "min"),
             "critic/value": Metric(float(values.mean()) if len(values) else 0.0, weight=len(values)),
         }
-
-    def _receive(self, iteration: int) -> tuple[Groups, SampleShard]:
-        """Return all groups on rank 0, none on the others; and what this rank needs of them."""
-        from rlplace.workers.training.samples import take_groups
-
-        groups: Groups = []
-        shards: list[SampleShard] | None = None
-        if self.context.rank == 0:
-            groups = take_groups(self.context.channels[samples_for("critic")], self.config.prompts, self.context.owner)
-            shards = self._learner.shards(groups, iteration)
-        return groups, self._from_rank_0.scatter(shards, "samples")
-
-    def _put_scores(self, inferred: _Inferred) -> None:
-        from rlplace.tokens import Scores
-
-        values = iter(inferred.values.split(list(inferred.shard.lengths.responses)))
-        for group in inferred.groups:
-            scores = tuple(Scores(group=s.group, sample=s.sample, values=next(values).numpy()) for s in group)
-            self.context.channels[scores_of("critic")].put(scores)
 
     def learn(self, iteration: int, version: int) -> Metrics:
         """Wait for the returns of all groups of `iteration`, whose values were inferred; end with other weights."""
@@ -147,34 +139,3 @@ class _Inferred:
     groups: Groups  # all on rank 0, none on the others
     shard: SampleShard
     values: Tensor  # [M], of all ranks' samples
-
-
-def critic_folder(job: WorkerArguments) -> Path:
-    """Return the folder of its own model, else of the job's: there the head starts anew."""
-    path = path_of(job.config.critic)
-    return job.model if path is None else Path(path)
-
-
-def critic_problems(config: Config) -> list[Problem]:
-    """Report what would stop a placed critic after its launch; `config` has the keys of the models' folders."""
-    from rlplace.models.heads import value_head_problem
-
-    problems: list[Problem | None] = [*not_run("critic", config.critic), _vocabulary_problem(config)]
-    path = path_of(config.critic)
-    if path is not None and Path(path).is_dir():
-        problems.append(value_head_problem(Path(path), "critic.model.path"))
-    return [problem for problem in problems if problem is not None]
-
-
-def _vocabulary_problem(config: Config) -> Problem | None:
-    actor, critic = ((model or {}).get("vocab_size") for model in (config.model, config.critic.model))
-    if not isinstance(actor, int) or not isinstance(critic, int) or critic >= actor:
-        return None
-    return Problem(
-        code="critic-vocabulary",
-        key="critic.model",
-        what="it does not know all tokens of the actor",
-        got=f"vocab_size: {critic}, and the actor's is {actor}",
-        why="a critic is given the very tokens that were sampled; it needs the actor's vocabulary",
-        fix="critic.model: null        (the actor's own, with a new head; or another model with its tokenizer)",
-    )

@@ -1,14 +1,13 @@
-"""Reward workers: score whole episodes by a model, by a Python function, or by an HTTP endpoint."""
+"""Reward workers without a model: score whole episodes by a Python function, or by an HTTP endpoint."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,41 +16,33 @@ from rlplace.envs.text.rewards import Case, label_of, reward_of_config
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward_client import RewardClient, endpoint_of
-from rlplace.workers.roles.scorer import ModelInput, ModelScorer, Samples, StreamingScorer, Values
-from rlplace.workers.roles.scorer_text import queries, retokenized, transcript_of
-
-if TYPE_CHECKING:
-    from rlplace.config import FrozenConfig
-    from rlplace.models.causal_lm import PackedLm
+from rlplace.workers.roles.reward_client import RewardClient
+from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries, transcript_of
 
 _POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
 
 
-class RewardModelWorker(ModelScorer):
-    """Scores episodes by a model of sequence classification, in its own tokens where the policy has others."""
+class StreamingScorer(Scorer):
+    """Base of scorers that work outside of this thread: submits samples as they arrive, puts scores as they finish."""
 
-    @property
-    def _block(self) -> FrozenConfig:
-        return self.config.config.reward_of(self.component)
+    def _submit(self, samples: Samples) -> None:
+        raise NotImplementedError
 
-    def _kind(self) -> type[PackedLm]:
-        from rlplace.models.causal_lm import reward_lm
+    def _finished(self) -> tuple[list[Sample], list[float]]:
+        """Wait for some of the submitted samples; return them with their scores, maybe none."""
+        raise NotImplementedError
 
-        return reward_lm(self.config.config.reward_of(self.component).head)
-
-    def setup(self) -> None:
-        self._tokens_of = retokenized(self.config, self.folder)
-        super().setup()
-
-    def _input(self, sample: Sample) -> ModelInput:
-        tokens = self._tokens_of(sample)
-        mask = np.zeros(len(tokens), np.bool_)  # the score is of the whole episode
-        return ModelInput(group=sample.group, sample=sample.sample, tokens=tokens, mask=mask)
-
-    def _values(self, batch: tuple[ModelInput, ...]) -> Sequence[Values]:
-        scores = self._forward(batch).cpu().numpy()
-        return [scores[i : i + 1] for i in range(len(batch))]
+    def _score(self, scoring: Scoring) -> None:
+        in_flight = 0
+        while scoring.due or in_flight:
+            self._check_cancelled()
+            arrived = scoring.take(wait=not in_flight)
+            self._submit(arrived)
+            began = time.perf_counter()
+            samples, scores = self._finished()
+            scoring.busy_s += time.perf_counter() - began
+            in_flight += len(arrived) - len(samples)
+            self._put(samples, [np.array([score], np.float32) for score in scores], scoring)
 
 
 class RewardFunctionWorker(StreamingScorer):
@@ -118,17 +109,8 @@ class RewardEndpointWorker(StreamingScorer):
     def setup(self) -> None:
         """Raises ConfigError for a malformed address; RewardError where no server answers."""
         config, block = self.config.config, self.config.config.reward_of(self.component)
-        assert block.url is not None, "this worker is for endpoints"
-        endpoint = endpoint_of(
-            block.url,
-            key=config.key_of(self.component),
-            timeout_s=block.timeout_s,
-            retries=block.retries,
-            api_key_env=block.api_key_env,
-            environ=os.environ,
-        )
         self._batch = block.batch
-        self._client = RewardClient(endpoint, self.context.cancelled)
+        self._client = RewardClient(block, config.key_of(self.component), self.context.cancelled)
         self._tokenizer = Tokenizer.load(self.config.model)
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
         self._requests: dict[Future[list[float]], Samples] = {}

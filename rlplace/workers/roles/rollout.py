@@ -6,8 +6,9 @@ language models.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -18,46 +19,62 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS, WorkerArguments
-from rlplace.workers.engines.contract import Decision, Engine, VectorEngine
-from rlplace.workers.worker import MoveReport, Worker, cancelled
+from rlplace.workers.engines.contract import Engine
+from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
 
 if TYPE_CHECKING:
+    from rlplace.comm.weights.version import WeightReceiver
     from rlplace.workers.engines.sync_probe import SyncProbe
-    from rlplace.workers.engines.weights import EngineWeights
+    from rlplace.workers.engines.torch import Decision, TorchEngine
+    from rlplace.workers.engines.weights import KeptWeights
 
 
 E = TypeVar("E", bound=Engine)
-Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float32]]
 
 _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
 
 
 class RolloutWorker(Worker, Generic[E]):
-    """Owns an engine and its end of the weight sync. A subclass builds both in `setup` and adds `generate`."""
+    """Owns an engine, and its rank's end of the weight sync: the receiver and the kept weights.
+
+    A subclass builds the engine and adds `generate`.
+    """
 
     config: WorkerArguments
 
-    _engine: E | None = None
-    _weights: EngineWeights | None = None
+    engine: E
+    _receiver: WeightReceiver
+    _kept: KeptWeights
+    _probe: SyncProbe | None = None
 
-    @property
-    def engine(self) -> E:
-        assert self._engine is not None, "setup comes first"
-        return self._engine
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._opened = contextlib.ExitStack()
 
-    @property
-    def weights(self) -> EngineWeights:
-        assert self._weights is not None, "setup comes first"
-        return self._weights
+    def _build_engine(self) -> E:
+        raise NotImplementedError
 
-    def _open_sync(self, engine: Engine, probe: SyncProbe | None = None) -> None:
-        from rlplace.workers.engines.weights import EngineWeights, KeptWeights
+    def setup(self) -> None:
+        import torch  # here, not at import: the driver imports this module too
 
+        from rlplace.comm.weights.receiver import receiver_of
+        from rlplace.workers.engines.weights import KeptWeights
+
+        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
+        self.engine = self._build_engine()
+        self._opened.callback(self.engine.close)
         actor, context = self.config.config.actor, self.context
+        self._receiver = receiver_of(
+            context.channels[WEIGHTS],
+            context.rank,
+            deliveries=self.config.deliveries if context.folder else (),  # else all ranks are threads without GPUs
+            folder=context.folder,
+            device=torch.device(context.device.torch_name),
+        )
+        self._opened.callback(self._receiver.close)
         scale = actor.lora_alpha / actor.lora_rank if actor.sync.mode == "lora" and actor.lora_rank else None
-        kept = KeptWeights(context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale)
-        channel = context.channels[WEIGHTS]
-        self._weights = EngineWeights(engine, channel, context, self.config.deliveries, kept=kept, probe=probe)
+        self._kept = KeptWeights(context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale)
+        self._opened.callback(self._kept.close)
 
     def move(self, to: Residency) -> MoveReport:
         began = time.perf_counter()
@@ -70,16 +87,29 @@ class RolloutWorker(Worker, Generic[E]):
 
         Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
         """
-        return self.weights.pull(version)
+        began = time.perf_counter()
+        received = self._receiver.pull(version)
+        if self._probe is not None:
+            self._probe.take(received.tensors)
+        with self._kept.completed(received) as (weights, factors):
+            pulled = time.perf_counter()
+            self.engine.load(weights, version, factors)
+        loaded = time.perf_counter()
+        report = received.report
+        return {
+            "rollout/pull_s": Metric(loaded - began, "max"),
+            "rollout/load_s": Metric(loaded - pulled, "max"),
+            "rollout/pull_gb_per_s": Metric(report.size_bytes / (loaded - began) / 1e9, "min"),
+            "rollout/pull_bytes": Metric(report.size_bytes, "sum"),
+            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
+            **(self._probe.compare() if self._probe is not None else {}),
+        }
 
     def close(self) -> None:
-        if self._weights is not None:
-            self._weights.close()
-        if self._engine is not None:
-            self._engine.close()
+        self._opened.close()
 
 
-class VectorRolloutWorker(RolloutWorker[VectorEngine]):
+class VectorRolloutWorker(RolloutWorker["TorchEngine"]):
     """Answers every observation of an iteration with sampled actions, in order of arrival.
 
     One by one, a batch is always what one env rank sent, so answers do not depend on timing. With
@@ -87,47 +117,50 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
     may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
-    def setup(self) -> None:
-        import torch  # here, not at import: the driver imports this module too
-
-        from rlplace.models.mlp import build_policy, noise_shape
+    def _build_engine(self) -> TorchEngine:
+        from rlplace.models.mlp import build_policy
         from rlplace.workers.engines.torch import TorchEngine
 
-        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        config, context, actions = self.config.config, self.context, self.config.spaces.actions
-        self._engine = TorchEngine(
+        config, context = self.config.config, self.context
+        return TorchEngine(
             build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed),
             device=context.device,
             owner=context.owner,
             workspace_bytes=config.torch_rollout.workspace_memory,
         )
-        self._open_sync(self._engine)
+
+    def setup(self) -> None:
+        from rlplace.models.mlp import noise_shape
+
+        super().setup()
+        config, actions = self.config.config, self.config.spaces.actions
         self._noise = RowNoise(
             seed=config.runner.seed,
             rows=config.simulator_env.total_num_envs,
             shape=noise_shape(actions),
-            draw=uniform if isinstance(actions, DiscreteActions) else normal,
+            uniform=isinstance(actions, DiscreteActions),
         )
 
     def generate(self, iteration: int) -> Metrics:
         """Answer all observations that are due to this rank in one iteration; return when the last answer is put."""
-        job, context = self.config, self.context
-        shares = job.routes.observations.receives(context.rank)
-        due = sum(share.stop - share.start for share in shares)  # rows
-        due *= job.config.algorithm.rollout_steps * job.config.torch_rollout.pipeline_stage_num
+        context, config = self.context, self.config.config.torch_rollout
+        source, key = context.channels[OBSERVATIONS], str(context.rank)
+        due = sum(share.stop - share.start for share in self.config.routes.observations.receives(context.rank))  # rows
+        due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
         wait_s = policy_s = put_s = 0.0
         batches = 0
         while due:
             if context.cancelled.is_set():
                 raise cancelled(context.owner, "generate")
             began = time.perf_counter()
-            observations = self._take(due)
-            arrived = time.perf_counter()
-            decision = self._decide(iteration, observations)
+            arrived = source.get_batch(due, key=key) if config.merge_requests else [source.get(key=key)]
+            waited = time.perf_counter()
+            noise = [self._noise.rows(iteration, o.step, o.first_row, len(o.observations)) for o in arrived]
+            decision = self.engine.decide(np.concatenate([o.observations for o in arrived]), np.concatenate(noise))
             decided = time.perf_counter()
-            self._answer(observations, decision)
-            wait_s += arrived - began
-            policy_s += decided - arrived
+            self._answer(arrived, decision)
+            wait_s += waited - began
+            policy_s += decided - waited
             put_s += time.perf_counter() - decided
             due -= len(decision.values)
             batches += 1
@@ -137,21 +170,6 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
             "rollout/put_s": Metric(put_s, "max"),
             "rollout/batches": Metric(batches, "sum"),
         }
-
-    def _take(self, due: int) -> list[Observation]:
-        """Wait for one observation; with `merge_requests` take all that have arrived, up to `due` rows."""
-        source, key = self.context.channels[OBSERVATIONS], str(self.context.rank)
-        if self.config.config.torch_rollout.merge_requests:
-            return source.get_batch(due, key=key)
-        return [source.get(key=key)]
-
-    def _decide(self, iteration: int, observations: Sequence[Observation]) -> Decision:
-        noise = [
-            self._noise.rows(iteration, o.step, o.first_row, o.first_row + len(o.observations)) for o in observations
-        ]
-        if len(observations) == 1:
-            return self.engine.decide(observations[0].observations, noise[0])
-        return self.engine.decide(np.concatenate([o.observations for o in observations]), np.concatenate(noise))
 
     def _answer(self, observations: Sequence[Observation], decision: Decision) -> None:
         start = 0
@@ -175,17 +193,6 @@ class VectorRolloutWorker(RolloutWorker[VectorEngine]):
         return self.engine.digest()
 
 
-# ── noise ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    return generator.random(shape, dtype=np.float32)
-
-
-def normal(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    return generator.standard_normal(shape, dtype=np.float32)
-
-
 class RowNoise:
     """Noise for all environments of a job, drawn a step at a time and cut by global row.
 
@@ -195,20 +202,21 @@ class RowNoise:
     and needs no agreement between ranks.
     """
 
-    def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], draw: Draw) -> None:
-        self._seed = seed
-        self._shape = (rows, *shape)
-        self._draw = draw
+    def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool) -> None:
+        """`uniform`: in [0, 1); else standard normal."""
+        self._seed, self._shape, self._uniform = seed, (rows, *shape), uniform
         self._kept: dict[tuple[int, int], NDArray[np.float32]] = {}
 
-    def rows(self, iteration: int, step: int, first: int, stop: int) -> NDArray[np.float32]:
-        """Noise of global rows first..stop-1, [stop - first, *shape]; a read-only view."""
+    def rows(self, iteration: int, step: int, first: int, count: int) -> NDArray[np.float32]:
+        """Noise of `count` global rows from `first` on, [count, *shape]; a read-only view."""
         drawn = self._kept.get((iteration, step))
         if drawn is None:
             counter = (iteration << 128) | (step << 64)
-            drawn = self._draw(np.random.Generator(np.random.Philox(key=self._seed, counter=counter)), self._shape)
+            generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
+            draw = generator.random if self._uniform else generator.standard_normal
+            drawn = draw(self._shape, dtype=np.float32)
             drawn.flags.writeable = False
             while len(self._kept) >= _KEPT_STEPS:
                 del self._kept[next(iter(self._kept))]
             self._kept[iteration, step] = drawn
-        return drawn[first:stop]
+        return drawn[first : first + count]

@@ -15,18 +15,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from rlplace.envs.registry import make_task
 from rlplace.envs.text import TextEpisode, Transcript
 from rlplace.envs.text.graders import Grader, grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull
 from rlplace.metrics import Metric, Metrics
-from rlplace.models.tokenizer import Tokenizer, Tokens
+from rlplace.models.tokenizer import Tokens
 from rlplace.tokens import Completion, Episode, Request, Sample
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, WorkerArguments, samples_for
-from rlplace.workers.roles.env import EnvWorker
-from rlplace.workers.roles.prompts import Prompts, conversation_of, prompts_of
-from rlplace.workers.roles.scorer_text import reads_text
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
+from rlplace.workers.roles.env import EnvWorker, Seconds
+from rlplace.workers.roles.prompts import Prompts
+from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.worker import cancelled, out_of_step
 
 Group = tuple[Sample, ...]  # in the order of their numbers
@@ -38,26 +37,21 @@ class TextEnvWorker(EnvWorker):
     Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run.
     """
 
-    config: WorkerArguments
     holds: ClassVar[str] = "task"
 
     grader: Grader | None = None
-    _held_out: Prompts | None = None
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
-        self.tokenizer = Tokenizer.load(model)
-        self.conversation = conversation_of(config, self.tokenizer)
-        self._prompts = prompts_of(config, model, "train")
+        self.prompts = {"train": Prompts(config, model, "train")}
         if config.runner.eval_every:
-            self._held_out = prompts_of(config, model, "held_out")
-        for split, prompts in (("train", self._prompts), ("held_out", self._held_out)):
-            if prompts is not None and prompts.dropped:
+            self.prompts["held_out"] = Prompts(config, model, "held_out")
+        for split, prompts in self.prompts.items():
+            if prompts.dropped:
                 longest = config.algorithm.max_prompt_length
                 self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
-        task = make_task(config.text_env, seed=config.runner.seed, split="train")
         self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.scorers}
-        self.rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, task)
+        self.rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, self.prompts["train"].task)
         self.grader = grader_of(
             self.rewards,
             timeout_s=config.text_env.reward_timeout_s,
@@ -83,8 +77,9 @@ class TextEnvWorker(EnvWorker):
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
 
-        seconds = self._play(iteration, groups, self._prompts, job.config.algorithm.samples_per_prompt, deliver)
-        return _metrics("env", samples, self.rewards, seconds)
+        play = Pass(self, self.prompts["train"], iteration)
+        play.through(groups, job.config.algorithm.samples_per_prompt, deliver)
+        return _metrics("env", samples, self.rewards, play.seconds)
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
@@ -92,27 +87,11 @@ class TextEnvWorker(EnvWorker):
         Needs `generate(iteration)` of the rollout ranks at the same time, as `run` does.
         """
         self._require_full("evaluate")
-        assert self._held_out is not None, "there are held-out prompts where runner.eval_every is set"
         samples: list[Sample] = []
         groups = {group: group for group in self.config.held_out(self.context.rank)}
-        seconds = self._play(iteration, groups, self._held_out, 1, samples.extend, greedy=True)
-        return _metrics("eval", samples, self.rewards, seconds)
-
-    def _play(
-        self,
-        iteration: int,
-        groups: Mapping[int, int],
-        prompts: Prompts,
-        samples: int,
-        deliver: Callable[[Group], None],
-        *,
-        greedy: bool = False,
-    ) -> PassSeconds:
-        """Play one pass over this rank's groups, and take this rank's part in ending the iteration."""
-        play = Pass(self, iteration=iteration, greedy=greedy)
-        play.through(groups, prompts, samples, deliver)
-        play.end()
-        return play.seconds
+        play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
+        play.through(groups, 1, samples.extend)
+        return _metrics("eval", samples, self.rewards, play.seconds)
 
     def close(self) -> None:
         if self.grader is not None:
@@ -120,7 +99,7 @@ class TextEnvWorker(EnvWorker):
         super().close()
 
 
-def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], seconds: PassSeconds) -> Metrics:
+def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], seconds: Seconds) -> Metrics:
     """Means are over episodes, so ranks with more of them count more."""
     episodes = len(samples)
 
@@ -144,16 +123,6 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
 
 
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(slots=True)
-class PassSeconds:
-    """Seconds that one pass spent in each part."""
-
-    sim: float = 0.0  # prompts, replies and their tokens
-    reward: float = 0.0  # rewards that are calculated here, and waiting for the others
-    wait: float = 0.0  # for answers
-    put: float = 0.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,21 +153,19 @@ class Pass:
     Asks while there is room, takes answers as they come, delivers whole groups.
     """
 
-    def __init__(self, worker: TextEnvWorker, *, iteration: int, greedy: bool) -> None:
+    def __init__(self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False) -> None:
         assert worker.grader is not None, "setup comes first"
         self._worker, self._context, self._grader = worker, worker.context, worker.grader
-        self._iteration, self._greedy = iteration, greedy
+        self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
         self._to_ask: deque[Request] = deque()
         self._due = 0  # answers that were asked for and have not arrived
         self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
         self._done_ranks = 0  # other env ranks whose Done has arrived
-        self.seconds = PassSeconds()
+        self.seconds = Seconds()
 
-    def through(
-        self, groups: Mapping[int, int], prompts: Prompts, samples: int, deliver: Callable[[Group], None]
-    ) -> None:
-        """Play `samples` episodes of each group; `groups` maps a group to the number of its prompt.
+    def through(self, groups: Mapping[int, int], samples: int, deliver: Callable[[Group], None]) -> None:
+        """Play `samples` episodes of each group, then end the iteration; `groups` maps a group to its prompt's number.
 
         Call `deliver` with each group as soon as it is whole. Never wait for room while answers are due: they arrive
         by a channel with limits of its own.
@@ -211,7 +178,7 @@ class Pass:
             if left and not self._to_ask:
                 began = time.perf_counter()
                 group, number = left.popleft()
-                prompt, dialogues = prompts.episodes(number, samples)
+                prompt, dialogues = self._prompts.episodes(number, samples)
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
@@ -228,8 +195,9 @@ class Pass:
                     began = time.perf_counter()
                     deliver(tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample)))
                     self.seconds.put += time.perf_counter() - began
+        self._end()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
         began, context, ranks = time.perf_counter(), self._context, self._worker.config.ranks
         if context.rank:
@@ -247,10 +215,7 @@ class Pass:
         """Put the request; return False when there is no room. With no answer due, wait for room."""
         began, channel = time.perf_counter(), self._context.channels[REQUESTS]
         try:
-            if self._due:
-                channel.put_nowait(request, weight=request.weight)
-            else:
-                channel.put(request, weight=request.weight)
+            (channel.put_nowait if self._due else channel.put)(request, weight=request.weight)
         except ChannelFull:
             return False
         finally:
@@ -259,68 +224,55 @@ class Pass:
         return True
 
     def _take(self) -> None:
-        """Wait for one answer, and continue its episode."""
+        """Wait for one answer, and continue its episode; where that is over, grade it."""
         began = time.perf_counter()
-        item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(self._context.rank))
+        owner, rank = self._context.owner, self._context.rank
+        item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank))
         arrived = time.perf_counter()
         self.seconds.wait += arrived - began
         if isinstance(item, Done):
             if item.iteration != self._iteration:
                 got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"
-                raise out_of_step(self._context.owner, "an env rank is elsewhere", got=got, expected=expected)
+                raise out_of_step(owner, "an env rank is elsewhere", got=got, expected=expected)
             self._done_ranks += 1
             return
-        try:
-            following = self._continued(item)
-        except KeyError as error:
+        place = (item.group, item.sample)
+        episode = self._open.get(place)
+        if episode is None or item.turn != len(episode.answers):
             waiting = ", ".join(f"{group}/{sample}" for group, sample in sorted(self._open)[:8]) or "none"
             raise out_of_step(
-                self._context.owner,
+                owner,
                 "got an answer that no open episode waits for",
                 got=f"group {item.group}, sample {item.sample}, turn {item.turn}",
                 expected=f"an answer to the last turn of one of the open samples: {waiting}",
-            ) from error
+            )
+        following = self._continued(episode, item)
         self._due -= 1
         played = time.perf_counter()
         self.seconds.sim += played - arrived
-        if isinstance(following, Request):
+        if following is not None:
             self._to_ask.append(following)
             return
-        self._grading[item.group, item.sample] = following
-        self._grader.submit(Case(group=item.group, sample=item.sample, transcript=following.transcript()))
+        self._grading[place] = self._open.pop(place)
+        self._grader.submit(Case(group=item.group, sample=item.sample, transcript=episode.transcript()))
         self.seconds.reward += time.perf_counter() - played
 
-    def _graded(self, *, wait: bool) -> list[Sample]:
-        began = time.perf_counter()
-        finished = []
-        for case, rewards in self._grader.done(wait=wait):
-            episode = self._grading.pop((case.group, case.sample))
-            sample = episode.tokens.finish(rewards, {reward.name: reward.weight for reward in self._worker.rewards})
-            finished.append(dataclasses.replace(sample, transcript=case.transcript))
-        self.seconds.reward += time.perf_counter() - began
-        return finished
-
-    def _continued(self, completion: Completion) -> Request | OpenEpisode:
-        """Return the next turn's request, or the episode when it is over; it is then no longer open.
-
-        Raises KeyError for an answer that no open episode waits for.
-        """
-        place = (completion.group, completion.sample)
-        episode, worker = self._open[place], self._worker
-        if completion.turn != len(episode.answers):
-            raise KeyError(place)
-        answer = worker.tokenizer.decode(completion.tokens)
+    def _continued(self, episode: OpenEpisode, completion: Completion) -> Request | None:
+        """Add an answer; return the next turn's request, or None when the episode is over."""
+        settings = self._worker.config.config
+        answer = self._prompts.tokenizer.decode(completion.tokens)
         episode.tokens.pieces.append(completion)
         episode.answers.append(answer)
-        reply, turns = episode.dialogue.reply(answer), worker.config.config.text_env.max_turns
+        reply = episode.dialogue.reply(answer)
         # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
-        if reply is not None and completion.finish == "stop" and len(episode.answers) < turns:
-            more = worker.conversation.reply(completion.tokens, reply)
-            if len(episode.tokens.tokens()) + len(more) < worker.config.config.algorithm.longest:
-                episode.tokens.pieces.append(more)
-                episode.replies.append(reply)
-                return self._request(*place, 1, completion.turn + 1, episode.tokens.tokens())
-        return self._open.pop(place)
+        if reply is None or completion.finish != "stop" or len(episode.answers) >= settings.text_env.max_turns:
+            return None
+        more = self._prompts.conversation.reply(completion.tokens, reply)
+        if len(episode.tokens.tokens()) + len(more) >= settings.algorithm.longest:
+            return None
+        episode.tokens.pieces.append(more)
+        episode.replies.append(reply)
+        return self._request(completion.group, completion.sample, 1, completion.turn + 1, episode.tokens.tokens())
 
     def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens) -> Request:
         algorithm = self._worker.config.config.algorithm
@@ -335,3 +287,13 @@ class Pass:
             max_new_tokens=min(algorithm.max_new_tokens, algorithm.longest - len(tokens)),
             greedy=self._greedy,
         )
+
+    def _graded(self, *, wait: bool) -> list[Sample]:
+        began = time.perf_counter()
+        finished = []
+        for case, rewards in self._grader.done(wait=wait):
+            episode = self._grading.pop((case.group, case.sample))
+            sample = episode.tokens.finish(rewards, {reward.name: reward.weight for reward in self._worker.rewards})
+            finished.append(dataclasses.replace(sample, transcript=case.transcript))
+        self.seconds.reward += time.perf_counter() - began
+        return finished

@@ -14,30 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rlplace.errors import ChannelEmpty, DivergedError, Problem
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.tokens import Completion, Request
+from rlplace.tokens import Completion
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, EndOfIteration, WorkerArguments
-from rlplace.workers.engines.contract import (
-    CacheBytes,
-    EngineBudget,
-    EngineSettings,
-    EngineShare,
-    MemoryLimit,
-    Sampling,
-    TextEngine,
-)
+from rlplace.workers.engines.contract import EngineSettings, TextEngine
 from rlplace.workers.roles.rollout import RolloutWorker
 from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
-
-if TYPE_CHECKING:
-    from rlplace.config import Config
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,14 +74,33 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
         self._ahead = -1  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
-        import torch  # here, not at import: the driver imports this module too
-
         from rlplace.workers.engines.sync_probe import SyncProbe, probe_tokens, tolerance
 
-        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        self._engine = engine = build_engine(self.config, self.context)
-        tokens, limit = probe_tokens(self.config), tolerance(self.config.config)
-        self._open_sync(engine, SyncProbe(engine, tokens, limit, self.context.owner))
+        super().setup()
+        limit = tolerance(self.config.config)
+        self._probe = SyncProbe(self.engine, probe_tokens(self.config), limit, self.context.owner)
+
+    def _build_engine(self) -> TextEngine:
+        """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
+        job, context = self.config, self.context
+        settings = EngineSettings(
+            rollout=job.config.text_rollout,
+            model=job.model,
+            context=job.config.algorithm.longest,
+            stop_token_ids=Tokenizer.load(job.model).stop_token_ids,
+            emulated_memory=job.config.cluster.accelerator.memory,
+            tensor_parallel=len(context.slot.accelerators),
+        )
+        build: Callable[..., TextEngine]
+        if settings.rollout.engine == "transformers":
+            from rlplace.workers.engines.transformers import TransformersEngine
+
+            build = TransformersEngine
+        else:
+            from rlplace.workers.engines.vllm import VllmEngine
+
+            build = VllmEngine
+        return build(settings, device=context.device, owner=context.owner, rank=context.rank)
 
     def pull_weights(self, version: int) -> Metrics:
         """Pull as the base class, after all earlier versions that were pushed and not pulled.
@@ -104,12 +111,13 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
         if version > self._ahead:
             held = self.engine.version
             for due in range(version if held is None else min(held + 1, version), version + 1):
-                metrics = self.weights.pull(due)
+                metrics = super().pull_weights(due)
         return metrics
 
     def generate(self, iteration: int) -> Metrics:
         """Answer requests until this rank gets EndOfIteration, then finish what is in flight."""
-        verified = self.weights.verify()
+        assert self._probe is not None, "setup comes first"
+        verified = self._probe.compare()
         began, cached = time.perf_counter(), self.engine.cached_tokens
         counts = _Counts()
         while self._take(iteration, counts):
@@ -138,29 +146,22 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
                 item = requests.get()
                 counts.wait_s += time.perf_counter() - began
             if item.iteration != iteration:
-                raise out_of_step(
-                    self.context.owner,
-                    "a request is of another iteration",
-                    got=f"iteration {item.iteration}",
-                    expected=f"iteration {iteration}",
-                )
+                got, expected = f"iteration {item.iteration}", f"iteration {iteration}"
+                raise out_of_step(self.context.owner, "a request is of another iteration", got=got, expected=expected)
             if isinstance(item, EndOfIteration):
                 return False
-            self._begin(item, counts)
+            self.engine.submit(item)
+            for sample in range(item.first_sample, item.first_sample + item.samples):
+                self._env_ranks[item.group, sample, item.turn] = item.env_rank
+            counts.prompt_tokens += item.samples * len(item.tokens)
         return True
-
-    def _begin(self, request: Request, counts: _Counts) -> None:
-        self.engine.submit(request)
-        for sample in range(request.first_sample, request.first_sample + request.samples):
-            self._env_ranks[request.group, sample, request.turn] = request.env_rank
-        counts.prompt_tokens += request.samples * len(request.tokens)
 
     def _step(self, counts: _Counts) -> None:
         began = time.perf_counter()
-        while self.weights.announced():  # the actor has begun to push it; answers in flight continue with it
+        while self._receiver.announced():  # the actor has begun to push it; answers in flight continue with it
             held = self.engine.version
             assert held is not None, "nothing is generated without weights"
-            self.weights.pull(held + 1)
+            super().pull_weights(held + 1)
             self._ahead = held + 1
             counts.updates += 1
         updated = time.perf_counter()
@@ -182,49 +183,6 @@ class TextRolloutWorker(RolloutWorker[TextEngine]):
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """Log-probabilities of `tokens` by the engine's weights, from the second on: to compare with the actor's."""
         return self.engine.logprobs(tokens)
-
-
-def build_engine(job: WorkerArguments, context: WorkerContext) -> TextEngine:
-    """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
-    rollout, algorithm = job.config.text_rollout, job.config.algorithm
-    sampling = Sampling(
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop_token_ids=Tokenizer.load(job.model).stop_token_ids,
-        seed=rollout.seed,
-    )
-    settings = EngineSettings(
-        model=job.model,
-        dtype=rollout.dtype,
-        context=algorithm.longest,
-        memory=_memory(job.config, on_cpu=context.device.torch_name == "cpu"),
-        step_sequences=rollout.step_sequences,
-        step_tokens=rollout.step_tokens,
-        tensor_parallel=len(context.slot.accelerators),
-        enforce_eager=rollout.enforce_eager,
-        cache_fp8=rollout.cache == "fp8",
-        sleep_level=rollout.sleep_level,
-    )
-    if rollout.engine == "transformers":
-        from rlplace.workers.engines.transformers import TransformersEngine
-
-        return TransformersEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
-    from rlplace.workers.engines.vllm import VllmEngine
-
-    return VllmEngine(settings, sampling, device=context.device, owner=context.owner, rank=context.rank)
-
-
-def _memory(config: Config, *, on_cpu: bool) -> MemoryLimit:
-    """Turn a share of an emulated accelerator into bytes: an engine on the CPU would take it of the whole machine."""
-    rollout = config.text_rollout
-    if rollout.kv_cache_memory is not None:
-        return CacheBytes(size_bytes=rollout.kv_cache_memory)
-    share = rollout.gpu_memory_utilization
-    assert isinstance(share, float), "auto is a number once there is a plan"
-    if on_cpu:
-        return EngineBudget(size_bytes=int(share * config.cluster.accelerator.memory))
-    return EngineShare(gpu_memory_utilization=share)
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:

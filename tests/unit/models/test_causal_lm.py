@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlplace.config import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.causal_lm import (
@@ -33,7 +34,7 @@ from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import TokenScores
 from rlplace.placement.memory.model import Head, read_model
-from rlplace.workers.engines.contract import CacheBytes, EngineSettings, Sampling
+from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedLm
@@ -178,9 +179,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_others_wait_while_a_model_is_built(folder: Path, ranks: Ranks, seen: list[bool]) -> None:
     build(CausalLm, LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
     FrozenLm(CausalLm, folder, "bf16", None, torch.device("cpu"))
-    settings = EngineSettings(model=folder, dtype="fp32", context=64, memory=CacheBytes(size_bytes=1 << 20))
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, stop_token_ids=(), seed=0)
-    TransformersEngine(settings, sampling, device=Ledger(), owner="rollout rank 0", rank=0)
+    settings = EngineSettings(rollout=TextRolloutConfig(kv_cache_memory=1 << 20), model=folder, context=64)
+    TransformersEngine(settings, device=Ledger(), owner="rollout rank 0", rank=0)
     assert seen == [True, True, True]
     assert not BUILDING.locked()
 

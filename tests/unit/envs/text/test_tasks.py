@@ -16,7 +16,6 @@ from rlplace.envs.text.data_set import PromptSet
 from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, ReasoningGym, ToyText
 from rlplace.envs.text.verifiers import reasoning_score
 from rlplace.errors import ConfigError, Problem
-from rlplace.workers.roles.prompts import PromptOrder
 
 
 def problem_of(make: Callable[[], object]) -> Problem:
@@ -237,12 +236,3 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert (problem.code, problem.why) == ("no-dataset", "it has the splits train, test")
     (tmp_path / "three").mkdir()
     assert problem_of(lambda: prompt_set(str(tmp_path / "three"))).code == "no-dataset"
-
-
-def test_every_epoch_asks_everything_once_in_another_order() -> None:
-    order = PromptOrder(50, seed=1)
-    epochs = [[order.row(number) for number in range(e * 50, (e + 1) * 50)] for e in range(3)]
-    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    again = PromptOrder(50, seed=1)
-    assert [again.row(number) for number in (149, 0, 75)] == [epochs[2][49], epochs[0][0], epochs[1][25]]

@@ -47,6 +47,12 @@ class Memory(EngineMemory):
     def cache_bytes(self) -> int:
         return CACHE_BYTES
 
+    def held_bytes(self) -> int:
+        return self.device.held_bytes()
+
+    def host_bytes(self) -> int:
+        return 0
+
 
 def asleep(level: Level = 2, limit: int | None = None) -> Memory:
     """As an engine has it after it was built."""
@@ -168,8 +174,7 @@ def test_at_level_2_weights_and_what_was_packed_of_them_are_dropped() -> None:
 
 def test_at_level_1_weights_stay_on_the_host() -> None:
     cpu = Cpu()
-    memory = CpuMemory(cpu, Ledger(), 2)
-    before = cpu.model.weight.clone()
+    memory, before = CpuMemory(cpu, Ledger(), 2), cpu.model.weight.clone()
     memory.sleep(1)
     memory.wake_weights()
     assert torch.equal(cpu.model.weight, before)

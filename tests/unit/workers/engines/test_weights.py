@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from rlplace.comm.weights.version import ReceivedWeights, WeightSyncReport
 from rlplace.errors import WeightSyncError
-from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, KeptWeights, mismatches
+from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, KeptWeights, check_fit
 
 A, B = "q_proj.lora_A.weight", "q_proj.lora_B.weight"
 OWNER = "rollout rank 0"
@@ -107,7 +107,11 @@ def weights(**more: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def problems(expected: ExpectedWeights, given: dict[str, torch.Tensor]) -> list[str]:
-    return mismatches(expected.complete(given), expected.shapes, "model")
+    try:
+        check_fit(expected.complete(given), expected.shapes, owner=OWNER, version=1, noun="model")
+    except ValueError as error:
+        return str(error).partition("the model: ")[2].split("; ")
+    return []
 
 
 def folder(path: Path, stored: dict[str, torch.Tensor], tied: bool) -> Path:

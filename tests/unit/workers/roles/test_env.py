@@ -90,12 +90,6 @@ def test_a_rank_holds_its_groups_one_after_the_other(rank: int, first_rows: list
     assert trajectory.env_rank == rank
 
 
-def test_a_group_is_cut_over_the_rollout_ranks() -> None:
-    env = OneEnvRank(Layout(rollout=3), steps=1)
-    env.run()
-    assert [(o.first_row, o.weight) for rank in range(3) for o in env.asked(rank)] == [(0, 4), (4, 4), (8, 4)]
-
-
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("layout", [Layout(rollout=3), Layout(rollout=3, stage_groups=2)], ids=str)
 def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layout, newest_first: bool) -> None:
@@ -117,15 +111,6 @@ def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layo
     assert np.array_equal(trajectory.last_observations[:, :2], np.tile([2, 1], (12, 1)))
 
 
-def test_what_was_asked_is_what_was_recorded() -> None:
-    env = OneEnvRank(Layout(stage_groups=3), steps=3)
-    env.run()
-    trajectory = env.sent()
-    for asked in env.asked():
-        recorded = trajectory.observations[asked.step, asked.first_row : asked.first_row + asked.weight]
-        assert np.array_equal(asked.observations, recorded)
-
-
 def test_final_observations_of_all_groups_are_in_the_order_of_the_cuts() -> None:
     env = OneEnvRank(Layout(stage_groups=3), steps=4, env=env_block("Script-v0", truncate_at=2))
     env.run()
@@ -135,14 +120,6 @@ def test_final_observations_of_all_groups_are_in_the_order_of_the_cuts() -> None
     luck = trajectory.observations[cuts[:, 0], cuts[:, 1], 2]
     assert np.array_equal(trajectory.final_observations[:, 2], luck)
     assert len(np.unique(luck)) > 12
-
-
-def test_the_trajectory_is_cut_over_the_actor_ranks() -> None:
-    env = OneEnvRank(Layout(actor=5), steps=2)
-    env.run()
-    pieces = [env.sent(rank) for rank in range(5)]
-    assert [(p.first_row, p.rows) for p in pieces] == [(0, 3), (3, 3), (6, 2), (8, 2), (10, 2)]
-    assert np.array_equal(np.concatenate([p.values[0] for p in pieces]), np.arange(12))
 
 
 def test_versions_are_stamped() -> None:

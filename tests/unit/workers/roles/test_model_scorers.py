@@ -1,4 +1,4 @@
-"""Models that judge: what they say is what transformers says, however they lie in memory and over ranks."""
+"""Scorers that are models: what they give is what transformers says, however they lie in memory and over ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlplace.comm.weights.sender import WeightSender
 from rlplace.comm.weights.shards import Shard, row_blocks
-from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, ConfigError, NotResident, RewardError
+from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, NotResident, RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
@@ -115,8 +115,8 @@ def test_two_ranks_of_a_sharded_reward_model(policy: Path, scorer: Path) -> None
 
 def test_groups_that_come_late_are_scored_as_they_come(policy: Path) -> None:
     scenario, groups = ScorerScenario(model=policy), made_up_samples()
-    with sole_scorer(scenario) as (judge, channels), ThreadPoolExecutor(1) as thread:
-        inferring = thread.submit(judge.infer, 0, 0)
+    with sole_scorer(scenario) as (scorer, channels), ThreadPoolExecutor(1) as thread:
+        inferring = thread.submit(scorer.infer, 0, 0)
         found: Said = {}
         for group in reversed(groups):
             give(scenario, channels, [group])
@@ -128,16 +128,11 @@ def test_groups_that_come_late_are_scored_as_they_come(policy: Path) -> None:
 
 def test_a_group_of_another_iteration_is_an_error(policy: Path) -> None:
     scenario, groups = ScorerScenario(model=policy), made_up_samples()
-    with sole_scorer(scenario) as (judge, channels):
+    with sole_scorer(scenario) as (scorer, channels):
         give(scenario, channels, [groups[1], groups[1]])
         with pytest.raises(ChannelMisuse, match="not of this iteration") as caught:
-            judge.infer(0, 0)
+            scorer.infer(0, 0)
     assert caught.value.code == "out-of-step"
-
-
-def test_waiting_for_groups_has_a_deadline(policy: Path) -> None:
-    with sole_scorer(ScorerScenario(model=policy, timeout_s=0.01)) as (judge, _), pytest.raises(ChannelTimeout):
-        judge.infer(0, 0)
 
 
 def test_a_score_that_is_no_number_is_named(policy: Path, tmp_path: Path) -> None:
@@ -165,16 +160,16 @@ class _SecondRank:
 
 
 def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run(policy: Path) -> None:
-    with sole_scorer(ScorerScenario(model=policy)) as (judge, _):
-        from_rank_0 = FromRank0(_SecondRank(), judge.context, 0.01)  # type: ignore[arg-type]
+    with sole_scorer(ScorerScenario(model=policy)) as (scorer, _):
+        from_rank_0 = FromRank0(_SecondRank(), scorer.context, 0.01)  # type: ignore[arg-type]
         with pytest.raises(ChannelTimeout, match="for reference rank 0 to bring samples") as late:
             from_rank_0.wait_for_rank_0("samples")
-        judge.context.cancelled.set()
+        scorer.context.cancelled.set()
         with pytest.raises(ChannelBroken) as caught:
             from_rank_0.wait_for_rank_0("samples")
-        give(ScorerScenario(model=policy), judge.context.channels, made_up_samples())
+        give(ScorerScenario(model=policy), scorer.context.channels, made_up_samples())
         with pytest.raises(ChannelBroken):
-            judge.infer(0, 0)
+            scorer.infer(0, 0)
     assert (late.value.code, caught.value.code) == ("rank-0-late", "cancelled")
 
 
@@ -185,29 +180,29 @@ def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run
 def test_what_is_held_is_accounted_for_and_leaves(policy: Path, way: str) -> None:
     ledger, on_host, scenario = Ledger(), "on the host" in way, ScorerScenario(model=policy, block=WAYS[way])
     size = sum(p.nbytes for p in AutoModelForCausalLM.from_pretrained(policy).parameters())
-    with sole_scorer(scenario, device=ledger) as (judge, channels):
-        there = judge.move(Residency.FULL)
+    with sole_scorer(scenario, device=ledger) as (scorer, channels):
+        there = scorer.move(Residency.FULL)
         assert ledger.held_bytes() == there.accelerator_bytes
         assert there.accelerator_bytes == (0 if on_host else pytest.approx(size, rel=0.01))
         assert there.host_bytes == (pytest.approx(size, rel=0.01) if on_host else 0)
-        gone = judge.move(Residency.OFF)
+        gone = scorer.move(Residency.OFF)
         assert (ledger.held_bytes(), gone.accelerator_bytes) == (0, 0)
         assert gone.host_bytes == pytest.approx(size, rel=0.01)
         with pytest.raises(NotResident, match="infer was called"):
-            judge.infer(0, 0)
-        judge.move(Residency.FULL)
+            scorer.infer(0, 0)
+        scorer.move(Residency.FULL)
         give(scenario, channels, made_up_samples())
-        judge.infer(0, 0)
+        scorer.infer(0, 0)
         assert_same(said(scenario, channels, 12), logprobs(policy, made_up_samples()))
         assert ledger.held_bytes() == there.accelerator_bytes  # what was gathered is gone
 
 
 def test_a_pass_that_does_not_fit_is_refused_before_it_begins(policy: Path) -> None:
     ledger = Ledger()
-    with sole_scorer(ScorerScenario(model=policy, block=WAYS["sharded on the host"]), device=ledger) as (judge, _):
+    with sole_scorer(ScorerScenario(model=policy, block=WAYS["sharded on the host"]), device=ledger) as (scorer, _):
         ledger.limit = 1000
         with pytest.raises(MemoryError, match="gathered weights"):
-            judge.infer(0, 0)
+            scorer.infer(0, 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -215,20 +210,20 @@ def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path:
     newer = tiny_model(tmp_path / "newer", "qwen3", seed=5)
     block = {**WAYS[way], "refresh_every": 2}
     scenario = ScorerScenario(model=policy, block=block)
-    with sole_scorer(scenario) as (judge, channels):
+    with sole_scorer(scenario) as (scorer, channels):
         sender = WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1))
         shards = [
             Shard(names=(n,), dtype="float32", shape=tuple(w.shape), blocks=row_blocks(w.shape, 1), data=w)
             for n, w in load_file(newer / "model.safetensors").items()
         ]
-        assert judge.refresh(1, 1) == {}  # not in this iteration
+        assert scorer.refresh(1, 1) == {}  # not in this iteration
         with ThreadPoolExecutor(1) as thread:
             pushing = thread.submit(sender.push, 2, shards)
-            judge.refresh(2, 2)
+            scorer.refresh(2, 2)
             pushing.result()
         sender.close()
         give(scenario, channels, made_up_samples())
-        judge.infer(2, 2)
+        scorer.infer(2, 2)
         assert_same(said(scenario, channels, 12), logprobs(newer, made_up_samples()))
 
 
@@ -258,8 +253,3 @@ def test_a_reward_model_with_its_own_tokenizer_is_told_the_conversation(policy: 
         ]
     ]
     assert_same(found, scores(own, [tuple(expected)]))
-
-
-def test_a_folder_without_a_head_scores_nothing(policy: Path) -> None:
-    with pytest.raises(ConfigError, match="no weight"):
-        scored_by(ScorerScenario(model=policy, component="reward"))

@@ -1,4 +1,4 @@
-"""A reward behind HTTP, asked through real sockets: right, slow, failing, refusing, wrong."""
+"""Rewards without a model: behind HTTP, asked through real sockets, and Python functions; right and failing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from rlplace.errors import ChannelBroken, ConfigError, RewardError
+from rlplace.config import RewardConfig
+from rlplace.errors import ChannelBroken, ConfigError, NotResident, RewardError
+from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward import RewardEndpointWorker
-from rlplace.workers.roles.reward_client import Endpoint, RewardClient, endpoint_of
+from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
+from rlplace.workers.roles.reward_client import RewardClient
 from tests.lm_ranks import made_up_samples
-from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
+from tests.scorer_ranks import Said, ScorerScenario, scored_by, sole_scorer, with_text
 from tests.tiny_tokenizer import tiny_tokenizer
 
 Answer = Callable[[Mapping[str, Any]], "tuple[int, str | Iterator[str]]"]  # what was posted -> status, body
@@ -84,9 +86,9 @@ def scored(policy: Path, url: str, groups: list[tuple[Sample, ...]], **block: ob
     return scored_by(scenario, groups, kind=RewardEndpointWorker)
 
 
-def client(url: str, *, timeout_s: float = 5.0, retries: int = 0) -> RewardClient:
-    endpoint = Endpoint(url=url, timeout_s=timeout_s, retries=retries, key="reward")
-    return RewardClient(endpoint, threading.Event())
+def client(url: str, **others: Any) -> RewardClient:
+    block = RewardConfig(url=url, **{"timeout_s": 5.0, "retries": 0, **others})
+    return RewardClient(block, "reward", threading.Event())
 
 
 def ask(url: str, **others: Any) -> list[float]:
@@ -197,11 +199,10 @@ def test_an_endpoint_that_fails_fails_the_stage(policy: Path) -> None:
 
 
 def test_the_pauses_between_tries_end_with_the_run() -> None:
-    endpoint = Endpoint(url="http://127.0.0.1:9/", timeout_s=5.0, retries=1000, key="reward")
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(ChannelBroken):
-        RewardClient(endpoint, cancelled).reach()
+        RewardClient(RewardConfig(url="http://127.0.0.1:9/", retries=1000), "reward", cancelled).reach()
 
 
 def test_the_token_is_sent_and_never_shown(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,25 +210,84 @@ def test_the_token_is_sent_and_never_shown(policy: Path, monkeypatch: pytest.Mon
     with serving(by_length) as server:
         scored(policy, server.url, with_text(made_up_samples()), api_key_env="REWARD_KEY")
     assert set(server.keys) == {"Bearer xyzzy-secret"}
-    endpoint = of("http://me:hidden@host/x?key=hidden", api_key_env="REWARD_KEY")
-    assert "secret" not in repr(endpoint)
-    assert endpoint.shown == "http://host/x"
-
-
-def of(url: str, api_key_env: str | None = None) -> Endpoint:
-    environ = {"REWARD_KEY": "xyzzy-secret", "EMPTY": ""}
-    return endpoint_of(url, key="reward.x", timeout_s=1, retries=0, api_key_env=api_key_env, environ=environ)
+    address = server.url.removeprefix("http://")
+    with pytest.raises(RewardError) as caught:
+        ask(f"http://me:hidden@{address}?key=hidden", timeout_s=0.1, api_key_env="REWARD_KEY")
+    assert "secret" not in str(caught.value)
+    assert caught.value.problem.got == server.url
 
 
 @pytest.mark.parametrize("url", ["localhost:5000", "ftp://host/x", "http://", "models/reward", "http://host:port/"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        of(url)
-    assert [(p.code, p.key, p.got) for p in caught.value.problems] == [("bad-reward-url", "reward.x.url", url)]
+        client(url)
+    assert [(p.code, p.key, p.got) for p in caught.value.problems] == [("bad-reward-url", "reward.url", url)]
 
 
 @pytest.mark.parametrize("name", ["EMPTY", "ABSENT"])
-def test_a_token_that_is_not_there_is_refused(name: str) -> None:
+def test_a_token_that_is_not_there_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", "")
     with pytest.raises(ConfigError) as caught:
-        of("http://host", api_key_env=name)
-    assert [(p.code, p.key) for p in caught.value.problems] == [("no-api-key", "reward.x.api_key_env")]
+        client("http://host", api_key_env=name)
+    assert [(p.code, p.key) for p in caught.value.problems] == [("no-api-key", "reward.api_key_env")]
+
+
+# ── a Python function ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_function(block: Mapping[str, object], groups: list[tuple[Sample, ...]]) -> Said:
+    scenario = ScorerScenario(model=Path("unused"), component="reward", block=block)
+    return scored_by(scenario, groups, kind=RewardFunctionWorker)
+
+
+def right_in_even_samples() -> list[tuple[Sample, ...]]:
+    """The label of a group is its number."""
+    return with_text(made_up_samples(), lambda s: f"it is {s.group if s.sample % 2 == 0 else 99}")
+
+
+def test_a_shipped_reward_scores_each_episode() -> None:
+    found = by_function({"function": "math_answer"}, right_in_even_samples())
+    assert found == {(g, s): [float(s % 2 == 0)] for g in range(3) for s in range(4)}
+
+
+def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments() -> None:
+    found = by_function(
+        {"function": "tests.odd_rewards:spelled", "kwargs": {"bonus": 0.5}},
+        with_text(made_up_samples(), lambda s: "x" * s.sample),
+    )
+    assert found == {(g, s): [100 * g + s + 0.5] for g in range(3) for s in range(4)}
+
+
+def test_a_function_that_raises_is_named_with_the_sample() -> None:
+    with pytest.raises(RewardError, match="raised, for sample 0 of group 0") as caught:
+        by_function({"function": "tests.odd_rewards:raises"}, with_text(made_up_samples()))
+    assert (caught.value.code, caught.value.problem.key) == ("reward-raised", "reward.function")
+
+
+def test_a_function_that_hangs_is_ended_and_the_fix_names_its_own_limit() -> None:
+    with pytest.raises(RewardError) as caught:
+        by_function({"function": "tests.odd_rewards:hangs", "timeout_s": 0.2}, with_text(made_up_samples()))
+    assert caught.value.code == "reward-timeout"
+    assert "reward.timeout_s=<longer>" in str(caught.value.problem.fix)
+
+
+@pytest.mark.parametrize(
+    ("block", "key", "code"),
+    [
+        ({"function": "math_anser"}, "reward.function", "unknown-reward"),
+        ({"function": "tests.odd_rewards:nowhere"}, "reward.function", "unknown-reward"),
+        ({"function": "tests.odd_rewards:spelled", "kwargs": {"bnus": 1}}, "reward.kwargs.bnus", "bad-reward-kwargs"),
+    ],
+)
+def test_what_is_no_function_is_refused(block: Mapping[str, object], key: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        by_function(block, [])
+    assert [(p.key, p.code) for p in caught.value.problems] == [(key, code)]
+
+
+def test_nothing_is_scored_while_offloaded() -> None:
+    scenario = ScorerScenario(model=Path("unused"), component="reward", block={"function": "math_answer"})
+    with sole_scorer(scenario, kind=RewardFunctionWorker) as (scorer, _):
+        scorer.move(Residency.OFF)
+        with pytest.raises(NotResident):
+            scorer.infer(0, 0)  # type: ignore[attr-defined]

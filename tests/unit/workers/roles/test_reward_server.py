@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlplace.config import RewardConfig
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward import RewardEndpointWorker
-from rlplace.workers.roles.reward_client import Endpoint, RewardClient
+from rlplace.workers.roles.reward_client import RewardClient
 from rlplace.workers.roles.reward_server import RewardServer, main
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
@@ -80,17 +81,21 @@ def test_texts_are_scored_in_their_order_whatever_the_packing(policy: Path, scor
     assert len(set(found)) == 4
 
 
-def ask(url: str, texts: list[str], api_key: str | None = None) -> list[float]:
-    endpoint = Endpoint(url=url, timeout_s=30.0, retries=0, key="reward", api_key=api_key)
-    return RewardClient(endpoint, threading.Event()).scores(texts, texts, [None] * len(texts))
+def client(url: str, **others: Any) -> RewardClient:
+    return RewardClient(RewardConfig(url=url, timeout_s=30.0, retries=0, **others), "reward", threading.Event())
 
 
-def test_who_has_no_token_gets_nothing(scorer: Path) -> None:
+def ask(url: str, texts: list[str], **others: Any) -> list[float]:
+    return client(url, **others).scores(texts, texts, [None] * len(texts))
+
+
+def test_without_the_token_nothing_is_scored(scorer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_KEY", "abc")
     with serving(scorer, api_key="abc") as url:
         with pytest.raises(RewardError, match="401") as caught:
             ask(url, ["a"])
-        assert len(ask(url, ["a"], api_key="abc")) == 1
-        RewardClient(Endpoint(url=url, timeout_s=30.0, retries=0, key="reward"), threading.Event()).reach()
+        assert len(ask(url, ["a"], api_key_env="REWARD_KEY")) == 1
+        client(url).reach()
     assert caught.value.code == "reward-endpoint-refused"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, Done
 from rlplace.workers.roles.prompts import check_prompts
-from tests.text_stage import TextStage
+from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
 
 
@@ -39,15 +40,13 @@ class Counted:
         self.prompt, self._turns, self._heard = prompt, turns, [""]
 
     def reply(self, answer: str) -> str | None:
+        if answer == "lookup":
+            raise KeyError("the task's own")
         self._heard.append(answer)
         return None if len(self._heard) > self._turns else f"{len(self._heard) - 1} so far"
 
     def facts(self) -> Mapping[str, Any]:
         return {"score": float("".join(c for c in "".join(self._heard) if c.isdigit()) or 0)}
-
-
-def odd(transcript: Any) -> float:
-    return float("nan")
 
 
 COUNTING = {"task": f"{__name__}:Counting", "max_turns": 10}
@@ -68,13 +67,7 @@ def by_place(groups: Iterable[tuple[Sample, ...]]) -> dict[tuple[int, int], Samp
 
 
 def same(one: Sample, other: Sample) -> bool:
-    arrays = ("tokens", "mask", "logprobs", "versions")
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays) and (
-        one.reward,
-        one.rewards,
-        one.turns,
-        one.truncated,
-    ) == (other.reward, other.rewards, other.turns, other.truncated)
+    return all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(Sample))
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -185,7 +178,8 @@ def test_only_what_the_policy_sampled_is_learned_and_asked_with_again(folder: Pa
         assert request.tokens.tolist() == sample.tokens[: len(request.tokens)].tolist()
 
 
-@pytest.mark.parametrize("room", [{}, {REQUESTS: 1}, {REQUESTS: 1, COMPLETIONS: 1}], ids=str)
+# Of completions at least one more than the other env ranks: each puts a Done, which rank 0 may not take while it asks.
+@pytest.mark.parametrize("room", [{}, {REQUESTS: 1}, {REQUESTS: 1, COMPLETIONS: 7}], ids=str)
 @pytest.mark.parametrize("env_ranks", [1, 2, 3, 7])
 def test_neither_order_nor_ranks_nor_room_change_what_is_sent(
     folder: Path, env_ranks: int, room: dict[str, int]
@@ -206,31 +200,26 @@ def test_neither_order_nor_ranks_nor_room_change_what_is_sent(
     assert all(same(found[place], expected[place]) for place in expected)
 
 
-def test_turns_are_limited(folder: Path) -> None:
-    with TextStage(folder, says, env=COUNTING | {"max_turns": 2}, algorithm=LONG) as stage:
-        stage.run()
-    assert {sample.turns for sample in by_place(stage.groups()).values()} == {2}
+def cut(request: Request, sample: int) -> str:
+    return "5<eos>" if request.turn == 0 else "6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6"
 
 
-def test_a_cut_answer_is_the_last(folder: Path) -> None:
-    def cut(request: Request, sample: int) -> str:
-        return "5<eos>" if request.turn == 0 else "6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6 6"
-
-    with TextStage(folder, cut, env=COUNTING, algorithm=LONG) as stage:
+@pytest.mark.parametrize(
+    ("answer", "env", "longest", "truncated"),
+    [(says, {"max_turns": 2}, 400, False), (cut, {}, 400, True), (says, {}, 60, False)],
+    ids=["turns are limited", "a cut answer is the last", "no answer would fit"],
+)
+def test_an_episode_ends_after_two_turns(
+    folder: Path, answer: Says, env: dict[str, Any], longest: int, truncated: bool
+) -> None:
+    with TextStage(folder, answer, env=COUNTING | env, algorithm={"sequence_length": longest}) as stage:
         stage.run()
     for sample in by_place(stage.groups()).values():
-        assert (sample.turns, sample.truncated) == (2, True)
+        assert (sample.turns, sample.truncated) == (2, truncated)
+        assert len(sample.tokens) <= longest
         assert sample.mask[-1]
-
-
-def test_an_episode_ends_where_no_answer_would_fit(folder: Path) -> None:
-    with TextStage(folder, says, env=COUNTING, algorithm={"sequence_length": 60}) as stage:
-        stage.run()
-    samples = by_place(stage.groups()).values()
-    assert {sample.turns for sample in samples} == {2}
-    assert all(len(sample.tokens) <= 60 and sample.mask[-1] for sample in samples)
     for request in stage.puppet.asked:
-        assert 1 <= request.max_new_tokens == min(20, 60 - len(request.tokens))
+        assert 1 <= request.max_new_tokens == min(20, longest - len(request.tokens))
 
 
 # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,6 +281,12 @@ def test_an_answer_that_no_open_episode_waits_for(folder: Path, place: tuple[int
     assert caught.value.problem.got == f"group {group}, sample {sample}, turn {turn}"
 
 
+def test_an_error_of_the_task_is_raised_as_it_is(folder: Path) -> None:
+    stage = TextStage(folder, lambda request, sample: "lookup<eos>", env=COUNTING)
+    with stage, pytest.raises(KeyError, match="the task's own"):
+        stage.run()
+
+
 def test_an_env_rank_that_is_elsewhere(folder: Path) -> None:
     with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
         stage.channels[COMPLETIONS].put_nowait(Done(iteration=4, env_rank=1), key="0")
@@ -301,11 +296,9 @@ def test_an_env_rank_that_is_elsewhere(folder: Path) -> None:
 
 
 def test_a_reward_that_is_no_number_names_function_and_sample(folder: Path) -> None:
-    def mute(request: Request, sample: int) -> str:
-        return "no<eos>"
-
     env = {"task": "arithmetic", "rewards": [{"name": "tests.odd_rewards:not_a_number"}]}
-    with TextStage(folder, mute, env=env, prompts=1, samples=1) as stage, pytest.raises(RewardError) as caught:
+    stage = TextStage(folder, lambda request, sample: "no<eos>", env=env, prompts=1, samples=1)
+    with stage, pytest.raises(RewardError) as caught:
         stage.run()
     assert caught.value.code == "reward-not-finite"
     assert caught.value.problem.key == "reward function tests.odd_rewards:not_a_number"

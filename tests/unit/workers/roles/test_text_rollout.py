@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,20 @@ from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,
     ChannelMisuse,
-    ChannelTimeout,
     DivergedError,
-    NotResident,
     Problem,
     WeightSyncError,
 )
 from rlplace.placement.flow import Delivery
-from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
-from rlplace.workers.worker import Rendezvous, WorkerContext
+from rlplace.workers.worker import Rendezvous
 from tests.contract.weight_ends import shards_of
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
+from tests.worker_ranks import context_of
 
 PROMPTS, SAMPLES = 4, 2
 END_OF_0 = EndOfIteration(iteration=0)
@@ -59,27 +56,17 @@ def model(folder: Path) -> nn.Module:
     return model
 
 
-def job_of(folder: Path, *, rollout_ranks: int = 1, **rollout: Any) -> WorkerArguments:
+def job_of(folder: Path, *, rollout_ranks: int = 1, memory: str = "1GiB", **rollout: Any) -> WorkerArguments:
+    placement = {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}
+    lengths = {"max_prompt_length": 40, "max_new_tokens": 60}
+    small = {"engine": "transformers", "dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_sequences": 16, "seed": 1}
     config = read_config(
         {
-            "cluster": {"component_placement": {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}},
-            "algorithm": {
-                "name": "grpo",
-                "prompts": PROMPTS,
-                "samples_per_prompt": SAMPLES,
-                "max_prompt_length": 40,
-                "max_new_tokens": 60,
-            },
+            "cluster": {"component_placement": placement, "accelerator": {"memory": memory}},
+            "algorithm": {"name": "grpo", "prompts": PROMPTS, "samples_per_prompt": SAMPLES, **lengths},
             "actor": {"model": {"path": str(folder)}},
             "env": {"task": "arithmetic"},
-            "rollout": {
-                "engine": "transformers",
-                "dtype": "fp32",
-                "kv_cache_memory": CACHE_BYTES,
-                "step_sequences": 16,
-                "seed": 1,
-                **rollout,
-            },
+            "rollout": {**small, **rollout},
         }
     )
     return WorkerArguments(config=config, ranks={"actor": 1, "env": 2, "rollout": rollout_ranks})
@@ -114,30 +101,14 @@ def channels(timeout_s: float = 20.0) -> dict[str, Any]:
     return {n: LocalChannel(ChannelSpec(name=n, capacity_items=1000, timeout_s=timeout_s)) for n in names}
 
 
-def slot_of(rank: int, ranks: int) -> Slot:
-    return Slot(
-        component="rollout",
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        local_world_size=ranks,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
-    )
-
-
 class Rank:
     """A rollout rank that was set up, with the far ends of its channels."""
 
     def __init__(self, job: WorkerArguments, channels: dict[str, Any], rank: int = 0) -> None:
         self.channels = channels
-        self.context = WorkerContext(
-            slot=slot_of(rank, job.ranks["rollout"]),
-            world_size=job.ranks["rollout"],
-            device=Ledger(),
-            rendezvous=Rendezvous(host="", port=0),
-            channels={name: channel.named(f"rollout rank {rank}") for name, channel in channels.items()},
-        )
+        named = {name: channel.named(f"rollout rank {rank}") for name, channel in channels.items()}
+        alone, ranks = Rendezvous(host="", port=0), job.ranks["rollout"]
+        self.context = context_of("rollout", rank, ranks, alone, named, device=Ledger())
         self.worker = TextRolloutWorker(job, self.context)
         self.worker.setup()
 
@@ -171,11 +142,26 @@ def push(channel: LocalChannel, model: nn.Module, version: int, rank: int, *, pa
     sender.close()
 
 
+Start = Callable[..., Rank]
+
+
 @pytest.fixture
-def rank(folder: Path, model: nn.Module) -> Iterator[Rank]:
-    rank = Rank(job_of(folder), channels()).ready(model)
-    yield rank
-    rank.worker.close()
+def start(folder: Path) -> Iterator[Start]:
+    """Sets up ranks and closes them; with a model, FULL and with its weights as version 3."""
+    ranks: list[Rank] = []
+
+    def make(model: nn.Module | None = None, made: dict[str, Any] | None = None, rank: int = 0, **job: Any) -> Rank:
+        ranks.append(Rank(job_of(folder, **job), channels() if made is None else made, rank))
+        return ranks[-1] if model is None else ranks[-1].ready(model)
+
+    yield make
+    for rank in ranks:
+        rank.worker.close()
+
+
+@pytest.fixture
+def rank(start: Start, model: nn.Module) -> Rank:
+    return start(model)
 
 
 def numbers(answers: Sequence[Completion]) -> list[tuple[int, int, int]]:
@@ -198,19 +184,12 @@ def test_every_answer_goes_to_the_env_rank_that_asked(rank: Rank) -> None:
     assert seconds == {"rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
 
 
-@pytest.mark.vllm
-def test_vllm_is_built_where_the_config_names_it(folder: Path, model: nn.Module) -> None:
-    rank = Rank(job_of(folder, engine="vllm", enforce_eager=True, step_tokens=256), channels())
-    check_answers(rank.ready(model), model)
-    rank.worker.close()
+VLLM = {"engine": "vllm", "enforce_eager": True, "step_tokens": 256}
 
 
-def test_answers_are_of_the_weights_that_were_pulled(rank: Rank, model: nn.Module) -> None:
-    check_answers(rank, model)
-
-
-def check_answers(rank: Rank, model: nn.Module) -> None:
-    """Their log-probabilities against those of the model whose weights were pulled as version 3."""
+@pytest.mark.parametrize("built", [{}, pytest.param(VLLM, marks=pytest.mark.vllm)], ids=["transformers", "vllm"])
+def test_answers_are_of_the_weights_that_were_pulled(start: Start, model: nn.Module, built: dict[str, Any]) -> None:
+    rank = start(model, **built)
     rank.ask(request_of(0, samples=SAMPLES))
     rank.worker.generate(0)
     answers = rank.answers(0)
@@ -226,23 +205,20 @@ def check_answers(rank: Rank, model: nn.Module) -> None:
         assert np.allclose(rank.worker.logprobs(whole[0].tolist())[len(prompt) - 1 :], expected, atol=1e-4)
 
 
-def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(folder: Path, model: nn.Module) -> None:
+def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(start: Start, model: nn.Module) -> None:
     long, short, later = (request_of(group, longest=longest) for group, longest in ((0, 40), (1, 3), (2, 3)))
     script = Script(long, short, *[None] * 6, later, *[None] * 60, EndOfIteration(iteration=0))
-    rank = Rank(job_of(folder), {**channels(), REQUESTS: script})
-    rank.ready(model)
+    rank = start(model, {**channels(), REQUESTS: script})
     metrics = rank.worker.generate(0)
     assert [(a.group, len(a.tokens)) for a in rank.answers(0)] == [(1, 3), (2, 3), (0, 40)]
     assert metrics["rollout/batch"].weight == 40  # steps: nobody waited for another
-    rank.worker.close()
 
 
-def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(folder: Path, model: nn.Module) -> None:
+def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(start: Start, model: nn.Module) -> None:
     wires = channels()
     both = [functools.partial(push, wires[WEIGHTS], model, version, 0) for version in (4, 5)]
     script = Script(request_of(0, longest=40), *[None] * 9, both[0], *[None] * 9, both[1], *[None] * 30, END_OF_0)
-    rank = Rank(job_of(folder), {**wires, REQUESTS: script})
-    rank.ready(model)
+    rank = start(model, {**wires, REQUESTS: script})
     metrics = rank.worker.generate(0)
     (answer,) = rank.answers(0)
     assert answer.versions.tolist() == [3] * 9 + [4] * 10 + [5] * 21
@@ -250,7 +226,6 @@ def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(folder: Pa
     assert metrics["rollout/update_s"].value > 0
     assert rank.worker.pull_weights(5) == {}  # it has them
     assert rank.worker.engine.version == 5
-    rank.worker.close()
 
 
 def test_pushes_that_nobody_took_are_taken_in_their_order(rank: Rank, model: nn.Module) -> None:
@@ -272,16 +247,9 @@ def test_iterations_follow_each_other(rank: Rank) -> None:
     assert {tuple(a.tokens) for a in first}.isdisjoint({tuple(a.tokens) for a in second})
 
 
-def test_an_iteration_without_requests_ends(rank: Rank) -> None:
-    rank.ask(end=5)
-    metrics = rank.worker.generate(5)
-    assert metrics["rollout/answers"].value == 0
-    assert metrics["rollout/batch"].weight == 0
-
-
-def test_ranks_share_requests_and_none_takes_more_than_its_share(folder: Path, model: nn.Module) -> None:
-    shared, job = channels(), job_of(folder, rollout_ranks=2)
-    ranks = [Rank(job, shared, number).ready(model) for number in range(2)]
+def test_ranks_share_requests_and_none_takes_more_than_its_share(start: Start, model: nn.Module) -> None:
+    shared = channels()
+    ranks = [start(model, shared, number, rollout_ranks=2) for number in range(2)]
     ranks[0].ask(*(request_of(group, samples=SAMPLES, longest=30) for group in range(PROMPTS)), end=None)
 
     def env() -> list[Completion]:
@@ -297,8 +265,6 @@ def test_ranks_share_requests_and_none_takes_more_than_its_share(folder: Path, m
     assert len(numbers(answers)) == PROMPTS * SAMPLES
     assert sum(m["rollout/answers"].value for m in metrics) == PROMPTS * SAMPLES
     assert max(m["rollout/batch"].value for m in metrics) <= PROMPTS * SAMPLES / 2
-    for rank in ranks:
-        rank.worker.close()
 
 
 def test_a_request_of_another_iteration_is_refused(rank: Rank) -> None:
@@ -316,23 +282,6 @@ def test_a_cancelled_rank_stops(rank: Rank) -> None:
     assert caught.value.code == "cancelled"
 
 
-def test_nobody_asking_is_said_at_the_deadline(folder: Path, model: nn.Module) -> None:
-    rank = Rank(job_of(folder), channels(timeout_s=0.05)).ready(model)
-    with pytest.raises(ChannelTimeout, match="rollout rank 0"):
-        rank.worker.generate(0)
-    rank.worker.close()
-
-
-def test_generating_before_a_sync_is_refused(folder: Path) -> None:
-    rank = Rank(job_of(folder), channels())
-    rank.worker.move(Residency.FULL)
-    rank.ask(request_of(0))
-    with pytest.raises(NotResident) as caught:
-        rank.worker.generate(0)
-    assert caught.value.code == "no-weights"
-    rank.worker.close()
-
-
 def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module) -> None:
     broken = copy.deepcopy(model)
     with torch.no_grad():
@@ -346,8 +295,8 @@ def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module
     assert rank.answers(0) == []
 
 
-def test_a_pull_loads_and_says_how_much(folder: Path, model: nn.Module) -> None:
-    rank = Rank(job_of(folder), channels())
+def test_a_pull_loads_and_says_how_much(start: Start, model: nn.Module) -> None:
+    rank = start()
     rank.worker.move(Residency.WEIGHTS)
     metrics = rank.sync(model, 4)
     assert rank.worker.engine.version == 4
@@ -358,26 +307,8 @@ def test_a_pull_loads_and_says_how_much(folder: Path, model: nn.Module) -> None:
         rank.worker.pull_weights(5)
     assert caught.value.code == "some-weights"
     assert rank.worker.engine.version == 4
-    rank.worker.close()
 
 
-def test_moves_say_what_is_held(folder: Path, model: nn.Module) -> None:
-    rank = Rank(job_of(folder), channels())
-    weights = sum(w.nbytes for w in model.state_dict().values())
-    reports = [rank.worker.move(to) for to in (Residency.OFF, Residency.WEIGHTS, Residency.FULL, Residency.OFF)]
-    held = [report.accelerator_bytes for report in reports]
-    assert (held[0], held[1], held[3]) == (0, weights, 0)
-    assert weights < held[2] <= weights + CACHE_BYTES
-    assert [report.residency for report in reports] == [0, 1, 2, 0]
-    rank.worker.close()
-    assert rank.context.device.held_bytes() == 0
-
-
-def test_a_share_of_an_emulated_accelerator_is_counted_in_bytes(folder: Path) -> None:
-    job = job_of(folder, kv_cache_memory=None, gpu_memory_utilization=0.25)
-    cluster = job.config.cluster
-    memory = dataclasses.replace(cluster.accelerator, memory=8 << 20)
-    cluster = dataclasses.replace(cluster, accelerator=memory)
-    rank = Rank(dataclasses.replace(job, config=dataclasses.replace(job.config, cluster=cluster)), channels())
+def test_a_share_of_an_emulated_accelerator_is_counted_in_bytes(start: Start) -> None:
+    rank = start(memory="8MiB", kv_cache_memory=None, gpu_memory_utilization=0.25)
     assert 1 << 20 < rank.worker.move(Residency.FULL).accelerator_bytes <= 2 << 20
-    rank.worker.close()

@@ -19,7 +19,8 @@ from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import SAMPLES, samples_for
-from rlplace.workers.roles.scorer_text import check_scorers, conversation, plain, queries, reads_text, same_tokens
+from rlplace.workers.roles.checks import check_scorers, same_tokens
+from rlplace.workers.roles.scorer import conversation, queries, reads_text
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario
@@ -37,15 +38,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_conversation_is_told_in_order() -> None:
-    roles = [(message.role, message.content) for message in conversation(TWO_TURNS, "be brief")]
-    assert roles == [
-        ("system", "be brief"),
-        ("user", "guess"),
-        ("assistant", "4"),
-        ("user", "higher"),
-        ("assistant", "6"),
-    ]
-    assert plain(TWO_TURNS) == "guess\n4\nhigher\n6"
+    told = " ".join(f"{message.role}: {message.content}" for message in conversation(TWO_TURNS, "be brief"))
+    assert told == "system: be brief user: guess assistant: 4 user: higher assistant: 6"
     assert (prompt_text(TWO_TURNS), answer_text(TWO_TURNS)) == ("guess", "4\nhigher\n6")
 
 
@@ -74,12 +68,8 @@ def test_a_query_is_what_the_policy_saw_and_wrote(policy: Path) -> None:
 def test_who_reads_text(policy: Path, tmp_path: Path) -> None:
     alike, other = tiny_tokenizer(tmp_path / "alike", chat=None), tiny_tokenizer(tmp_path / "other", vocabulary=280)
     (tmp_path / "bare").mkdir()
-    assert [same_tokens(policy, folder) for folder in (policy, alike, other, tmp_path / "bare")] == [
-        True,
-        True,
-        False,
-        True,
-    ]
+    folders = (policy, alike, other, tmp_path / "bare")
+    assert [same_tokens(policy, folder) for folder in folders] == [True, True, False, True]
 
     def reads(component: str, **block: object) -> bool:
         return reads_text(ScorerScenario(model=policy, component=component, block=block).job, component)

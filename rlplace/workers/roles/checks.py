@@ -1,0 +1,144 @@
+"""Checks before launch of what would stop a placed scorer or critic: heads, tokenizers, templates, addresses.
+
+A plan makes them too, so this module imports neither numpy nor a heavy library.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlplace.config import Config, CriticConfig, ReferenceConfig, RewardConfig
+from rlplace.envs.text import Message
+from rlplace.envs.text.rewards import reward_of_config
+from rlplace.errors import ConfigError, Problem
+from rlplace.models.heads import reward_head_problem, value_head_problem
+from rlplace.placement.language.spec import role_of
+from rlplace.workers.training.worker import not_run, path_of
+
+TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
+_READS_TOKENS = {
+    "reference": "it computes the log-probability of each token that the policy drew",
+    "critic": "it values the state before each token that the policy drew",
+}
+
+
+def check_scorers(config: Config, components: Sequence[str]) -> list[Problem]:
+    """Report what the placed scorers cannot work with. Folders that do not exist are reported elsewhere."""
+    problems: list[Problem] = []
+    for component in components:
+        if role_of(component) == "reward":
+            problems += _check_reward(config, config.reward_of(component), config.key_of(component))
+        elif component in _READS_TOKENS:
+            problems += _check_tokens(config, component)
+    return list(dict.fromkeys(problems))  # components may share a block
+
+
+def _check_reward(config: Config, block: RewardConfig, key: str) -> list[Problem]:
+    if block.function is not None:
+        try:
+            reward_of_config(block.function, block.kwargs, key=key)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+    return endpoint_problems(block, key) if block.url is not None else _check_model(config, block, key)
+
+
+def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]:
+    """Report a missing head, and a missing chat template where the model has its own tokens."""
+    policy = _folder(config.model)
+    folder = policy if block.model is None else _folder(block.model)
+    if policy is None or folder is None:
+        return []
+    head = reward_head_problem(folder, key, block.head)
+    problems = [] if head is None else [head]
+    if config.text_env.chat and not same_tokens(policy, folder):
+        from rlplace.models.tokenizer import Tokenizer
+
+        try:
+            Tokenizer.load(folder).render(TRIED_CHAT, answered=True)
+        except ConfigError as error:
+            problems += [replace(p, key=f"{key}.model.path") for p in error.problems]
+    return problems
+
+
+def _folder(model: Mapping[str, object] | None) -> Path | None:
+    """Return the model's folder; None where there is none on this machine."""
+    path = (model or {}).get("path")
+    return Path(str(path)) if path is not None and Path(str(path)).is_dir() else None
+
+
+def _check_tokens(config: Config, component: str) -> list[Problem]:
+    """Report a tokenizer other than the policy's: an id must mean the same to both."""
+    block = config.block_of(component)
+    assert isinstance(block, (CriticConfig, ReferenceConfig)), component
+    policy, folder = _folder(config.model), _folder(block.model)
+    if policy is None or folder is None or same_tokens(policy, folder):
+        return []
+    return [
+        Problem(
+            code="other-tokenizer",
+            key=f"{component}.model.path",
+            what=f"the {component} has another tokenizer than the policy",
+            got=str(folder),
+            why=f"{_READS_TOKENS[component]}, so ids must mean the same to both",
+            fix=f"a model with the tokenizer of {policy}, such as the one it was trained from",
+        )
+    ]
+
+
+def same_tokens(one: Path, other: Path) -> bool:
+    """Return whether an id means the same token in both model folders."""
+    files = [folder / "tokenizer.json" for folder in (one, other)]
+    if one == other or not files[1].is_file() or files[0].read_bytes() == files[1].read_bytes():
+        return True  # a folder without a tokenizer was trained with the policy's
+    from rlplace.models.tokenizer import Tokenizer
+
+    return Tokenizer.load(one).ids == Tokenizer.load(other).ids
+
+
+def endpoint_problems(block: RewardConfig, key: str) -> list[Problem]:
+    """Report a malformed address, and an environment variable that does not exist."""
+    problems: list[Problem] = []
+    try:
+        parts = urllib.parse.urlsplit(str(block.url))
+        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        well_formed = False
+    if not well_formed:
+        what, why = "this is no address of an HTTP endpoint", "batches are posted there"
+        fix = "url: http://<host>:<port>/get_reward"
+        problems.append(Problem(code="bad-reward-url", key=f"{key}.url", what=what, got=block.url, why=why, fix=fix))
+    name = block.api_key_env
+    if name is not None and not os.environ.get(name):
+        what = "there is no such environment variable, or it is empty"
+        why = "its value is sent with every request as a bearer token"
+        fix = f"export {name}=<token>        (where the workers start)"
+        problems.append(Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix))
+    return problems
+
+
+def critic_problems(config: Config) -> list[Problem]:
+    """Report what would stop a placed critic after its launch; `config` has the keys of the models' folders."""
+    problems: list[Problem | None] = [*not_run("critic", config.critic), _vocabulary_problem(config)]
+    path = path_of(config.critic)
+    if path is not None and Path(path).is_dir():
+        problems.append(value_head_problem(Path(path), "critic.model.path"))
+    return [problem for problem in problems if problem is not None]
+
+
+def _vocabulary_problem(config: Config) -> Problem | None:
+    actor, critic = ((model or {}).get("vocab_size") for model in (config.model, config.critic.model))
+    if not isinstance(actor, int) or not isinstance(critic, int) or critic >= actor:
+        return None
+    return Problem(
+        code="critic-vocabulary",
+        key="critic.model",
+        what="it does not know all tokens of the actor",
+        got=f"vocab_size: {critic}, and the actor's is {actor}",
+        why="a critic is given the very tokens that were sampled; it needs the actor's vocabulary",
+        fix="critic.model: null        (the actor's own, with a new head; or another model with its tokenizer)",
+    )

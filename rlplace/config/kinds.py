@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from rlplace.config.fields import ModelKind
 from rlplace.config.schema import AlgorithmName
@@ -20,12 +19,7 @@ MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _OWN = "package.module:Class"  # an adapter of the user's
 
 
-class Reject(Protocol):
-    """Records a problem."""
-
-    def __call__(
-        self, code: str, key: str, what: str, value: object = ..., *, why: str | None = ..., fix: str | None = ...
-    ) -> object: ...
+Reject = Callable[..., object]  # (code, key, what, value, why=, fix=): records a problem
 
 
 def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind, Mapping[str, object]]:

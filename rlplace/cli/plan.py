@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlplace.cli.prepare import Prepared, planned_only, prepare_composed
@@ -24,9 +24,7 @@ from rlplace.placement.memory.measured import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
 from rlplace.placement.show.diff import diff_record, render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
-from rlplace.placement.show.html import render_html
 from rlplace.placement.show.json import render_json
-from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView
 
@@ -61,12 +59,7 @@ clusters:
 
 exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
 
-_FORMATS: Mapping[str, Callable[[PlanView], str]] = {
-    "text": render_text,
-    "json": lambda report: json.dumps(render_json(report), indent=1),
-    "svg": render_svg,
-    "html": render_html,
-}
+FORMATS = ("text", "json", "svg", "html")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +128,9 @@ def _request(words: Sequence[str]) -> Request:
     parser.add_argument("--simulator", action="store_true")
     options, rest = parser.parse_known_args(words)
     form, diff, measured = options.format, options.diff, options.measured
-    if form not in _FORMATS:
-        near = did_you_mean(form, _FORMATS)
-        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(_FORMATS), near)
+    if form not in FORMATS:
+        near = did_you_mean(form, FORMATS)
+        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(FORMATS), near)
     if diff == "":
         raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
     if diff and form not in ("text", "json"):
@@ -160,7 +153,7 @@ def _plan(request: Request) -> int:
     jobs = request.jobs()
     if request.diff is None:
         for job in jobs:
-            print(_FORMATS[request.form](job.view))
+            print(_rendered(job.view, request.form))
             if job.not_run:
                 print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
         return _verdict([job.view for job in jobs])
@@ -173,6 +166,18 @@ def _plan(request: Request) -> int:
         right = dataclasses.replace(right, name=request.diff)
     print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
     return _verdict([left, right])
+
+
+def _rendered(view: PlanView, form: str) -> str:
+    if form == "svg":
+        from rlplace.placement.show.svg import render_svg  # here: the XML library takes a tenth of the start
+
+        return render_svg(view)
+    if form == "html":
+        from rlplace.placement.show.html import render_html
+
+        return render_html(view)
+    return render_text(view) if form == "text" else json.dumps(render_json(view), indent=1)
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:

@@ -207,7 +207,7 @@ def test_help_lists_configs_and_exit_codes_and_cfg_prints_the_composed_one(capsy
 def test_planning_imports_nothing_heavy(call: str, name: str) -> None:
     code = (
         f"import sys; from rlplace import plan, train; words = ['--config-name', {name!r}]; code = {call};"
-        "heavy = ('ray', 'torch', 'numpy', 'urllib3', 'gymnasium', 'mujoco', 'vllm', 'transformers');"
+        "heavy = ('ray', 'torch', 'numpy', 'urllib3', 'ssl', 'gymnasium', 'mujoco', 'vllm', 'transformers');"
         "print([m for m in heavy if m in sys.modules], file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(

@@ -28,12 +28,12 @@ REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
 
 
 def samples_for(component: str) -> str:
-    """Channel of the same groups as `samples`, for a component that scores them."""
+    """Name the channel of the same groups as `samples`, for a component that scores them."""
     return f"{SAMPLES}.{component}"
 
 
 def scores_of(component: str) -> str:
-    """Channel of a component's tuples of Scores, of any length; taken by actor rank 0."""
+    """Name the channel of a component's tuples of Scores, of any length; taken by actor rank 0."""
     return f"scores.{component}"
 
 
@@ -113,11 +113,11 @@ class WorkerArguments:
         return prompts
 
     def groups(self, env_rank: int) -> range:
-        """The groups of an iteration that an env rank owns: neighbours, sizes that differ by one at most."""
+        """Return the groups of an iteration that an env rank owns: neighbours, sizes that differ by one at most."""
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """The prompts of an evaluation that an env rank owns."""
+        """Return the prompts of an evaluation that an env rank owns."""
         return self._block(self.config.runner.eval_prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:

@@ -98,7 +98,7 @@ class Worker:
         return GroupBuilder(worker=cls, config=config)
 
     def setup(self) -> None:
-        """Imports, builds and connects; ends with residency OFF. Collectives among the group's ranks are allowed."""
+        """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed."""
 
     def move(self, to: Residency) -> MoveReport:
         """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free."""

@@ -96,7 +96,7 @@ def _sum_of(bucket: Tensor) -> Tensor:
 
 
 def _summed(bucket: Tensor) -> Tensor:
-    """64 bits that every flipped bit changes."""
+    """Sum to 64 bits, which every flipped bit changes."""
     return bucket[:-_SUM_BYTES].view(torch.int64).sum(dtype=torch.int64)
 
 

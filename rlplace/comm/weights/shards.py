@@ -90,7 +90,7 @@ class Layout:
         return cls(tensors=tensors, offsets=tuple(offsets), size_bytes=end)
 
     def bytes_of(self, piece: Piece) -> slice:
-        """Where a piece lies in the copy."""
+        """Return where a piece lies in the copy."""
         first, itemsize = self.offsets[piece.tensor], self.tensors[piece.tensor].itemsize
         return slice(first + piece.start * itemsize, first + piece.stop * itemsize)
 

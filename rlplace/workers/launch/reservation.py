@@ -163,7 +163,7 @@ def _names(ids: Iterable[object]) -> str:
 
 
 def rendezvous_host(reserved: Mapping[int, Demand]) -> str:
-    """Where ranks 0 listen: "" is the address of their node, needed where any reserved node is another.
+    """Return where ranks 0 listen; "" is the address of their node, needed where any reserved node is another.
 
     Later launches count as well: their workers may have to reach a group that was launched on one node alone.
     """

@@ -103,7 +103,7 @@ class RayProcess:
 
 
 def thread_of(number: int) -> str:
-    """The concurrency group of a worker."""
+    """Name the concurrency group of a worker."""
     return f"worker {number}"
 
 
@@ -147,7 +147,7 @@ class RayWorker(WorkerHandle):
         self._cancel.remote(self._number)
 
     def _end(self) -> None:
-        """In a shared process the others go on: what this one is stuck in ends with the last of them."""
+        """End one worker. In a shared process its call may go on until the last of the others ends."""
         if ray.is_initialized():
             self._cancel.remote(self._number)
             self._call.remote(self._number, "close", (), {})  # once it gives up

@@ -239,9 +239,7 @@ class RayLauncher:
         try:
             if self._channels is not None:
                 self._channels.close()
-            if (
-                not self._session.local and ray.is_initialized()
-            ):  # what would outlive this process in a Ray that goes on
+            if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it
                 if self._account is not None:
                     self._account.stop()
                 if self._bundles is not None:

@@ -42,7 +42,7 @@ class RewardServer(ThreadingHTTPServer):
         super().__init__(address, _Post)
 
     def rewards(self, queries: Sequence[str]) -> list[float]:
-        """One for each text, in which special tokens may be written."""
+        """Return one score for each text, in which special tokens may be written."""
         with self._lock, torch.no_grad():
             texts = [self._tokenizer.encode(query) for query in queries]
             found = [0.0] * len(texts)

@@ -23,7 +23,7 @@ from rlplace.config import Config, read_config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.advantages import AdvantageEstimator
+from rlplace.workers.training.experience import AdvantageEstimator
 from rlplace.workers.training.lm_learner import ActorLearner
 from rlplace.workers.training.optimizer import Adam, Trainer
 from rlplace.workers.training.ranks import Ranks

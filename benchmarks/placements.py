@@ -28,7 +28,7 @@ from rlplace.overlap import make_loop
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
-from rlplace.placement.schedule import Transition, rlhf_needs
+from rlplace.placement.schedule import Transition, text_needs
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import StageUse
 from rlplace.workers.launch.cluster import Cluster
@@ -96,7 +96,7 @@ def layout_of(placing: Placing) -> Plan:
         accelerator=AcceleratorConfig(kind="emulated", memory=80 * GIB),
     )
     topology = Topology.uniform(1, accelerators, "emulated", 80 * GIB)
-    needs = dataclasses.replace(rlhf_needs(WORKERS), ahead=placing.ahead)
+    needs = dataclasses.replace(text_needs(WORKERS), ahead=placing.ahead)
     return plan_components(cluster, topology, needs=needs, offload=tuple(WORKERS))
 
 

@@ -85,7 +85,7 @@ class Loop:
             with self._in(held[-1]):
                 if self._at not in held:
                     self._enter(held[-1])
-                self._wait([self._groups[component].save_policy(str(folder))])
+                self._wait([self._groups[component].save_model(str(folder))])
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""

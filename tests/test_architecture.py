@@ -297,6 +297,30 @@ def test_what_the_rules_allow() -> None:
     assert [violation for rule in RULES for violation in rule(Module("comm.codec", source))] == []
 
 
+def test_every_place_that_the_guide_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", text)
+    assert len(places) > 25
+    assert [f"{file}:{name}" for file, name in places if not _defines(ROOT / PACKAGE / file, name.split("."))] == []
+
+
+def _defines(file: Path, names: list[str]) -> bool:
+    body = ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else []
+    for name in names:
+        inside = [getattr(node, "body", []) for node in body if name in _names(node)]
+        if not inside:
+            return False
+        (body,) = inside
+    return True
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
 def test_every_sub_package_of_a_listed_room_has_a_floor() -> None:
     packages = {(m.room, child_of(m.name)) for m in modules() if m.name.count(".") > 1 and m.room in FLOORS_WITHIN}
     assert packages - {(room, child) for room, floors in FLOORS_WITHIN.items() for f in floors for child in f} == set()

@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
+        line = compose.CommandLine.of(argv)
         configs = compose.listed(compose.config_names(), indent="    ")
         print(USAGE.format(program="python -m rlplace.train", configs=configs))
-        line = compose.CommandLine.of(argv)
         if line.text:
             print(f"\n{line.file.name}:\n\n{line.text}")
         return DONE

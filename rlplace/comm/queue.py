@@ -452,11 +452,11 @@ class QueueMachine:
         text, at = why.encode("utf-8", "replace")[: t.MAX_REASON_BYTES], 8 * (t.REASON + 1)
         words[t.REASON] = len(text)
         self.table.data[at : at + len(text)] = text
-        for entry in self._all_entries():
-            self.store.drop(entry)
         words[t.ITEMS] = 0
         words[t.BROKEN] = 1
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
+        for entry in self._all_entries():  # last: it fails where the job folder is gone
+            self.store.drop(entry)
 
     def broken_why(self) -> str:
         at = 8 * (t.REASON + 1)

@@ -128,7 +128,7 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
     if wrong["type"] == "missing":
         field, _ = fields_of(above, kind)[str(path[-1])]
         found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
-    elif wrong["type"] == "extra_forbidden":
+    elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
         _unknown(leaf, value, key, fields_of(above, kind), found)
     elif wrong["type"] == "model_type":
         below = _block_below(above, kind, path[-1]) if path else above

@@ -12,7 +12,7 @@ from typing import Literal
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
 
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
-Mean = Literal["token", "sequence", "constant"]  # of algo.losses.MEANS
+Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
@@ -337,7 +337,7 @@ class AlgorithmConfig:
     loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
     tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
-    dynamic_sampling: bool | None = lm_knob("learn only from prompts with mixed rewards; null: with dapo", None)
+    dynamic_sampling: bool | None = lm_knob("drop groups of equal rewards, none replaces them; null: with dapo", None)
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)
@@ -374,7 +374,7 @@ class AlgorithmConfig:
         return self.loss or means.get(self.name, "token")
 
     @property
-    def mixed_only(self) -> bool:
+    def only_with_signal(self) -> bool:
         """Whether groups whose rewards are all equal are left out."""
         return self.name == "dapo" if self.dynamic_sampling is None else self.dynamic_sampling
 

@@ -242,7 +242,7 @@ def deliver(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
         if kinds[node] == "cuda" and count == 1:
             alone.setdefault(first, rank)
     owners = {first: rank for rank, first in enumerate(actors.first)}
-    able = tuple(alone.values())
+    able = dict.fromkeys(alone.values())  # a set in order
     apart = len(owners) == len(actors.first) and all(
         kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
     )
@@ -250,9 +250,9 @@ def deliver(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
     if not able or not apart:
         return by_node
     device = DeviceDelivery(
-        readers=able, owners=tuple(owners.get(rollouts.first[rank]) for rank in able), actors=len(actors.first)
+        readers=tuple(able), owners=tuple(owners.get(rollouts.first[rank]) for rank in able), actors=len(actors.first)
     )
-    rest = [dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in {*able})) for d in by_node]
+    rest = [dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able)) for d in by_node]
     return (device, *(delivery for delivery in rest if delivery.readers))
 
 

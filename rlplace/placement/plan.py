@@ -26,14 +26,14 @@ from rlplace.placement.language.hybrid import HybridComponentPlacement, read_com
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import (
-    PPO_NEEDS,
+    SIMULATOR_NEEDS,
     Needs,
     Schedule,
     find_clashes,
     placed_names,
-    rlhf_needs,
     schedule_of,
     split_stages,
+    text_needs,
 )
 
 
@@ -121,14 +121,14 @@ def plan_components(
 ) -> Plan:
     """The plan of a cluster block alone, without channels, or a PlacementError with every problem at once.
 
-    `needs` None: those of the components that the placement names (`rlhf_needs`). `offload` are the components with
+    `needs` None: those of the components that the placement names (`text_needs`). `offload` are the components with
     enable_offload.
     """
     places = sources or {}
     plan = _arrange(
         cluster,
         topology,
-        needs=needs or rlhf_needs(placed_names(cluster.component_placement)),
+        needs=needs or text_needs(placed_names(cluster.component_placement)),
         offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
         batches=batches,
         sources=places,
@@ -180,11 +180,11 @@ def _arrange(
 def needs_of(config: Config) -> Needs:
     """What the job's algorithm needs in each stage."""
     if config.kind == "mlp":
-        return PPO_NEEDS
+        return SIMULATOR_NEEDS
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
         names = ("actor", "rollout", "env", *scorers_of(names))
-    needs = rlhf_needs(names, actor_infers=config.actor_infers, refreshed=config.reference.refresh_every > 0)
+    needs = text_needs(names, actor_infers=config.actor_infers, refreshed=config.reference.refresh_every > 0)
     return dataclasses.replace(needs, ahead=config.algorithm.max_staleness) if config.runs else needs
 
 

@@ -80,7 +80,7 @@ class Needs:
         return max(self.of(stage, component) for stage in self.stages)
 
 
-PPO_NEEDS = Needs(
+SIMULATOR_NEEDS = Needs(
     stages=("sync", "rollout", "learn"),
     residency={
         "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS},
@@ -93,7 +93,7 @@ PPO_NEEDS = Needs(
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
 _FROZEN = ("reference", "reward")  # their scores do not depend on what is learned, so they may start early
-_RLHF = {  # in the order in which components run
+_TEXT = {  # stages in the order in which they run; in each, components in the order of their turns
     "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS, "reference": Residency.WEIGHTS},
     "rollout": {"env": Residency.FULL, "rollout": Residency.FULL, "agent": Residency.FULL},
     "infer": {
@@ -108,7 +108,7 @@ _RLHF = {  # in the order in which components run
 }
 
 
-def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False) -> Needs:
+def text_needs(names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False) -> Needs:
     """The needs of a job with these components; actor and rollout are always among them.
 
     `actor_infers`: the actor computes log-probabilities before it learns; None: if any component scores. `refreshed`:
@@ -118,7 +118,7 @@ def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
     if actor_infers is None:
-        actor_infers = any(role_of(c) in _RLHF["infer"] for c in components if c != "actor")
+        actor_infers = any(role_of(c) in _TEXT["infer"] for c in components if c != "actor")
     absent = {*(() if refreshed else [("sync", "reference")]), *(() if actor_infers else [("infer", "actor")])}
     residency = {
         stage: {
@@ -128,7 +128,7 @@ def rlhf_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
             for c in components
             if role_of(c) == role
         }
-        for stage, row in _RLHF.items()
+        for stage, row in _TEXT.items()
     }
     if not residency["infer"]:
         del residency["infer"]

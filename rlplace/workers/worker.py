@@ -101,7 +101,10 @@ class Worker:
         """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed."""
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free."""
+        """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free.
+
+        Called by `Loop._move` as `placement.schedule.schedule_of` decided.
+        """
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0, seconds=0.0)
 
     def onload(self) -> MoveReport:

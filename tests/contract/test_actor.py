@@ -81,7 +81,7 @@ def test_the_saved_policy_is_the_pushed_one(actor_of: MakeActor, tmp_path: Path)
     learn(actor, first_iteration(ALONE))
     file = tmp_path / "policy.safetensors"
     file.write_bytes(b"an older one")
-    actor.save_policy(str(file))
+    actor.save_model(str(file))
     actor.push_weights(1)
     pushed = CopyReceiver(actor.context.channels[WEIGHTS], 0).pull(1).tensors
     saved = load_file(file)

@@ -184,7 +184,7 @@ def test_the_saved_policy_is_the_pushed_one_and_can_be_trained_on(
     for iteration in range(2):
         iterate(actor, iteration)
     scored, found, digest = actor.logprobs(TOKENS), pushed(actor), actor.digest()
-    actor.save_policy(str(tmp_path / "policy"))
+    actor.save_model(str(tmp_path / "policy"))
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     assert found.keys() == model.state_dict().keys()  # the tied head too: an engine must not be left with a stale one

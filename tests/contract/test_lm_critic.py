@@ -218,7 +218,7 @@ def test_a_saved_critic_loads_in_transformers_and_can_be_trained_on(
         iterate(critic, iteration)
     scores(critic)
     expected = np.concatenate([s.values for s in scores(inferring(critic))])
-    critic.save_policy(str(tmp_path / "critic"))
+    critic.save_model(str(tmp_path / "critic"))
     digest, found, before = critic.digest(), whole_weights(critic), load_file(folder / "model.safetensors")
     changed = {name for name, tensor in found.items() if name not in before or not torch.equal(before[name], tensor)}
     assert all(name.endswith("_proj.weight") or name == "score.weight" for name in changed) == bool(trained)

@@ -74,12 +74,13 @@ def test_ranks_make_the_update_of_one(request: pytest.FixtureRequest, name: str,
         assert all(np.array_equal(outcome.weights[key], tensor) for key, tensor in together[0].weights.items())
     for weight, expected in alone.weights.items():
         np.testing.assert_allclose(together[0].weights[weight], expected, rtol=1e-4, atol=2e-5, err_msg=weight)
-    for values, expected in zip(together[0].values, alone.values, strict=True):
-        np.testing.assert_allclose(values, expected, atol=1e-3, rtol=1e-3)
     component = SCENARIOS[name][2].component
+    atol, rtol, metrics_atol = (1e-4, 0.0, 1e-6) if component == "actor" else (1e-3, 1e-3, 1e-4)
+    for values, expected in zip(together[0].values, alone.values, strict=True):
+        np.testing.assert_allclose(values, expected, atol=atol, rtol=rtol)
     for key in [f"{component}/{agreed}" for agreed in (*AGREED, "grad_norm", "optimizer_steps", "lr")]:
         found, expected = ([m[key].value for m in of.metrics if key in m] for of in (together[0], alone))
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-4), key
+        assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
 
 
 def test_the_optimizer_may_lie_on_the_host_of_each_rank(qwen: Path) -> None:

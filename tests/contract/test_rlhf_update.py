@@ -208,7 +208,7 @@ def test_the_average_is_saved_beside_the_policy(qwen: Path, tmp_path: Path) -> N
                 expected[name] = decay * expected[name] + (1 - decay) * tensor
         last = stage.weights("actor")
         stage.workers["actor"].move(Residency.WEIGHTS)
-        stage.workers["actor"].save_policy(str(path))
+        stage.workers["actor"].save_model(str(path))
         assert all(torch.equal(tensor, last[name]) for name, tensor in stage.weights("actor").items())
     for folder, weights in ((path, last), (tmp_path / "policy_ema", expected)):
         saved = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())

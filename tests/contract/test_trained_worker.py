@@ -84,7 +84,7 @@ def test_it_starts_off_and_refuses_to_compute(trained: Make, tmp_path: Path) -> 
         "infer": (0, 0),
         "learn": (0, 0),
         "push_weights": (0,),
-        "save_policy": (path,),
+        "save_model": (path,),
         "logprobs": ([1, 2],),
         "digest": (),
     }
@@ -164,7 +164,7 @@ def test_a_full_disk_keeps_the_older_policy(tmp_path: Path) -> None:
     file.write_bytes(b"an older one")
     (tmp_path / "policy.safetensors.part").symlink_to("/dev/full")
     with pytest.raises(OutputError) as caught:
-        actor.save_policy(str(file))
+        actor.save_model(str(file))
     actor.close()
     assert caught.value.code == "disk-full"
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(file.name, b"an older one")]

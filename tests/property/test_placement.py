@@ -16,7 +16,7 @@ from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.flow import DeviceDelivery, Route, Transport, deliver
 from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.schedule import PPO_NEEDS, Residency
+from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import fold_nodes
@@ -149,14 +149,14 @@ def test_each_rollout_rank_gets_its_weights_once_and_from_its_own_accelerator_wh
 @given(plans())
 def test_no_two_unneeded_residents_share_an_accelerator(plan: Plan) -> None:
     def spare(stage: str, component: str) -> bool:
-        held, need = plan.schedule.residency[stage][component], PPO_NEEDS.of(stage, component)
+        held, need = plan.schedule.residency[stage][component], SIMULATOR_NEEDS.of(stage, component)
         assert held >= need
         return held > need
 
     for stage, (a, b) in itertools.product(plan.schedule.stages, itertools.permutations(COMPONENTS, 2)):
         if plan.placement.shared(a, b):
             assert not (spare(stage, a) and spare(stage, b))
-            assert not (spare(stage, a) and PPO_NEEDS.of(stage, b) > Residency.OFF)
+            assert not (spare(stage, a) and SIMULATOR_NEEDS.of(stage, b) > Residency.OFF)
         elif all(not plan.placement.shared(a, c) for c in COMPONENTS if c != a):
             assert plan.schedule.residency[stage][a] is Residency.FULL
 

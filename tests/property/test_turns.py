@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, rlhf_needs, schedule_of
+from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, text_needs
 
 ACCELERATORS = 6
 ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b")
@@ -35,7 +35,7 @@ def derived(placement: HybridComponentPlacement, offload: dict[str, bool]) -> Sc
 
 
 def declared(placement: HybridComponentPlacement) -> Needs:
-    return rlhf_needs(placement.components, refreshed=True)
+    return text_needs(placement.components, refreshed=True)
 
 
 @given(cases())

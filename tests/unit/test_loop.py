@@ -14,7 +14,7 @@ from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
-from rlplace.placement.schedule import Residency, rlhf_needs
+from rlplace.placement.schedule import Residency, text_needs
 from rlplace.workers.launch.group import Pending, WorkerGroup
 from rlplace.workers.launch.handle import Call
 from rlplace.workers.worker import MoveReport
@@ -47,7 +47,7 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
     layout = plan_components(
         ClusterConfig(component_placement=where),
         Topology.uniform(1, 4, "emulated", 1 << 30),
-        needs=rlhf_needs(where, actor_infers="critic" in where, refreshed="reference" in where),
+        needs=text_needs(where, actor_infers="critic" in where, refreshed="reference" in where),
         offload=tuple(where),
     )
     log: list[str] = []
@@ -142,4 +142,4 @@ def test_each_model_is_saved_where_it_is() -> None:
     made.iteration(0)
     log.clear()
     made.save({"actor": Path("policy"), "critic": Path("critic")})
-    assert log == ["actor save_policy", "actor off", "critic full", "critic save_policy"]
+    assert log == ["actor save_model", "actor off", "critic full", "critic save_model"]

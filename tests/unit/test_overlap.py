@@ -15,7 +15,7 @@ from rlplace.overlap import Generation, Overlap, make_loop
 from rlplace.placement import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
-from rlplace.placement.schedule import rlhf_needs
+from rlplace.placement.schedule import text_needs
 from rlplace.workers.launch.group import WorkerGroup
 from tests.open_calls import OpenGroup
 
@@ -96,7 +96,7 @@ def looping(
     ahead: int, *, at_once: tuple[str, ...] = EVERYTHING, stage_timeout_s: float = 10.0
 ) -> tuple[Loop, list[str]]:
     """Over groups that end these calls as soon as they are made, and no others."""
-    needs = dataclasses.replace(rlhf_needs(("actor", "rollout", "env")), ahead=ahead)
+    needs = dataclasses.replace(text_needs(("actor", "rollout", "env")), ahead=ahead)
     cluster = ClusterConfig(component_placement={"actor": "0", "rollout": "1", "env": "2"})
     layout = plan_components(cluster, Topology.uniform(1, 3, "emulated", 1 << 30), needs=needs)
     log: list[str] = []

@@ -284,6 +284,10 @@ class ChannelServer:
                 why=f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error),
             )
             reply = Reply(request.serial, error=ChannelBroken(problem))
+        if reply.error is not None and answer.taken is not None:  # the client never gets what was taken for it
+            end, get, items = answer.taken
+            answer.taken = None
+            _settle(end, end.restore, get, items)
         answer.envelope = wire.pack(reply)
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer

@@ -262,7 +262,11 @@ class SharedChannel(QueueEnd):
         """Items for a client that may never receive them: `confirm` or `restore` them."""
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(self._attachment.queue.get, get, patience_s)
-        return get, [self._attachment.store.packed(payload) for payload, _, _ in get.taken]
+        try:
+            return get, [self._attachment.store.packed(payload) for payload, _, _ in get.taken]
+        except BaseException:
+            self.confirm(get)  # they are lost, the room that they had is not
+            raise
 
     def confirm(self, get: Get) -> None:
         """The client has them."""

@@ -146,7 +146,7 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
             why = "a comma in the key gives several components the same placement"
             fix = f"{','.join(filter(None, names)) or 'actor'}: {quote(text.value)}"
         elif components is not None and name not in components:
-            near = _meant(name, [c for c in components if c not in names])
+            near = _meant(name, [c for c in components if c not in {*names, *named}])
             code, what = "unknown-component", f"no component is called {name!r}" + suggestion(near)
             why = "the components of this algorithm are " + ", ".join(components)
             fix = f"{near}: {quote(text.value)}" if near and len(names) == 1 else f"rename or remove {name}"
@@ -157,7 +157,8 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
 
 def _meant(name: str, components: Sequence[str]) -> str | None:
     """Return the component that an unknown name probably stands for."""
-    return _OTHER_NAMES.get(name) or did_you_mean(name, components)
+    alias = _OTHER_NAMES.get(name)
+    return alias if alias in components else did_you_mean(name, components)
 
 
 def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from rlplace.config.show import quote
 from rlplace.errors import Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
@@ -170,17 +171,26 @@ def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
     """Twice, four times ... the accelerators, up to the first that is enough; nothing where none is.
 
-    Other components do not shrink when this one has more.
+    Other components do not shrink when this one has more. Components whose ranks share accelerators, or have none, are
+    left out.
     """
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
-    now, factor = case.ranks.get(component, case.placement.world_size(component)), 2
+    spec = case.placement.spec(component)
+    each, uneven = divmod(len(spec.accelerators), spec.world_size)
+    if not each or uneven:
+        return
+    now, factor = case.ranks.get(component, spec.world_size), 2
     while factor <= _MOST_FACTOR:
         wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
         if shortest(wider.ledger()) is None:
-            more, topology = now * (factor - 1), case.placement.topology
+            more, topology = now * (factor - 1) * each, case.placement.topology
             where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
-            fix = f"cluster.component_placement.{component}: {{accelerators: {now * factor}}}"
+            block: dict[str, object] = {"accelerators": now * factor * each}
+            block |= {"accelerators_per_rank": each} if each > 1 else {}
+            written = spec.canonical()
+            block |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
+            fix = f"cluster.component_placement.{component}: {quote(block, inside=False)}"
             yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
             return
         factor *= 2

@@ -1,4 +1,4 @@
-"""The demands of a job on real machines: resources per node, processes, visible GPUs, and what is missing or misplaced.
+"""What a job uses on real machines: resources per node, processes, visible GPUs, and what is missing or misplaced.
 
 CUDA_VISIBLE_DEVICES of a worker is decided here (`visible_ids`) and set by RayHost before anything imports torch. The
 report of a started process shows which node it is on, and that nothing there changed the variable; CudaDevice compares
@@ -16,7 +16,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.host import GroupSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CPU_SHARE = 0.01  # of the emulated reservation: workers ask for no CPU, so that many fit on few cores
+BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask for none (RayLauncher._process)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class NodeUse:
     """What the job uses of one node."""
 
     node: int
@@ -38,9 +38,8 @@ class Demand:
 
     @property
     def resource(self) -> tuple[str, float]:
-        return (
-            ("GPU", float(len(self.accelerators))) if self.kind == "cuda" and self.accelerators else ("CPU", CPU_SHARE)
-        )
+        gpus = len(self.accelerators) if self.kind == "cuda" else 0
+        return ("GPU", float(gpus)) if gpus else ("CPU", BUNDLE_CPUS)
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
@@ -48,15 +47,15 @@ def visible_to(slot: Slot) -> tuple[int, ...]:
     return slot.visible_accelerators or slot.local_accelerators
 
 
-def demands(slots: Sequence[Slot], topology: Topology) -> dict[int, Demand]:
+def node_uses(slots: Sequence[Slot], topology: Topology) -> dict[int, NodeUse]:
     """Sum up what slots use, by node rank, ascending; only nodes that are used."""
     used: dict[int, set[int]] = {}
     for slot in slots:
         used.setdefault(slot.node, set()).update(visible_to(slot))
-    return {n: Demand(node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind) for n in sorted(used)}
+    return {n: NodeUse(node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind) for n in sorted(used)}
 
 
-def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem | None:
+def unreserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> Problem | None:
     """Find a slot outside of what was reserved at the first launch."""
     for slot in slots:
         if slot.node not in reserved or not set(visible_to(slot)) <= set(reserved[slot.node].accelerators):
@@ -71,7 +70,7 @@ def unreserved(slots: Sequence[Slot], reserved: Mapping[int, Demand]) -> Problem
     return None
 
 
-def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address: str) -> Problem | None:
+def too_small(needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str) -> Problem | None:
     """Find what the cluster does not have even when no other job uses it. `machines` in order."""
     most = max(needed, default=0)
     if most >= len(machines):
@@ -83,8 +82,8 @@ def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address
             why=f"{address} has " + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
             fix=f"cluster.num_nodes={len(machines)}     (or add {_count(most + 1 - len(machines), 'node')})",
         )
-    for node, demand in needed.items():
-        lack = _lack(demand, machines[node].total)
+    for node, use in needed.items():
+        lack = _lack(use, machines[node].total)
         if lack is not None:
             return Problem(
                 code="cluster-too-small",
@@ -92,19 +91,19 @@ def too_small(needed: Mapping[int, Demand], machines: Sequence[Machine], address
                 what=f"node {node} has too little",
                 got=lack,
                 why=f"node {node} is {machines[node].address}; the placement uses its accelerators "
-                + ",".join(map(str, demand.accelerators)),
+                + ",".join(map(str, use.accelerators)),
                 fix="place the components on fewer accelerators, or join a larger cluster: ray.address",
             )
     return None
 
 
 def still_missing(
-    needed: Mapping[int, Demand], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
+    needed: Mapping[int, NodeUse], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
 ) -> Problem:
     """Describe what kept the reservation waiting. `free` maps machine ids to what is free there now."""
     lines = []
-    for node, demand in needed.items():
-        lack = _lack(demand, free.get(machines[node].id, {}))
+    for node, use in needed.items():
+        lack = _lack(use, free.get(machines[node].id, {}))
         if lack is not None:
             lines.append(f"node {node} ({machines[node].address}): {lack}")
     return Problem(
@@ -117,8 +116,8 @@ def still_missing(
     )
 
 
-def _lack(demand: Demand, has: Mapping[str, float]) -> str | None:
-    kind, needed = demand.resource
+def _lack(use: NodeUse, has: Mapping[str, float]) -> str | None:
+    kind, needed = use.resource
     return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
 
 
@@ -162,7 +161,7 @@ def _names(ids: Iterable[object]) -> str:
     return ",".join(map(str, ids)) or "none"
 
 
-def rendezvous_host(reserved: Mapping[int, Demand]) -> str:
+def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
     """Return where ranks 0 listen; "" is the address of their node, needed where any reserved node is another.
 
     Later launches count as well: their workers may have to reach a group that was launched on one node alone.

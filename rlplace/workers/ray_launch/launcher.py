@@ -31,7 +31,7 @@ from rlplace.workers.launch.devices import make_device
 from rlplace.workers.launch.handle import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus, visible
-from rlplace.workers.launch.reservation import VISIBLE, Demand, Machine, WorkerReport, rendezvous_host
+from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
@@ -54,7 +54,7 @@ class RayLauncher:
         self._session = RaySession(config)
         self._account: RayAccount | None = None
         self._machines: list[Machine] = []
-        self._reserved: dict[int, Demand] = {}
+        self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
         self._physical: dict[int, dict[int, str]] = {}  # node -> local number -> GPU id
         self._gpus: dict[int, tuple[Gpu, ...]] = {}  # of each node, as nvidia-smi lists them there
@@ -84,12 +84,12 @@ class RayLauncher:
 
         Blocks until it is free. Raises ClusterError, which names what is missing and where.
         """
-        needed = reservation.demands(slots, self._topology)
+        needed = reservation.node_uses(slots, self._topology)
         problem = reservation.too_small(needed, self._machines, self._session.address)
         if problem is not None:
             raise ClusterError(problem)
         self._bundles = placement_group(
-            [dict([demand.resource]) for demand in needed.values()],
+            [dict([use.resource]) for use in needed.values()],
             strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
             bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
         )

@@ -33,7 +33,7 @@ from rlplace.workers.worker import not_resident
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.sender import WeightSender
     from rlplace.comm.weights.shards import Shard
-    from rlplace.workers.training.advantages import AdvantageEstimator, Experience
+    from rlplace.workers.training.experience import AdvantageEstimator, Experience
     from rlplace.workers.training.lm_learner import ActorLearner
     from rlplace.workers.training.policy_learner import PolicyLearner
     from rlplace.workers.training.ranks import FromRank0
@@ -198,7 +198,7 @@ class LmActor(Actor):
     def setup(self) -> None:
         from rlplace.comm.weights.sender import WeightSender
         from rlplace.models.causal_lm import ActorCriticLm, CausalLm
-        from rlplace.workers.training.advantages import AdvantageEstimator
+        from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
         from rlplace.workers.training.ranks import FromRank0
         from rlplace.workers.training.trained_model import TrainedLm
@@ -281,7 +281,7 @@ class LmActor(Actor):
         if self.context.rank == 0:
             experience = self._experience or self._gather(part)
             self._groups = self._inferred = self._experience = None
-            learned = experience.with_signal() if self.config.config.algorithm.mixed_only else experience
+            learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
             shards, groups = self._learner.shards(learned, iteration), experience.groups
         return self._from_rank_0.scatter(shards, "samples"), groups
 

@@ -95,12 +95,12 @@ class TrainedWorker(Worker):
             seconds=time.perf_counter() - began,
         )
 
-    def save_policy(self, path: str) -> None:
+    def save_model(self, path: str) -> None:
         """Save the weights in the optimizer's dtype: a file or folder that rank 0 replaces whole. Raises OutputError.
 
         Where their average is kept, it is saved too, under the same name with `_ema` behind it.
         """
-        with self._computing("save_policy", Residency.WEIGHTS):
+        with self._computing("save_model", Residency.WEIGHTS):
             self._model.save(Path(path), self.context.rank)
             if self._average is not None:
                 with self._average.in_place():

@@ -139,7 +139,7 @@ def test_the_name_stands_for_settings_that_can_be_written_out(
     written: dict[str, Any], mean: str, high: float, mixed: bool
 ) -> None:
     algorithm = AlgorithmConfig(**written)
-    assert (algorithm.mean, algorithm.clip_high, algorithm.mixed_only) == (mean, high, mixed)
+    assert (algorithm.mean, algorithm.clip_high, algorithm.only_with_signal) == (mean, high, mixed)
     assert algorithm.advantages_normalized == (algorithm.name == "ppo")
     assert dataclasses.replace(algorithm, max_prompt_length=10, max_new_tokens=5).longest == 15
     assert dataclasses.replace(algorithm, sequence_length=40).longest == 40

@@ -60,6 +60,8 @@ def test_a_block_or_blocks_by_name() -> None:
     assert problem(named={"name": "n", "sise": 1}).key == "named.sise"
     wrong = problem(named={"a": {"name": "n", "sise": 1}})
     assert (wrong.code, wrong.key) == ("unknown-key", "named.a.sise")
+    wrong = problem(named={"a": {"name": "n", 1: 2}})
+    assert (wrong.code, wrong.what) == ("unknown-key", "unknown key")
 
 
 def test_absent_keys_have_their_defaults() -> None:

@@ -12,11 +12,11 @@ from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, Traini
 from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import Head, read_model
-from rlplace.placement.schedule import rlhf_needs
+from rlplace.placement.schedule import text_needs
 
 GIB = 1 << 30
 COMPONENTS = ("actor", "critic", "reference", "reward", "rollout")
-RLHF = rlhf_needs(COMPONENTS)
+RLHF = text_needs(COMPONENTS)
 SIZES: Mapping[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
@@ -40,7 +40,7 @@ def rlhf_demands(size: str, *, micro_batch: int = 4, sequence_length: int = 2048
 
 
 def rlhf(
-    placement: Mapping[str, str], topology: Topology, demands: Mapping[str, Demand], *, offload: bool = True
+    placement: Mapping[str, object], topology: Topology, demands: Mapping[str, Demand], *, offload: bool = True
 ) -> MemoryCase:
     return MemoryCase(
         placement=HybridComponentPlacement({"component_placement": placement}, topology),

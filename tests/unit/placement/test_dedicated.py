@@ -13,7 +13,7 @@ from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.dedicated import count_active, dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.nodes import declare_topology
-from rlplace.placement.schedule import PPO_NEEDS
+from rlplace.placement.schedule import SIMULATOR_NEEDS
 
 EIGHT = Topology.uniform(1, 8)
 
@@ -40,8 +40,8 @@ def test_the_hybrid_job_needs_two_nodes_of_its_own() -> None:
 
 def test_work_is_counted_by_stage() -> None:
     here = placed(EIGHT, actor="0-7", env="0-3", rollout="4-7")
-    assert count_active(here, PPO_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
-    assert count_active(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), PPO_NEEDS).at_work == {
+    assert count_active(here, SIMULATOR_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
+    assert count_active(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), SIMULATOR_NEEDS).at_work == {
         "sync": 12,
         "rollout": 8,
         "learn": 8,

@@ -146,9 +146,16 @@ def test_component_names() -> None:
 
 
 def test_names_of_other_libraries_are_understood() -> None:
-    (problem,) = problems({"actor,rollout": "0-7", "ref": "0-3"}, components=("actor", "rollout"))
+    known = ("actor", "rollout", "reference")
+    (problem,) = problems({"actor,rollout": "0-7", "ref": "0-3"}, components=known)
     assert (problem.code, problem.fix) == ("unknown-component", "reference: 0-3")
     assert "did you mean 'reference'" in problem.what
+    for block, components in (
+        ({"actor,rollout": "0-7", "ref": "0-3"}, known[:2]),  # the algorithm has none
+        ({"actor,rollout": "0-7", "reference": "0", "ref": "0-3"}, known),  # it is placed
+    ):
+        (problem,) = problems(block, components=components)
+        assert "reference" not in (problem.fix or "")
 
 
 def test_comma_keys_place_each_component() -> None:

@@ -14,14 +14,14 @@ from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.checks import BatchSizes
 from rlplace.placement.flow import Transport
 from rlplace.placement.machines.nodes import declare_topology
-from rlplace.placement.schedule import Needs, Residency, rlhf_needs
+from rlplace.placement.schedule import Needs, Residency, text_needs
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 RLHF = ("actor", "critic", "reference", "reward", "rollout")
 
 
 def layout(block: dict[str, Any], topology: Topology, **options: Any) -> Plan:
-    options.setdefault("offload", rlhf_needs(RLHF).components)
+    options.setdefault("offload", text_needs(RLHF).components)
     return plan_components(ClusterConfig(component_placement=block), topology, **options)
 
 
@@ -32,13 +32,13 @@ def codes(block: dict[str, Any], topology: Topology, **options: Any) -> tuple[st
 
 
 def test_needs_of_the_roles_that_are_named() -> None:
-    needs = rlhf_needs(["actor", "rollout", "reward.math", "reward.style", "reference", "agent.search", "typo"])
+    needs = text_needs(["actor", "rollout", "reward.math", "reward.style", "reference", "agent.search", "typo"])
     assert needs.stages == ("sync", "rollout", "infer", "learn")
     assert set(needs.components) == {"actor", "rollout", "reward.math", "reward.style", "reference", "agent.search"}
     assert needs.of("infer", "reward.math") is FULL
     assert needs.of("infer", "actor") is WEIGHTS
     assert needs.of("rollout", "agent.search") is FULL
-    assert rlhf_needs(["env"]).stages == ("sync", "rollout", "learn")  # nobody infers
+    assert text_needs(["env"]).stages == ("sync", "rollout", "learn")  # nobody infers
 
 
 def test_colocate_all_with_eight_engines_on_eight() -> None:

@@ -21,7 +21,7 @@ from rlplace.placement.memory.footprint import Demand, HostPart, Part, Placed
 from rlplace.placement.memory.ledger import Account, Load, MemoryCase
 from rlplace.placement.memory.ledger_text import ledger_record, render_ledger
 from rlplace.placement.memory.measured import read_measurements, record_measurements
-from rlplace.placement.schedule import Needs, Residency, rlhf_needs
+from rlplace.placement.schedule import Needs, Residency, text_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
@@ -290,7 +290,7 @@ def test_a_cluster_without_accelerators_has_hosts() -> None:
         {"agent": {"node_group": "node", "placement": "0-1"}},
         Topology.uneven([0, 0]),
         {"agent": SimulatorDemand(host_bytes=5)},
-        rlhf_needs(("agent",)),
+        text_needs(("agent",)),
     )
     ledger = case.ledger()
     assert ledger.accelerators == ()
@@ -327,7 +327,7 @@ def test_ranks_on_nodes_hold_host_memory_only() -> None:
             "agent": SimulatorDemand(accelerator_bytes=9, host_bytes=5),
             "rollout": SimulatorDemand(accelerator_bytes=1),
         },
-        rlhf_needs(("agent",)),
+        text_needs(("agent",)),
     )
     ledger = case.ledger()
     assert [(str(a.numbers), a.worst.total_bytes) for a in ledger.accelerators] == [("0-3", 1)]

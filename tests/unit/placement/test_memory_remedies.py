@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+import yaml
+
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.remedies import find_remedies, find_shortages
-from rlplace.placement.schedule import rlhf_needs
+from rlplace.placement.memory.remedies import Remedy, find_remedies, find_shortages
+from rlplace.placement.schedule import text_needs
 from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
     colocated_8b,
     ppo,
+    rlhf,
     rlhf_demands,
     spread_70b,
     with_host_memory,
@@ -129,6 +132,22 @@ def test_more_accelerators_are_counted_in_doublings() -> None:
     assert wider.cost == "24 more accelerators, on a larger cluster"
 
 
+def test_more_accelerators_keep_those_of_a_rank_and_need_ranks_of_their_own() -> None:
+    demands = {"actor": rlhf_demands("70b", micro_batch=1)["actor"]}
+    cluster = Topology.uniform(2, 8, "cuda", 80 * GIB)
+
+    def more(**actor: object) -> list[Remedy]:
+        placement = {"actor": actor, "rollout": "8"}
+        return [r for r in find_remedies(rlhf(placement, cluster, demands)) if "component_placement" in r.fix]
+
+    (wider,) = more(accelerators=8, accelerators_per_rank=2)
+    line = yaml.safe_load(wider.fix)["cluster.component_placement.actor"]
+    assert line == {"accelerators": 16, "accelerators_per_rank": 2}
+    assert wider.cost == "8 more accelerators, on a larger cluster"
+    assert wider.case.ranks == {"actor": 8}
+    assert more(placement="0-7", ranks_per_accelerator=2) == []
+
+
 def _model(size: str):  # type: ignore[no-untyped-def]
     actor = rlhf_demands(size)["actor"]
     assert isinstance(actor, TrainingDemand)
@@ -198,7 +217,7 @@ def test_what_only_loading_needs_is_said_to_be_at_the_start() -> None:
         placement=HybridComponentPlacement(
             {"component_placement": {"reference": "0"}}, Topology.uniform(1, 1, "cuda", 16 * GIB)
         ),
-        needs=rlhf_needs(("reference",)),
+        needs=text_needs(("reference",)),
         offload={},
         demands={"reference": dataclasses.replace(reference, sharded=False)},
     )

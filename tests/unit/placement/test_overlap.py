@@ -11,7 +11,7 @@ from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Plan, Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import Part
-from rlplace.placement.schedule import Residency, Schedule, rlhf_needs, schedule_of
+from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
@@ -81,7 +81,7 @@ def test_those_who_both_stay_may_share() -> None:
 def test_a_judge_keeps_up_with_rollout_only_where_nobody_ever_needs_its_place() -> None:
     def scored_by(**block: str) -> Schedule:
         placement = HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 4))
-        needs = dataclasses.replace(rlhf_needs(placement.components), ahead=1)
+        needs = dataclasses.replace(text_needs(placement.components), ahead=1)
         return schedule_of(placement, needs, dict.fromkeys(placement.components, True))
 
     alone = scored_by(actor="0", env="1", rollout="1", reference="2")

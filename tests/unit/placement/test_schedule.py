@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.errors import Problem, Source
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import PPO_NEEDS, Move, Residency, Schedule, find_clashes, schedule_of
+from rlplace.placement.schedule import SIMULATOR_NEEDS, Move, Residency, Schedule, find_clashes, schedule_of
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 ALL = ("actor", "env", "rollout")
@@ -20,12 +20,12 @@ def placed(actor: str, env: str, rollout: str) -> HybridComponentPlacement:
 
 
 def schedule(placement: HybridComponentPlacement, offload: Sequence[str]) -> Schedule:
-    return schedule_of(placement, PPO_NEEDS, {c: c in offload for c in ALL})
+    return schedule_of(placement, SIMULATOR_NEEDS, {c: c in offload for c in ALL})
 
 
 def clashes(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> list[Problem]:
     sources = {"actor.enable_offload": Source(file="run.yaml", line=3)}
-    return list(find_clashes(placement, PPO_NEEDS, {c: c in offload for c in ALL}, allow, sources, {}))
+    return list(find_clashes(placement, SIMULATOR_NEEDS, {c: c in offload for c in ALL}, allow, sources, {}))
 
 
 def move(component: str, before: Residency, after: Residency) -> Move:

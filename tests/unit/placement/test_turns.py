@@ -8,13 +8,13 @@ import pytest
 
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import (
-    PPO_NEEDS,
+    SIMULATOR_NEEDS,
     Residency,
     Schedule,
     base_stage,
-    rlhf_needs,
     schedule_of,
     split_stages,
+    text_needs,
 )
 
 OFF, WEIGHTS, FULL = Residency
@@ -28,7 +28,7 @@ def placed(**block: object) -> HybridComponentPlacement:
 def schedule(
     placement: HybridComponentPlacement, staying: Collection[str] = (), *, refreshed: bool = False
 ) -> Schedule:
-    needs = rlhf_needs(placement.components, refreshed=refreshed)
+    needs = text_needs(placement.components, refreshed=refreshed)
     return schedule_of(placement, needs, {c: c not in staying for c in placement.components})
 
 
@@ -104,7 +104,7 @@ def test_who_stays_takes_no_turns() -> None:
 
 
 def test_a_stage_in_which_all_began_early_is_no_stage() -> None:
-    needs = rlhf_needs(("actor", "rollout", "reward"), actor_infers=False)
+    needs = text_needs(("actor", "rollout", "reward"), actor_infers=False)
     placement = placed(actor="0-3", rollout="4-7", reward="cpu")
     plan = schedule_of(placement, needs, dict.fromkeys(placement.components, True))
     assert scored_by(plan) == {"rollout": ("rollout", "reward"), "learn": ("actor",)}
@@ -121,20 +121,20 @@ def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:
 
 def test_simulators_are_not_touched() -> None:
     placement = placed(actor="0-7", env="0-3", rollout="4-7")
-    assert split_stages(PPO_NEEDS, placement, dict.fromkeys(placement.components, True)) == PPO_NEEDS
-    plan = schedule_of(placement, PPO_NEEDS, dict.fromkeys(placement.components, True))
+    assert split_stages(SIMULATOR_NEEDS, placement, dict.fromkeys(placement.components, True)) == SIMULATOR_NEEDS
+    plan = schedule_of(placement, SIMULATOR_NEEDS, dict.fromkeys(placement.components, True))
     assert plan.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
 
 
 def test_turns_are_taken_once() -> None:
     placement = placed(**EVERYWHERE)
     leaving = dict.fromkeys(placement.components, True)
-    once = split_stages(rlhf_needs(placement.components), placement, leaving)
+    once = split_stages(text_needs(placement.components), placement, leaving)
     assert split_stages(once, placement, leaving) == once
     assert [base_stage(stage) for stage in once.stages] == ["sync", "rollout", *["infer"] * 4, *["learn"] * 2]
 
 
 def test_the_names_of_a_job_decide_who_judges() -> None:
-    assert rlhf_needs(("actor", "rollout", "env")).stages == ("sync", "rollout", "learn")
-    assert rlhf_needs(("actor", "rollout", "env"), actor_infers=True).residency["infer"] == {"actor": WEIGHTS}
-    assert "actor" not in rlhf_needs(("actor", "rollout", "reference"), actor_infers=False).residency["infer"]
+    assert text_needs(("actor", "rollout", "env")).stages == ("sync", "rollout", "learn")
+    assert text_needs(("actor", "rollout", "env"), actor_infers=True).residency["infer"] == {"actor": WEIGHTS}
+    assert "actor" not in text_needs(("actor", "rollout", "reference"), actor_infers=False).residency["infer"]

@@ -12,12 +12,12 @@ from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.reservation import (
-    CPU_SHARE,
+    BUNDLE_CPUS,
     Machine,
     WorkerReport,
     cannot_share,
-    demands,
     misplaced,
+    node_uses,
     processes,
     rendezvous_host,
     too_small,
@@ -38,15 +38,15 @@ def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ..
 
 
 def test_one_demand_per_used_node_for_what_is_used_there() -> None:
-    needed = demands(slots([0], [2, 3], [2], [5]), GPUS)
+    needed = node_uses(slots([0], [2, 3], [2], [5]), GPUS)
     assert {node: d.accelerators for node, d in needed.items()} == {0: (0, 2, 3), 1: (1,)}
     assert [d.resource for d in needed.values()] == [("GPU", 3.0), ("GPU", 1.0)]
     emulated = Topology.uniform(1, 8)
-    assert demands(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", CPU_SHARE)
+    assert node_uses(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", BUNDLE_CPUS)
 
 
 def test_a_cluster_that_can_never_hold_it() -> None:
-    needed = demands(slots([0], [4], [5]), GPUS)
+    needed = node_uses(slots([0], [4], [5]), GPUS)
     assert too_small(needed, [machine(1), machine(2)], "here") is None
     fewer = too_small(needed, [machine(1)], "10.0.0.1:6379")
     assert fewer is not None
@@ -81,8 +81,8 @@ def test_a_worker_that_sits_wrong_is_found() -> None:
 
 def test_a_rendezvous_is_reachable_from_every_reserved_node() -> None:
     """Also where the groups of one launch are on one node: readers of a later launch may be on another."""
-    assert rendezvous_host(demands(slots([0], [1]), GPUS)) == "127.0.0.1"
-    assert rendezvous_host(demands(slots([0], [4]), GPUS)) == ""
+    assert rendezvous_host(node_uses(slots([0], [1]), GPUS)) == "127.0.0.1"
+    assert rendezvous_host(node_uses(slots([0], [4]), GPUS)) == ""
 
 
 # ── processes that several workers share ─────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import resource
@@ -233,6 +234,7 @@ def test_limits_of_a_process(folder: Path, limit: int, ended: int) -> None:
     """A largest file bounds the arena; too few addresses for it are a Problem."""
 
     def write() -> None:
+        gc.collect()  # arenas of earlier tests, which would give back addresses later
         used = 4096 * int(Path("/proc/self/statm").read_text().split()[0]) if limit == resource.RLIMIT_AS else 0
         resource.setrlimit(limit, (used + (1 << 30),) * 2)
         try:

@@ -11,7 +11,7 @@ import pytest
 from rlplace.config import read_config
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.advantages import AdvantageEstimator, Experience
+from rlplace.workers.training.experience import AdvantageEstimator, Experience
 from tests.lm_ranks import made_up_samples
 
 GROUPS = [group[:2] for group in made_up_samples()[:2]]

@@ -221,6 +221,24 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
     assert channel.stats().dead == ("an unnamed worker",)
 
 
+def test_items_that_cannot_be_read_for_a_client_leave_their_room(
+    make: Callable[..., SharedChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = make(capacity_items=1)
+
+    def fails(payload: object) -> codec.Packed:
+        raise MemoryError
+
+    monkeypatch.setattr(channel._attachment.store, "packed", fails)
+    for i in range(40):
+        channel.put(i)
+        with pytest.raises(MemoryError):
+            asyncio.run(channel.take(None, "", None))
+    monkeypatch.undo()
+    channel.put(2)
+    assert channel.get() == 2
+
+
 def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
     channel = make(capacity_items=40)
 

@@ -21,7 +21,7 @@ def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
 
 
 def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(model: Path, tmp_path: Path) -> None:
-    asked = (*PROBED, *FACTORS, "actor.optimizer.lr=2.0e-2", "runner.total_iterations=12")
+    asked = (*PROBED, *FACTORS, "actor.optimizer.lr=2.0e-2", "runner.total_iterations=20", "rollout.seed=1")
     run = train(
         "collocated_grpo_llm", tmp_path, "cluster.launcher=inline", *placed("0", "0", "0"), *tiny(model), *asked
     )

@@ -1,4 +1,4 @@
-"""Why the numbers of a language-model job are what they are: which follow from which, and in what ratio they stand."""
+"""The numbers of a language-model job, the reason for each, and their ratio."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from rlplace.config import FrozenConfig, TrainedConfig
+from rlplace.placement.checks import PARTNERS
 from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
-_PARTNERS = {"reference": "actor", "reward": "critic"}
-_RATIO = ("rollout", "actor", "critic")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +67,10 @@ def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Coun
 
 
 def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
-    names = [c for c in _RATIO if c in placement.components and placement.accelerators(c)]
+    names = [c for c in ("rollout", "actor", "critic") if c in placement.components and placement.accelerators(c)]
     sizes = [len(placement.accelerators(c)) for c in names]
     unit = gcd(*sizes)
-    partners = [(c, _PARTNERS.get(role_of(c), "")) for c in placement.components]
+    partners = [(c, PARTNERS.get(role_of(c), "")) for c in placement.components]
     pairs = [f"{c} with {other}" for c, other in partners if other in names and placement.shared(c, other)]
     yield Count(
         subject=" : ".join(names),
@@ -95,5 +94,4 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
 
 
 def _each(items: int, takers: int) -> str:
-    """Where it does not divide, some take more than others."""
     return str(items // takers) if items % takers == 0 else f"about {items / takers:.3g}"

@@ -38,15 +38,15 @@ def test_needs_of_the_roles_that_are_named() -> None:
     assert needs.of("infer", "reward.math") is FULL
     assert needs.of("infer", "actor") is WEIGHTS
     assert needs.of("rollout", "agent.search") is FULL
-    assert text_needs(["env"]).stages == ("sync", "rollout", "learn")  # nobody infers
+    assert text_needs(["env"]).stages == ("sync", "rollout", "learn")  # no component infers
 
 
 def test_colocate_all_with_eight_engines_on_eight() -> None:
     made = layout({"preset": "colocate_all"}, Topology.uniform(1, 8))
     assert made.placement.mode == "collocated"
     assert made.placement.spec("rollout").num_copies == 8
-    # Who judges and who learns leave each other their accelerators.
-    order = {stage: works for stage, works in made.schedule.active.items() if stage not in ("sync", "rollout")}
+    # Scorers and learners take turns.
+    order = {stage: active for stage, active in made.schedule.active.items() if stage not in ("sync", "rollout")}
     assert order == {
         "infer 1": ("reference",),
         "infer 2": ("reward",),
@@ -114,7 +114,7 @@ def test_residency_follows_the_partners() -> None:
     held = {c: [made.schedule.residency[s][c] for s in made.needs.stages] for c in RLHF}
     assert held == {
         "actor": [WEIGHTS, OFF, WEIGHTS, FULL],
-        "reference": [OFF, FULL, OFF, OFF],  # nobody generates there: it judges what is finished meanwhile
+        "reference": [OFF, FULL, OFF, OFF],  # no engine is there: it scores finished samples during rollout
         "critic": [OFF, OFF, FULL, FULL],
         "reward": [OFF, FULL, OFF, OFF],
         "rollout": [FULL, FULL, FULL, FULL],  # alone on its accelerators
@@ -171,7 +171,7 @@ def test_partners_of_sizes_that_do_not_divide() -> None:
     assert layout({**block, "reference": "6-7"}, Topology.uniform(1, 8)).warnings == ()
 
 
-def test_batches_divide_over_everybody() -> None:
+def test_batches_divide_over_engines_and_copies() -> None:
     block = {"actor,critic": "0-5", "rollout": {"placement": "6-7", "tensor_parallel_size": 2}}
 
     def found(**sizes: int) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def test_contradictions_are_refused(placement: dict[str, Any], blocks: dict[str,
 
 
 def test_rewards_that_share_a_block_stay_by_its_key() -> None:
-    """A fix names a key that is there: of `reward.math`, that of the block it shares with others."""
+    """The key of a fix exists: for `reward.math`, it is that of the block that it shares with others."""
     placement = WITHOUT_CRITIC | {"critic": "0-3", "reward.math": "0-3", "reward.safety": "0-1"}
     del placement["reward"]
     shared = {"reward": {"enable_offload": False}}
@@ -144,22 +144,21 @@ def test_remedies_of_rewards_that_share_a_block_are_those_of_the_block() -> None
 
 
 def test_ranks_of_partners_need_not_match_in_a_run() -> None:
-    """Groups are shared out to whoever scores them: three ranks beside two are as good as any."""
+    """Groups are scattered over the ranks that score them, whatever their number."""
     uneven = ALL | {"critic": "0-1", "reward": "0-2"}
     assert layout(config(uneven)).schedule.active["infer 2"] == ("reward",)
     with pytest.raises(PlacementError, match="uneven-partners"):
         layout(config(uneven, task=False))
 
 
-def test_a_reward_that_computes_elsewhere_is_in_nobodys_way() -> None:
+def test_a_reward_that_computes_elsewhere_needs_no_accelerators() -> None:
     with pytest.raises(PlacementError) as caught:
         layout(config(ALL, reward={"function": "score"}))
     (problem,) = caught.value.problems
     assert (problem.code, problem.got) == ("needs-no-accelerators", "0-3")
 
 
-def test_a_plan_may_say_less_than_a_run() -> None:
-    """Without a task nothing runs: who is missing then may still come."""
+def test_what_is_planned_only_may_lack_components() -> None:
     planned = layout(config(WITHOUT_CRITIC, task=False))
     assert planned.channels == ()
     assert [stage for stage in planned.schedule.stages if stage.startswith("infer")] == [
@@ -171,7 +170,7 @@ def test_a_plan_may_say_less_than_a_run() -> None:
         layout(config(ALL, task=False, critic=ON | {"on_actor": True}))
 
 
-def test_every_judge_is_given_the_samples_and_heard() -> None:
+def test_every_scorer_gets_the_samples_and_sends_scores() -> None:
     plan = layout(config(ALL))
     channels = {c.name: (c.source, c.target, c.capacity_items) for c in plan.channels}
     assert channels == {
@@ -198,14 +197,14 @@ def test_every_judge_is_given_the_samples_and_heard() -> None:
 
 
 def test_the_actor_infers_where_the_algorithm_asks_for_it() -> None:
-    judged = {"actor": "0-1", "env": "2-3", "rollout": "2-3", "reference": "0-1"}
+    scored = {"actor": "0-1", "env": "2-3", "rollout": "2-3", "reference": "0-1"}
     grpo = {"name": "grpo", "kl_coef": 0.01}
     assert (
-        "infer" not in layout(config(judged, algorithm=grpo | {"kl_in": "loss", "kl_estimator": "k3"})).schedule.active
+        "infer" not in layout(config(scored, algorithm=grpo | {"kl_in": "loss", "kl_estimator": "k3"})).schedule.active
     )
-    works = layout(config(judged, algorithm=grpo | {"kl_in": "reward"})).schedule.active
-    assert works["infer"] == ("actor",)
-    assert works["rollout"] == ("env", "rollout", "reference")
+    active = layout(config(scored, algorithm=grpo | {"kl_in": "reward"})).schedule.active
+    assert active["infer"] == ("actor",)
+    assert active["rollout"] == ("env", "rollout", "reference")
     plain = {"actor": "0-1", "env": "2-3", "rollout": "2-3"}
     assert layout(config(plain, algorithm={"name": "grpo"})).schedule.stages == ("sync", "rollout", "learn")
     shared = config(
@@ -239,7 +238,7 @@ def test_each_turn_holds_its_own() -> None:
         assert {hold.component for hold in at(asked, stage).holds} == {component}
 
 
-def test_a_judge_that_works_in_rollout_is_counted_there() -> None:
+def test_a_scorer_that_runs_in_rollout_is_counted_there() -> None:
     apart = {"actor": "0", "critic": "0", "rollout": "1", "env": "1", "reference": "2", "reward": "3"}
     asked = case(config(apart))
     (reference,) = [a for a in asked.ledger().accelerators if 2 in a.numbers]

@@ -1,4 +1,4 @@
-"""Who sends which rows to whom, and by which way."""
+"""Routes of rows and of weights, and their transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who works at once and who one after another, from what an algorithm declares and where components sit."""
+"""Which components run at once and which in turn, by the needs of an algorithm and their placement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlplace.placement.schedule import (
 )
 
 OFF, WEIGHTS, FULL = Residency
-Works = dict[str, tuple[str, ...]]
+Active = dict[str, tuple[str, ...]]
 
 
 def placed(**block: object) -> HybridComponentPlacement:
@@ -32,15 +32,15 @@ def schedule(
     return schedule_of(placement, needs, {c: c not in staying for c in placement.components})
 
 
-def scored_by(plan: Schedule) -> Works:
-    return {stage: works for stage, works in plan.active.items() if stage != "sync"}
+def scored_by(plan: Schedule) -> Active:
+    return {stage: active for stage, active in plan.active.items() if stage != "sync"}
 
 
 EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")
 
 
 @pytest.mark.parametrize(
-    ("block", "works"),
+    ("block", "active"),
     [
         (
             EVERYWHERE,
@@ -54,7 +54,7 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
                 "learn 2": ("actor",),
             },
         ),
-        (  # a judge with accelerators of its own works while samples are drawn
+        (  # a scorer with accelerators of its own runs while samples are drawn
             {"actor": "0-3", "rollout": "0-3", "critic": "4-5", "reference": 6, "reward": 7},
             {"rollout": ("rollout", "reference", "reward"), "infer": ("actor", "critic"), "learn": ("critic", "actor")},
         ),
@@ -87,10 +87,10 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
         ),
     ],
 )
-def test_turns_follow_from_the_placement(block: Mapping[str, object], works: Works) -> None:
+def test_turns_follow_from_the_placement(block: Mapping[str, object], active: Active) -> None:
     plan = schedule(placed(**block))
-    assert scored_by(plan) == works
-    assert plan.stages == ("sync", *works)
+    assert scored_by(plan) == active
+    assert plan.stages == ("sync", *active)
     for stage, working in plan.active.items():
         assert all(plan.residency[stage][c] >= plan.needs.of(stage, c) > OFF for c in working)
 

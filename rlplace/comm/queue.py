@@ -139,6 +139,7 @@ class QueueMachine:
             else:
                 self._append(entry, put.key, put.payload, now)
             return True
+        self._wake(t.PUTTERS, credit, now)  # those ahead may have been passed over while others were woken for it
         if waker and not waiter:
             self._join(put, t.PUTTERS, waker, now)
         return False
@@ -243,6 +244,7 @@ class QueueMachine:
                 if words[t.PUTTERS + t.COUNT]:
                     self._wake(t.PUTTERS, self._credit(), now)
                 return True
+            self._wake(getters, depth, now)  # as in `put`
         elif self._ended(key):
             self.withdraw(get, now)
             raise channel_errors.end_of_stream(self.spec, get.owner_name, get.key_name)

@@ -166,8 +166,11 @@ class RandomWalk(RuleBasedStateMachine):
         return done
 
     def settle(self) -> None:
-        """Woken requests try again until none is woken; then time passes, and what sleeps looks by itself."""
-        for _ in range(3):
+        """Woken requests try again until none is woken; then time passes, and what sleeps looks by itself.
+
+        Each time that passes shows one stopped process; one more for those that were woken before.
+        """
+        for _ in range(len(self.stopped) + 2):
             while self.queue.wakes:
                 wakers, self.queue.wakes = self.queue.wakes, []
                 self.random.shuffle(wakers)
@@ -182,6 +185,16 @@ class RandomWalk(RuleBasedStateMachine):
 
 TestRandomWalk = RandomWalk.TestCase
 TestRandomWalk.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_several_stopped_getters_hold_up_no_other() -> None:
+    queue = QueueMachine(local_table(ChannelSpec(name="q", capacity_items=4)), 1, References())
+    stopped, runs = [Get(name, "a", None) for name in "xyz"], Get("runs", "a", None)
+    assert not any(queue.get(get, waker, 1.0) for waker, get in enumerate([*stopped, runs], 1))
+    assert queue.put(Put("env rank 0", "a", 1.0, None, (1,)), 0, 1.0)
+    looks = [queue.get(runs, 4, 1.0 + 2 * STALLED_S * look) for look in range(1, 4)]
+    assert looks == [False, False, True]
+    assert queue.wakes == [1, 2, 3]
 
 
 def test_the_last_item_of_a_closed_channel_ends_the_other_waits() -> None:

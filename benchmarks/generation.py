@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplace.config import TextRolloutConfig
+from rlplace.config.schema import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines.contract import EngineSettings

@@ -42,7 +42,7 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 def sleep(level: Literal[1, 2]) -> str:
     """Bytes and seconds of one sleep and wake, and what stays; the model must say the same after as before."""
     from benchmarks.generation import small_model, stored_weights
-    from rlplace.config import TextRolloutConfig
+    from rlplace.config.schema import TextRolloutConfig
     from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.models.causal_lm import LmSpec
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments

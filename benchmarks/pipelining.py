@@ -19,7 +19,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.envs import describe
 from rlplace.metrics import reduce_metrics
 from rlplace.models.mlp import build_policy

@@ -22,7 +22,7 @@ from typing import Literal
 from emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config import AcceleratorConfig, ClusterConfig
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.machines.topology import Topology

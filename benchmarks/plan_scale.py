@@ -27,7 +27,7 @@ def plan_shared(count: int) -> None:
 
 
 def make_ppo(count: int, placement: dict[str, object]) -> None:
-    from rlplace.config import read_config
+    from rlplace.config.read import read_config
     from rlplace.placement import Topology, make_plan
 
     config = read_config(
@@ -43,7 +43,7 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
 
 def plan_rlhf(count: int) -> None:
     """Ten components, with the routes of samples to all of them."""
-    from rlplace.config import ClusterConfig
+    from rlplace.config.schema import ClusterConfig
     from rlplace.placement import Topology, plan_components
     from rlplace.placement.checks import BatchSizes
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
 from rlplace.models.mlp import ActorCritic, build_policy, noise_shape, sample

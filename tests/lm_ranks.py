@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlplace.comm.channel import Channel
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.comm.local import LocalChannel
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Residency
 from rlplace.run import worker_of

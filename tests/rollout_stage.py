@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.envs import describe
 from rlplace.metrics import Metrics
 from rlplace.models.mlp import build_policy

@@ -15,7 +15,7 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.envs.text import Transcript
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency

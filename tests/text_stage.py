@@ -12,7 +12,7 @@ import numpy as np
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlplace.config import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.config.model_folder import no_folder, not_a_model
+from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library
 from rlplace.errors import ConfigError, Problem, Source, source_of
 from rlplace.placement.language.spec import role_of

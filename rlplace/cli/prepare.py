@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.cli.checks import check_env, check_plan
-from rlplace.config import Config, SimulatorEnvConfig, read_config
 from rlplace.config.compose import Composed
 from rlplace.config.model_folder import with_folder
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config, SimulatorEnvConfig
 from rlplace.envs import describe
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source
 from rlplace.placement.counts import explain_counts

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from rlplace.config import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for 
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlplace.config import SimulatorEnvConfig
+    from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.errors import Problem
 
 

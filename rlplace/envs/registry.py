@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
 
 if TYPE_CHECKING:
-    from rlplace.config import SimulatorEnvConfig, TextEnvConfig
+    from rlplace.config.schema import SimulatorEnvConfig, TextEnvConfig
     from rlplace.envs.contract import Adapter, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 

@@ -15,9 +15,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from rlplace.config import ClusterConfig, Config, read_config
 from rlplace.config.fields import Field, ModelKind, block_in, fields_of
-from rlplace.config.read import try_config
+from rlplace.config.read import read_config, try_config
+from rlplace.config.schema import ClusterConfig, Config
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.rules import Rule, Rules, shape_of
 from rlplace.imports.settings import PLACEMENT, Setting, flow

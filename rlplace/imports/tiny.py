@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.errors import ConfigError, Problem
 from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model

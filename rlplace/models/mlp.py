@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
-from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}

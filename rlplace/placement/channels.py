@@ -31,7 +31,7 @@ from rlplace.placement.flow import Routes, block_edges
 from rlplace.placement.language.spec import RankLocations, process_name, role_of
 
 if TYPE_CHECKING:
-    from rlplace.config import Config
+    from rlplace.config.schema import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 # One bucket travels while the one before it is being taken.

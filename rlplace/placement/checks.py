@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
 from typing import TYPE_CHECKING
 
-from rlplace.config import RewardConfig
+from rlplace.config.schema import RewardConfig
 from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 from rlplace.placement.flow import block_edges
@@ -22,7 +22,7 @@ from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
 
 if TYPE_CHECKING:
-    from rlplace.config import Config
+    from rlplace.config.schema import Config
 
 _ENVS = "env.total_num_envs"
 _PLACEMENT = "cluster.component_placement"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING
 
-from rlplace.config import FrozenConfig, TrainedConfig
+from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.checks import PARTNERS
 from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
-    from rlplace.config import Config
+    from rlplace.config.schema import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from rlplace.config import ClusterConfig, Config, RewardConfig
+from rlplace.config.schema import ClusterConfig, Config, RewardConfig
 from rlplace.errors import PlacementError, Problem, Source
 from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
 from rlplace.models.mlp import build_policy, noise_shape

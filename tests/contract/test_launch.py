@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config import AcceleratorConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig, RayConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelBroken,

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from rlplace.config import Config
+from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
 from rlplace.placement.memory.demands import PolicyRolloutDemand, PolicyShape, PolicyTrainingDemand, policy_shape

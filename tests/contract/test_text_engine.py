@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.config import TextRolloutConfig
+from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.placement.schedule import Residency

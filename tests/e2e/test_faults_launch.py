@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config import AcceleratorConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
@@ -70,7 +70,7 @@ def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
 
 DRIVER = """
     import sys
-    from rlplace.config import AcceleratorConfig
+    from rlplace.config.schema import AcceleratorConfig
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.placement.language.slots import FlexiblePlacementStrategy
     from tests.contract.launch_workers import Probe

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlplace import train
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.config.schema import AlgorithmName
 from rlplace.envs.registry import TASKS
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from rlplace.config import RayConfig
+from rlplace.config.schema import RayConfig
 from rlplace.errors import WorkerError
 from rlplace.placement.language.slots import PackedPlacementStrategy
 from rlplace.placement.machines.topology import Topology

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from tests.e2e.training import INLINE, finish, placed, read_until, start, train
 
 ONE_EACH = (*INLINE, *placed("0", "0", "1"))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config import Config, read_config
 from rlplace.config.compose import config_names, with_hydra
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.placement import Plan, Topology, make_plan
 from rlplace.placement.channels import scorers_of
 from rlplace.placement.schedule import Schedule, base_stage

@@ -11,7 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.flow import DeviceDelivery, Route, Transport, deliver

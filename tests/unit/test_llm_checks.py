@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rlplace.cli.checks import check_env, check_launch, check_plan
-from rlplace.config import Config, read_config
 from rlplace.config.model_folder import with_folder
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology

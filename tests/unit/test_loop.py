@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from rlplace.config import ClusterConfig
+from rlplace.config.schema import ClusterConfig
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from rlplace.config import ClusterConfig
+from rlplace.config.schema import ClusterConfig
 from rlplace.errors import WorkerTimeout
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor

@@ -15,7 +15,7 @@ from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlplace.config import SimulatorEnvConfig
+    from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium.vector import GymnasiumVector
 
 # Arguments of gymnasium.make that are not the simulator's own, and the config key for each.

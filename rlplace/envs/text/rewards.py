@@ -21,7 +21,7 @@ from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
-    from rlplace.config import RewardFunctionConfig
+    from rlplace.config.schema import RewardFunctionConfig
     from rlplace.envs.text.contract import TextTask
 
 RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process

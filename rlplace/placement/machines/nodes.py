@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplace.config import NodeConfig
+from rlplace.config.schema import NodeConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement.machines.topology import Node, Run, Topology
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlplace.config import (
+from rlplace.config.schema import (
     ActorConfig,
     AgentConfig,
     Config,

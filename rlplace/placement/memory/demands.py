@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
-from rlplace.config import MlpConfig
+from rlplace.config.schema import MlpConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.footprint import (

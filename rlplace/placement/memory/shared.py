@@ -18,7 +18,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import Choices, PolicySpaces
 
 if TYPE_CHECKING:
-    from rlplace.config import AlgorithmConfig
+    from rlplace.config.schema import AlgorithmConfig
     from rlplace.placement.plan import Plan
 
 # Of a channel's file; at least what the file takes, which a test compares.

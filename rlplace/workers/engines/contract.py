@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rlplace.config import TextRolloutConfig
+from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rlplace.config import Config
+    from rlplace.config.schema import Config
     from rlplace.workers.arguments import WorkerArguments
     from rlplace.workers.engines.contract import TextEngine
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
-from rlplace.config import TextRolloutConfig
+from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError, Problem
 from rlplace.models import BUILDING
 from rlplace.models.batch_cache import BatchCache, RowShape

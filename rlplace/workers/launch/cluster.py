@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlplace.config import AcceleratorConfig, ClusterConfig
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig
 from rlplace.errors import ClusterError, Problem, Source
 from rlplace.placement.machines.nodes import declare_topology
 from rlplace.placement.machines.topology import Run, Topology

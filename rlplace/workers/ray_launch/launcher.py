@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config import CommConfig, RayConfig
+from rlplace.config.schema import CommConfig, RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from rlplace.config import RayConfig
+from rlplace.config.schema import RayConfig
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlplace.config import Config, CriticConfig, ReferenceConfig, RewardConfig
+from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import reward_of_config
 from rlplace.errors import ConfigError, Problem

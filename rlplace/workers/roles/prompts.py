@@ -6,7 +6,7 @@ import itertools
 import random
 from pathlib import Path
 
-from rlplace.config import Config
+from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode
 from rlplace.errors import ConfigError, Problem

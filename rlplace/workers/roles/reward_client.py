@@ -22,7 +22,7 @@ from http import HTTPStatus
 
 import urllib3
 
-from rlplace.config import RewardConfig
+from rlplace.config.schema import RewardConfig
 from rlplace.errors import ConfigError, Problem, RewardError
 from rlplace.workers.roles.checks import endpoint_problems
 from rlplace.workers.worker import cancelled

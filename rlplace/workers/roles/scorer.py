@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.comm.channel import Channel
-from rlplace.config import FrozenConfig
+from rlplace.config.schema import FrozenConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics

@@ -27,7 +27,7 @@ from torch import Tensor
 from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
 from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
 from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
-from rlplace.config import Config
+from rlplace.config.schema import Config
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed_attention import Packed

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlplace.config import OptimizerConfig
+from rlplace.config.schema import OptimizerConfig
 from rlplace.errors import DivergedError, Problem
 from rlplace.metrics import Metrics
 from rlplace.workers.training.ranks import Ranks

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.config import Config
+from rlplace.config.schema import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample

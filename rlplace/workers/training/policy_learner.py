@@ -22,7 +22,7 @@ from rlplace.algo.advantages import gae
 from rlplace.algo.losses import Clip, PPOTerms, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.algo.packing import Minibatch, Rows, iteration_generator, minibatches
-from rlplace.config import AlgorithmConfig
+from rlplace.config.schema import AlgorithmConfig
 from rlplace.metrics import Metric
 from rlplace.models.mlp import entropy, logprob
 from rlplace.trajectory import Array, Trajectory

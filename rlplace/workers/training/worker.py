@@ -13,7 +13,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, Worker, not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.config import OptimizerConfig, TrainedConfig
+    from rlplace.config.schema import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.optimizer import Adam, MovingAverage, Trainer

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import AlgorithmConfig, read_config
 from rlplace.config.kinds import find_kind
+from rlplace.config.read import read_config
+from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import ConfigError, Source
 
 RUNS: dict[str, Any] = {

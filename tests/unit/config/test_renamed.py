@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.config.renamed import RENAMED
 from rlplace.errors import ConfigError, Problem
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlplace.config import SimulatorEnvConfig
+from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.gymnasium.vector import GymnasiumVector
 from tests.gyms import Script

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlplace.config import SimulatorEnvConfig
+from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs import check, describe, find_adapter
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium.adapter import GymnasiumAdapter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, Setting, import_settings, import_words, settings_of
 from rlplace.placement import HybridComponentPlacement

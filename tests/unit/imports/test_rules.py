@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.config import Config
 from rlplace.config.fields import ModelKind
+from rlplace.config.schema import Config
 from rlplace.imports.importer import Draft, MappingResult, ordered
 from rlplace.imports.rules import Rules, read_rules
 from rlplace.imports.settings import PLACEMENT, Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, import_words
 from rlplace.imports.rules import shape_of

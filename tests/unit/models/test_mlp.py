@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from rlplace.algo.normalize import shifted_sums
-from rlplace.config import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import (
     ActorCritic,

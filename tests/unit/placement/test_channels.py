@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.placement import Topology, make_plan
 from rlplace.placement.channels import ChannelLocation, ChannelPlan, participants_of
 from rlplace.placement.show.view import locate

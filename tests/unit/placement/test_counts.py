@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import ClusterConfig, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import ClusterConfig
 from rlplace.placement import Topology, plan_components
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.plan import make_plan

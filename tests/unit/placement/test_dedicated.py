@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config import AcceleratorRunConfig, NodeConfig
+from rlplace.config.schema import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.dedicated import count_active, dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import ClusterConfig, NodeConfig
+from rlplace.config.schema import ClusterConfig, NodeConfig
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.checks import BatchSizes

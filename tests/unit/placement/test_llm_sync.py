@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory.case import memory_case

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import ClusterConfig, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import ClusterConfig
 from rlplace.errors import ConfigError, PlacementError, Source
 from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
 from rlplace.placement.machines.nodes import declare_topology, in_rank_order

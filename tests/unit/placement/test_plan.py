@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, make_plan
 from rlplace.placement.flow import Transport

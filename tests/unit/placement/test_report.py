@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlplace.config import ClusterConfig
+from rlplace.config.schema import ClusterConfig
 from rlplace.placement import Topology
 from rlplace.placement.flow import Transport
 from rlplace.placement.memory.solve import Knob, render_solution

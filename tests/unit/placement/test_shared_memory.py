@@ -12,7 +12,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
 from rlplace.comm.weights import sender
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.placement import Topology, make_plan
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.memory.case import memory_case

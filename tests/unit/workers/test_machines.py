@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.config import AcceleratorConfig, ClusterConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
 from rlplace.placement.show.text import render_text

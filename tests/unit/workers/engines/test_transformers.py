@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplace.config import TextRolloutConfig
+from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import EngineSettings, answer_seed

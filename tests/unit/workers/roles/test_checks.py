@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlplace.comm.local import LocalChannel
-from rlplace.config import CriticConfig
+from rlplace.config.schema import CriticConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.heads import reward_head_problem

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import RewardConfig
+from rlplace.config.schema import RewardConfig
 from rlplace.errors import ChannelBroken, ConfigError, NotResident, RewardError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample

@@ -18,7 +18,7 @@ from torch import nn
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.errors import (
     ChannelBroken,
     ChannelEmpty,

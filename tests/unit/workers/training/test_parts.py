@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.config import Config, read_config
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
 from rlplace.metrics import Metric, reduce_metrics
 from rlplace.workers.training.optimizer import Update
 from rlplace.workers.training.parts import Part, metrics_of, parts_of, sample_metrics

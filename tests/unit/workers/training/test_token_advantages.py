@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.config import read_config
+from rlplace.config.read import read_config
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.experience import AdvantageEstimator, Experience

@@ -22,7 +22,7 @@ from typing import Literal
 from emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.machines.topology import Topology
@@ -161,7 +161,9 @@ def measure(name: str, models: Sequence[Model], rounds: int, launcher: Literal["
             placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(WORKERS, True), demands={}
         )
         memory, iterations = MemoryMonitor(case), 2 * rounds * len(job.models)
-        loop = make_loop(layout.schedule, groups, memory, stage_timeout_s=120.0, iterations=iterations)
+        loop = make_loop(
+            layout.schedule, groups, memory, RunnerConfig(stage_timeout_s=120.0, total_iterations=iterations)
+        )
         best: dict[str, Mapping[str, float]] = {}
         pictures: dict[str, str] = {}
         for at in range(0, iterations, 2):

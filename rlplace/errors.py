@@ -1,42 +1,13 @@
-"""Define every error a user can meet, and the standard error format: what is wrong, the value, why, and a fix.
-
-::
-
-    RlplaceError
-    ├── ProblemsError (ValueError)      one or more Problems, collected and raised once; exit code 2
-    │   ├── ConfigError                 a key or value of the config
-    │   └── PlacementError              a placement that the cluster or the job cannot hold
-    ├── ClusterError                    the machines are not what the plan needs; exit code 2
-    ├── OutputError                     a file of the run cannot be written: disk full, no permission
-    ├── ChannelError
-    │   ├── ChannelFull                 put_nowait without credit
-    │   ├── ChannelEmpty                get_nowait without an item
-    │   ├── ChannelTimeout              a deadline passed; the text names both sides
-    │   ├── ChannelClosed               put after close
-    │   ├── EndOfStream                 get after the last item of a closed channel
-    │   ├── ChannelBroken               the peer died or the run was cancelled
-    │   └── ChannelMisuse (ValueError)  an undeclared key, an item above the capacity, a batch that cannot be exact
-    ├── WeightSyncError                 a push arrived late, incomplete or damaged; the old version stays in use
-    ├── WorkerError                     a method failed on a rank: component, rank, node, remote traceback
-    ├── WorkerTimeout (TimeoutError)    a deadline passed; names the ranks still working, their calls and nodes
-    ├── DivergedError                   an update of the policy is not a finite number
-    ├── RewardError                     a reward function raised, hung, died or returned no finite number
-    └── AcceleratorError
-        ├── AcceleratorOutOfMemory      names the residents and their bytes
-        ├── NotResident                 asked to compute while offloaded
-        └── EngineBusy                  offloaded with answers in flight
-"""
+"""Define every error a user can meet, and the standard error format: what is wrong, the value, why, and a fix."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import errno
-import functools
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +32,7 @@ def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong. `render` is the standard error format of this package.
-
-    `code` is stable and asserted by tests; `span` is the half-open column range of `got` the caret marks.
-    """
+    """One thing that is wrong. `code` is stable; `span` is the half-open column range of `got` the caret marks."""
 
     code: str
     key: str
@@ -76,25 +44,17 @@ class Problem:
     fix: str | None = None
 
     def render(self) -> str:
-        """The standard error format: `key: what [code]`, then got with a caret, why and fix, where they are known."""
-        lines = [f"{f'{self.key}: {self.what}':<74} [{self.code}]"]
-        if self.got is not None:
-            where = f"     ({self.source})" if self.source else ""
-            lines.append(_indent("    got: ", self.got) + where)
-            if self.span is not None:
-                start, end = self.span
-                lines.append(" " * (len("    got: ") + start) + "^" * max(1, end - start))
-        elif self.source is not None:
-            lines.append(f"     at: {self.source}")
-        if self.why is not None:
-            lines.append(_indent("    why: ", self.why))
-        if self.fix is not None:
-            lines.append(_indent("    fix: ", self.fix))
-        return "\n".join(lines)
-
-
-def _indent(label: str, text: str) -> str:
-    return label + text.replace("\n", "\n" + " " * len(label))
+        """Return `key: what [code]`, then got with a caret, why and fix, where they are known."""
+        got, at = self.got, None
+        if got is None:
+            at = None if self.source is None else str(self.source)
+        else:
+            got += f"     ({self.source})" if self.source else ""
+            start, end = self.span or (0, 0)
+            got += "" if self.span is None else "\n" + " " * start + "^" * max(1, end - start)
+        rows = (("got", got), (" at", at), ("why", self.why), ("fix", self.fix))
+        below = [f"    {label}: " + text.replace("\n", "\n" + " " * 9) for label, text in rows if text is not None]
+        return "\n".join([f"{f'{self.key}: {self.what}':<74} [{self.code}]", *below])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -116,17 +76,16 @@ class ProblemsError(RlplaceError, ValueError):
     """One or more problems of a config, collected and raised once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        if not problems:
-            raise AssertionError("a ProblemsError needs at least one problem")
+        assert problems, "a ProblemsError needs at least one problem"
+        super().__init__(problems)
         self.problems = tuple(problems)
-        super().__init__("\n".join(p.render() for p in self.problems))
+
+    def __str__(self) -> str:
+        return "\n".join(p.render() for p in self.problems)
 
     @property
     def codes(self) -> tuple[str, ...]:
         return tuple(p.code for p in self.problems)
-
-    def __reduce__(self) -> tuple[type[ProblemsError], tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
 
 
 class ConfigError(ProblemsError):
@@ -157,15 +116,15 @@ class _OneProblem(RlplaceError):
     """An error that carries exactly one Problem; `str()` is its rendered form."""
 
     def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         self.problem = problem
-        super().__init__(problem.render())
+
+    def __str__(self) -> str:
+        return self.problem.render()
 
     @property
     def code(self) -> str:
         return self.problem.code
-
-    def __reduce__(self) -> tuple[type[_OneProblem], tuple[Any, ...]]:
-        return type(self), (self.problem,)
 
 
 class ClusterError(_OneProblem):
@@ -261,9 +220,6 @@ class AcceleratorOutOfMemory(AcceleratorError):
         self.accelerator = accelerator
         self.lacking_bytes = lacking_bytes
 
-    def __reduce__(self) -> tuple[type[AcceleratorOutOfMemory], tuple[Any, ...]]:
-        return type(self), (self.problem, self.accelerator, self.lacking_bytes)
-
 
 class NotResident(AcceleratorError):
     """A worker was asked to compute while its state was not on the accelerator."""
@@ -273,25 +229,25 @@ class EngineBusy(AcceleratorError):
     """A generation engine was asked to release its cache while answers are in flight."""
 
 
-@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+@dataclasses.dataclass(eq=False, repr=False)
 class WorkerError(RlplaceError):
     """A worker's method failed, or its process died."""
 
     component: str
     rank: int
     node: int
-    accelerators: tuple[int, ...] = ()
     method: str
     what: str
+    accelerators: tuple[int, ...] = ()
     stage: str | None = None
     version: int | None = None
     remote_traceback: str | None = None  # on the worker's side
     cause: BaseException | None = None  # the exception raised there; None when the process died
 
     def __post_init__(self) -> None:
-        super().__init__(self.render())
+        super().__init__(*(getattr(self, field.name) for field in dataclasses.fields(self)))  # what is pickled
 
-    def render(self) -> str:
+    def __str__(self) -> str:
         on = f"node {self.node}"
         on += f", accelerators {','.join(map(str, self.accelerators))}" if self.accelerators else ""
         on += f", stage {self.stage}" if self.stage is not None else ""
@@ -310,10 +266,6 @@ class WorkerError(RlplaceError):
         error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error
-
-    def __reduce__(self) -> tuple[functools.partial[WorkerError], tuple[()]]:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return functools.partial(WorkerError, **fields), ()
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):

@@ -12,13 +12,13 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
@@ -32,28 +32,23 @@ class Loop:
     """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
     def __init__(
-        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, *, stage_timeout_s: float
+        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
     ) -> None:
         self.version = 0
         self.memory = memory
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
-        self._schedule = schedule
-        self._groups = groups
-        self._timeout_s = stage_timeout_s
+        self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self._at: str | None = None  # the stage it is in
-        self._bodies: dict[str, Callable[[int], list[Metrics]]] = {
+        self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
+            "refresh": self._refresh,
             "rollout": self._rollout,
             "evaluate": self._evaluate,
-            "refresh": self._refresh,
+            "infer": self._infer,
             "compute_advantages": self._compute_advantages,
+            "learn": self._learn,
         }
-        for stage in schedule.stages:
-            if base_stage(stage) == "infer":
-                self._bodies[stage] = functools.partial(self._infer, stage)
-            elif base_stage(stage) == "learn":
-                self._bodies[stage] = functools.partial(self._learn, stage)
         self._scored = scored_in(schedule)
         self._learned = [stage for stage in schedule.stages if base_stage(stage) == "learn"][-1]
 
@@ -100,7 +95,7 @@ class Loop:
                 numbers["time/moves_s"] += ready - entered
                 at_work = ready
                 for body in bodies:
-                    reports += self._bodies[body](index)
+                    reports += self._bodies[base_stage(body)](body, index)
                     seconds, at_work = time.perf_counter() - at_work, time.perf_counter()
                     for name in {body, base_stage(body)}:  # a sub-stage counts for itself and for its stage
                         key = f"time/{name.replace(' ', '_')}_s"
@@ -126,15 +121,15 @@ class Loop:
         for move, reports in zip(moves, self._wait(pending), strict=True):
             self.memory.moved(move.component, reports)
 
-    def _sync(self, index: int) -> list[Metrics]:
+    def _sync(self, stage: str, index: int) -> list[Metrics]:
         groups = self._groups
         return self._gather([groups["actor"].push_weights(self.version), groups["rollout"].pull_weights(self.version)])
 
-    def _refresh(self, index: int) -> list[Metrics]:
+    def _refresh(self, stage: str, index: int) -> list[Metrics]:
         """Send the actor's weights to a reference that is refreshed; both skip iterations that are not due."""
         return self._gather([self._groups[c].refresh(index, self.version) for c in ("actor", "reference")])
 
-    def _rollout(self, index: int) -> list[Metrics]:
+    def _rollout(self, stage: str, index: int) -> list[Metrics]:
         generating = [self._groups["env"].run(index), self._groups["rollout"].generate(index)]
         return self._gather([*generating, *self._score(index)])
 
@@ -142,14 +137,14 @@ class Loop:
         """Start the components that score samples while others generate them."""
         return [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])]
 
-    def _evaluate(self, index: int) -> list[Metrics]:
+    def _evaluate(self, stage: str, index: int) -> list[Metrics]:
         # The seconds of generating held-out answers are not metrics of the iteration.
         return self._work([self._groups["env"].evaluate(index), self._groups["rollout"].generate(index)])[0]
 
     def _infer(self, stage: str, index: int) -> list[Metrics]:
         return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.active[stage]])
 
-    def _compute_advantages(self, index: int) -> list[Metrics]:
+    def _compute_advantages(self, stage: str, index: int) -> list[Metrics]:
         # On the host: no accelerator is in use.
         (metrics,) = self._wait([self._groups["actor"].compute_advantages(index)])
         return metrics

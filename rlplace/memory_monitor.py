@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -91,52 +92,36 @@ class MemoryMonitor:
         """Raise AcceleratorOutOfMemory if the components that move in have no room beside those that stay.
 
         Those that stay count as measured. Those that move in count as measured before, the first time as predicted.
-        Nothing is checked while no component holds more than predicted: the plan fits.
+        Nothing is checked where no component holds more than predicted: the plan fits.
         """
         coming = {move.component: move.after for move in moves}
-        staying_reports = ((c, report) for c, ranks in self._now.items() if c not in coming for report in ranks)
-        if not any(r.accelerator_bytes > self._ledger.bytes(c, r.residency) for c, r in staying_reports):
-            return
         for accelerator in sorted({a for c in coming for slot in self._placement.slots(c) for a in slot.accelerators}):
             capacity = self._placement.topology.node_of(accelerator).memory_bytes
             staying = [r for r in self.on(accelerator) if r.component not in coming]
             if not capacity or all(r.size_bytes <= r.predicted_bytes for r in staying):
                 continue
-            wanted = {c: size for c in coming if (size := self._wanted(c, coming[c], accelerator))}
-            lacking = sum(r.size_bytes for r in staying) + sum(wanted.values()) - capacity
-            if lacking > 0:
-                raise self._no_room(accelerator, stage, coming, wanted, staying, lacking)
-
-    def _wanted(self, component: str, after: Residency, accelerator: int) -> int:
-        """Return the bytes that all ranks of `component` on this accelerator will need."""
-        ranks = [rank for name, rank in self._occupants[accelerator] if name == component]
-        seen = self._seen.get((component, after))
-        return sum(seen[r] if seen is not None else self._ledger.bytes(component, after) for r in ranks)
-
-    def _no_room(
-        self,
-        accelerator: int,
-        stage: str,
-        coming: dict[str, Residency],
-        wanted: dict[str, int],
-        staying: Sequence[Resident],
-        lacking: int,
-    ) -> AcceleratorOutOfMemory:
-        first = max(wanted, key=lambda component: wanted[component])
-        capacity = self._placement.topology.node_of(accelerator).memory_bytes
-        free = capacity - sum(r.size_bytes for r in staying)
-        asked = ", ".join(f"{c} {coming[c].word} {exact_bytes(size)}" for c, size in wanted.items())
-        memory = [f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"]
-        elsewhere = f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>"
-        problem = Problem(
-            code="accelerator-out-of-memory",
-            key=first,
-            what=f"accelerator {accelerator} has no room for it on entry to {stage}",
-            got=f"needed: {asked}",
-            why="\n".join([*memory, *map(str, staying)]),
-            fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True) or elsewhere,
-        )
-        return AcceleratorOutOfMemory(problem, accelerator, lacking)
+            wanted = Counter[str]()
+            for component, rank in self._occupants[accelerator]:
+                if component in coming:
+                    after = coming[component]
+                    seen = self._seen.get((component, after))
+                    wanted[component] += self._ledger.bytes(component, after) if seen is None else seen[rank]
+            free = capacity - sum(r.size_bytes for r in staying)
+            if wanted.total() <= free:
+                continue
+            first, lacking = max(wanted, key=lambda c: wanted[c]), wanted.total() - free
+            asked = ", ".join(f"{c} {coming[c].word} {exact_bytes(size)}" for c, size in wanted.items() if size)
+            memory = f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"
+            elsewhere = f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>"
+            problem = Problem(
+                code="accelerator-out-of-memory",
+                key=first,
+                what=f"accelerator {accelerator} has no room for it on entry to {stage}",
+                got=f"needed: {asked}",
+                why="\n".join([memory, *map(str, staying)]),
+                fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True) or elsewhere,
+            )
+            raise AcceleratorOutOfMemory(problem, accelerator, lacking)
 
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError
 from rlplace.loop import Loop, overhead
 from rlplace.memory_monitor import MemoryMonitor
@@ -87,33 +88,20 @@ class Generation:
 
 
 def make_loop(
-    schedule: Schedule,
-    groups: Mapping[str, WorkerGroup],
-    memory: MemoryMonitor,
-    *,
-    stage_timeout_s: float,
-    iterations: int,
+    schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
 ) -> Loop:
-    """Make the loop of a schedule. A rollout that runs ahead stops after `iterations`, the length of the run."""
-    if schedule.needs.ahead:
-        return Overlap(schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=iterations)
-    return Loop(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
+    """Make the loop of a schedule. A rollout that runs ahead stops after `runner.total_iterations`."""
+    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner)
 
 
 class Overlap(Loop):
     """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        groups: Mapping[str, WorkerGroup],
-        memory: MemoryMonitor,
-        *,
-        stage_timeout_s: float,
-        iterations: int,
+        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
     ) -> None:
-        super().__init__(schedule, groups, memory, stage_timeout_s=stage_timeout_s)
-        self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=iterations)
+        super().__init__(schedule, groups, memory, runner)
+        self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=runner.total_iterations)
         self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
@@ -137,20 +125,20 @@ class Overlap(Loop):
         self._generation.admitting = False
         return super().evaluate(index)
 
-    def _sync(self, index: int) -> list[Metrics]:
+    def _sync(self, stage: str, index: int) -> list[Metrics]:
         push = self._groups["actor"].push_weights(self.version)
         self._generation.push(self.version)
         return self._gather([push])
 
-    def _rollout(self, index: int) -> list[Metrics]:
+    def _rollout(self, stage: str, index: int) -> list[Metrics]:
         """Start the iterations that are due and return at once: consumers take samples one group after another."""
         self._generation.admitting, self._scoring = True, self._score(index)
         self._generation.go_on()
         return []
 
-    def _evaluate(self, index: int) -> list[Metrics]:
+    def _evaluate(self, stage: str, index: int) -> list[Metrics]:
         self._wait_until(lambda: not self._generation.under_way, ())
-        return super()._evaluate(index)
+        return super()._evaluate(stage, index)
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
         learned, over = super()._learn(stage, index), self._generation.over

@@ -123,13 +123,7 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
         job.progress.start_s = time.perf_counter() - began
         print(f"ready after {job.progress.start_s:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
-        loop = make_loop(
-            schedule,
-            groups,
-            MemoryMonitor(job.case),
-            stage_timeout_s=runner.stage_timeout_s,
-            iterations=runner.total_iterations,
-        )
+        loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner)
         watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
         try:
             with watchdog:
@@ -170,7 +164,7 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:
             if progress.mean_return is not None:
                 numbers["env/mean_return"] = progress.mean_return
         for sink in sinks:
-            sink.write(progress.iterations, progress.steps, numbers)
+            sink(progress.iterations, progress.steps, numbers)
         if progress.reached(runner.stop_at_return):
             break
     if eval_every:

@@ -80,8 +80,9 @@ class Draft:
         self.given = {s.key: s for s in settings}  # the last one wins, as on a command line
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}  # by key: text, or our keys
-        self._settled: set[str] = set()  # keys that rules are not applied to
+        self._decided: dict[
+            str, tuple[Outcome, str | tuple[str, ...]]
+        ] = {}  # by key, which no rule is applied to: text, or our keys
         self._wrong: list[Problem] = []  # values that cannot be read at all
 
     # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
@@ -123,8 +124,13 @@ class Draft:
             Problem(code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix)
         )
 
-    def find(self, code: str, what: str, *keys: str, why: str, fix: str | None = None) -> None:
-        """Record something that does not hold in the original; `keys` are the settings that it is about."""
+    def find(self, code: str, what: str, *keys: str, why: str, fix: str | Mapping[str, object] | None = None) -> None:
+        """Record something that does not hold in the original; `keys` are the settings that it is about.
+
+        A `fix` by keys is written as the original's words: `--key value` or `key=value`.
+        """
+        if isinstance(fix, Mapping):
+            fix = " ".join(f"--{k} {v}" if self.rules.words_after else f"{k}={v}" for k, v in fix.items())
         got = " ".join(str(s) for s in self.settings if s.key in keys and self.given[s.key] is s) or None
         source = self.given[keys[0]].source if keys[0] in self.given else None
         self.findings.append(Problem(code=code, key=keys[0], what=what, got=got, source=source, why=why, fix=fix))
@@ -137,7 +143,7 @@ class Draft:
 
     def set(self, key: str, value: object) -> None:
         assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), f"{key}: no such key"
-        *blocks, leaf = _split(key)
+        *blocks, leaf = key.split(".", 2)
         block = self.config
         for name in blocks:
             below = block.setdefault(name, {})
@@ -151,33 +157,34 @@ class Draft:
             block.pop(key.rpartition(".")[2], None)
 
     def at(self, key: str) -> object:
-        """The value of a key of ours by now."""
+        """The value of a key of ours by now. Its third part may hold dots: cluster.component_placement.reward.math."""
         value: object = self.config
-        for name in _split(key):
+        for name in key.split(".", 2):
             if not isinstance(value, Mapping) or name not in value:
                 return None
             value = value[name]
         return value
 
     def derive(self, ours: str, value: object, *keys: str) -> None:
-        """Write a key of ours that is worked out from the settings `keys`, their defaults included."""
-        self.set(ours, value)
-        for key in keys:
-            self.becomes(key, ours)
-        if not any(key in self.given for key in keys):
-            self.assume(f"{ours}: {flow(value)}", f"by the defaults of {' and '.join(keys)} there")
+        """Write a key of ours that is worked out from the settings `keys`; by their defaults where it is not ours."""
+        given = any(key in self.given for key in keys)
+        if given or value != self.default_of(ours):
+            self.set(ours, value)
+            for key in keys:
+                self.becomes(key, ours)
+            if not given:
+                self.assume(f"{ours}: {flow(value)}", f"by the defaults of {' and '.join(keys)} there")
 
     def becomes(self, key: str, *ours: str) -> None:
         """`key` is in our config, at or within `ours`; may be called before they are complete."""
         self._decided[key] = ("equal", ours)
 
-    def unmapped(self, key: str, why: str) -> None:
-        self._decided[key] = ("unmapped", why)
+    def unmapped(self, why: str, *keys: str) -> None:
+        self._decided |= dict.fromkeys(keys, ("unmapped", why))
 
-    def implied(self, key: str, why: str) -> None:
-        """`key` asks for what holds anyway; its rule is not applied."""
-        self._settled.add(key)
-        self._decided[key] = ("implied", why)
+    def implied(self, why: str, *keys: str) -> None:
+        """`keys` ask for what holds anyway."""
+        self._decided |= dict.fromkeys(keys, ("implied", why))
 
     # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -226,11 +233,11 @@ class Draft:
             if total and parts:
                 self.derive(ours, total // parts if product.round == "down" else -(-total // parts), product.maps)
         for key, rule in self.rules.rules.items():
-            if key in self._settled or rule.action != "set":
+            if key in self._decided or rule.action != "set":
                 continue
             value = self.value(key, rule.theirs)
             if rule.least is not None and isinstance(value, int | float) and value < rule.least:
-                self.implied(key, "off, as it is here unless it is asked for")
+                self.implied("off, as it is here unless it is asked for", key)
             elif targets := [target for target in rule.keys if self._used(target)]:
                 self._apply(key, rule, targets, value)
 
@@ -242,12 +249,13 @@ class Draft:
         name = None if name == "ppo" and not critic else name
         self.set("algorithm.name", name or ("ppo" if critic else "grpo"))
         if not critic:
-            for setting, rule in self.rules.rules.items():
-                if rule.action == "set" and _OF_VALUES & {*rule.keys}:
-                    self.implied(setting, "there is no critic")
+            of_values = [
+                k for k, rule in self.rules.rules.items() if rule.action == "set" and _OF_VALUES & {*rule.keys}
+            ]
+            self.implied("there is no critic", *of_values)
         if name is None:
             known = ", ".join(name for theirs in _ESTIMATORS.values() for name in theirs)
-            self.unmapped(key, f"no algorithm here learns from {estimator} with these components; there are {known}")
+            self.unmapped(f"no algorithm here learns from {estimator} with these components; there are {known}", key)
             return
         self.becomes(key, "algorithm.name")
         if key not in self.given and name != "ppo":
@@ -266,7 +274,7 @@ class Draft:
         if key == keys[0] and shape is not None:
             self.becomes(key, f"{ours}.path")
         elif key == keys[0]:
-            self.unmapped(key, f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys")
+            self.unmapped(f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys", key)
 
     def _set_kl(self) -> None:
         """Write place, weight and estimator of the first KL term that is on."""
@@ -280,7 +288,7 @@ class Draft:
             self.derive("algorithm.kl_estimator", _KL_ESTIMATORS[word], kl.estimator)
         elif kl.estimator in self.given:
             known = ", ".join(_KL_ESTIMATORS)
-            self.unmapped(kl.estimator, f"algorithm.kl_estimator has no word for it; there are words for {known}")
+            self.unmapped(f"algorithm.kl_estimator has no word for it; there are words for {known}", kl.estimator)
 
     def _apply(self, key: str, rule: Rule, targets: Sequence[str], value: object) -> None:
         given = key in self.given
@@ -290,7 +298,7 @@ class Draft:
             if flow(value) not in rule.words:
                 ours, known = flow(self.default_of(targets[0])), ", ".join(rule.words)
                 if given:
-                    self.unmapped(key, f"{targets[0]} has no word for {flow(value)}; there are words for {known}")
+                    self.unmapped(f"{targets[0]} has no word for {flow(value)}; there are words for {known}", key)
                 else:
                     why = f"our default; that of {key} there, {flow(value)}, has no word here"
                     self.assume(f"{targets[0]}: {ours}", why)
@@ -432,10 +440,3 @@ def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> t
         return plan_components(cluster, topology, offload=offload), problems
     except (PlacementError, ConfigError) as error:
         return None, problems or error.problems
-
-
-def _split(key: str) -> list[str]:
-    """`cluster.component_placement.reward.math` has three parts: names of components may hold a dot."""
-    if key.startswith(f"{PLACEMENT}."):
-        return [*PLACEMENT.split("."), key.removeprefix(f"{PLACEMENT}.")]
-    return key.split(".")

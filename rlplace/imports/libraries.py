@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rlplace.imports.importer import Draft, Imported, finish
-from rlplace.imports.placing import Allocation, check_engine_size, check_engines, place
+from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import PLACEMENT
 from rlplace.placement.machines.ranges import Ranges
 
@@ -29,20 +29,22 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
     kl_in_loss, kl_in_reward = draft.has(f"{_VERL}actor.use_kl_loss"), draft.has("algorithm.use_kl_in_reward")
     critic = draft.value("critic.enable")
     exists = {
-        "actor": True,
         "critic": draft.value("algorithm.adv_estimator", "gae") == "gae" if critic is None else critic is True,
         "reference": kl_in_loss or kl_in_reward,
         "reward": draft.has("reward_model.enable"),
         "rollout": True,
     }
-    accelerators = Allocation(width)
-    where = dict.fromkeys([model for model, there in exists.items() if there], accelerators.take(total))
-    if "reward" in where and draft.has("reward_model.enable_resource_pool"):
-        own = draft.count("reward_model.n_gpus_per_node", 8, 1) * draft.count("reward_model.nnodes", 1, 1)
-        where["reward"] = accelerators.take(own)
-    tensor = draft.count(_VERL_TENSOR, 2, 1)
-    check_engine_size(draft, _VERL_TENSOR, tensor, total)
-    topology = place(draft, where, {"rollout": tensor}, width)
+    pool = Allocation(draft, width)
+    pool.take("actor", total)
+    for component in (component for component, there in exists.items() if there):
+        if component == "reward" and draft.has("reward_model.enable_resource_pool"):
+            each = draft.count("reward_model.n_gpus_per_node", 8, 1)
+            pool.take(component, each * draft.count("reward_model.nnodes", 1, 1))
+        else:
+            pool.share(component, "actor", total)
+    pool.copies["rollout"] = tensor = draft.count(_VERL_TENSOR, 2, 1)
+    pool.check_engines(_VERL_TENSOR, tensor, total)
+    topology = pool.write()
     if _VERL_TENSOR not in draft.given:
         draft.assume(f"rollout in engines of {tensor}", f"the default of {_VERL_TENSOR} there")
     if kl_in_reward and not kl_in_loss and draft.value("algorithm.kl_ctrl.type") == "adaptive":
@@ -60,7 +62,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         "reward": draft.has("reward_model.model.fsdp_config.param_offload"),
         "rollout": sleeps,
     }
-    return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in where})
+    return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where})
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
@@ -71,7 +73,7 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
         draft.becomes(key, f"{component}.enable_offload")
         if moved[0] != moved[1]:
             draft.unset(f"{component}.enable_offload")
-            draft.unmapped(key, f"{component}.enable_offload moves parameters and optimizer state together, or neither")
+            draft.unmapped(f"{component}.enable_offload moves parameters and optimizer state together, or neither", key)
     return all(moved)
 
 
@@ -85,26 +87,27 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
     width = per_node or draft.count("num-gpus-per-node", each, 1)
     size = each * draft.count("actor-num-nodes", 1, 1)
     together, critic = draft.has("colocate"), draft.value("advantage-estimator", "grpo") == "ppo"
-    accelerators = Allocation(width)
-    where: dict[str, Ranges] = {"actor": accelerators.take(size)}
-    if critic:
-        where["critic"] = where["actor"] if together else accelerators.take(size)
+    pool = Allocation(draft, width)
+    pool.take("actor", size)
+    if critic and together:
+        pool.share("critic", "actor", size)
+    elif critic:
+        pool.take("critic", size)
     if draft.number("kl-coef", 0) or draft.has("use-kl-loss") or draft.number("kl-loss-coef", 0):
-        where["reference"] = where["actor"]
+        pool.share("reference", "actor", size)
     engine, engines = draft.count("rollout-num-gpus-per-engine", 1, 1), draft.count("rollout-num-gpus", size, 1)
-    check_engine_size(draft, "rollout-num-gpus-per-engine", engine, engines)
-    whole = engines - engines % engine or engines
-    copy = engine if whole % engine == 0 else 1
-    where["rollout"] = (Allocation(width) if together else accelerators).take(whole, copy)
-    tensor = draft.count("tensor-model-parallel-size", 1, 1)
-    topology = place(draft, where, {"rollout": copy, "actor": tensor, "critic": tensor}, width)
+    pool.check_engines("rollout-num-gpus-per-engine", engine, engines)
+    whole = engines - engines % engine  # 0 where there are too few for one engine
+    pool.take("rollout", whole or engines, engine if whole else 1, anew=together)
+    pool.copies |= dict.fromkeys(("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1))
+    topology = pool.write()
     draft.apply_rules()
     everything = together or draft.has("offload")  # both, unless one is switched off
     train = (everything or draft.has("offload-train") or critic) and not draft.has("no-offload-train")
     engines_sleep = (everything or draft.has("offload-rollout")) and not draft.has("no-offload-rollout")
     for component, leaves in (("actor", train), ("rollout", engines_sleep)):
         draft.set(f"{component}.enable_offload", leaves)
-    return finish(draft, topology, {c: {"rollout": engines_sleep, "reference": True}.get(c, train) for c in where})
+    return finish(draft, topology, {c: {"rollout": engines_sleep, "reference": True}.get(c, train) for c in pool.where})
 
 
 # ── SkyRL ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,10 +116,10 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
 
 _SKYRL_ROLES = {"actor": "policy", "critic": "critic", "reference": "ref", "reward": "reward"}
 _SKYRL_ENGINES, _SKYRL_TENSOR = "generator.num_inference_engines", "generator.inference_engine_tensor_parallel_size"
-_SKYRL_PAIRS = {  # with which role, by which switch, and its default
-    "reference": ("actor", "colocate_policy_ref", True),
-    "reward": ("critic", "colocate_critic_reward", False),
-}
+_SKYRL_PAIRS = (  # which shares with which, by which switch, and its default
+    ("reference", "actor", "colocate_policy_ref", True),
+    ("reward", "critic", "colocate_critic_reward", False),
+)
 
 
 def import_skyrl(draft: Draft, per_node: int) -> Imported:
@@ -127,49 +130,30 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         "reference": kl_in_loss or draft.has("trainer.algorithm.use_kl_in_reward"),
         "reward": draft.has("trainer.reward.model.path"),
     }
-    asks = {role: f"trainer.placement.{theirs}_num_" for role, theirs in _SKYRL_ROLES.items()}
-    wide = {c: draft.count(f"{asks[c]}gpus_per_node", 4, 1) for c, there in exists.items() if there}
-    sizes = {c: n * draft.count(f"{asks[c]}nodes", 1, 1) for c, n in wide.items()}
-    width = per_node or max(wide.values())
-    tensor, engines = draft.count(_SKYRL_TENSOR, 4, 1), draft.count(_SKYRL_ENGINES, 1, 1)
+    asks: dict[str, tuple[str, str]] = {}
+    for component, theirs in _SKYRL_ROLES.items():
+        keys = f"trainer.placement.{theirs}_num_nodes", f"trainer.placement.{theirs}_num_gpus_per_node"
+        if exists[component]:
+            asks[component] = keys
+        else:
+            draft.unmapped(f"there is no {component} in this job", *keys)
     together = bool(draft.value("trainer.placement.colocate_all", True))
-    if together:
-        keys, fix = (_SKYRL_ENGINES, _SKYRL_TENSOR), f"{_SKYRL_ENGINES}={{}} {_SKYRL_TENSOR}={{}}"
-        check_engines(draft, keys, engines, tensor, sizes["actor"], "policy", fix)
-        where = {component: Allocation(width).take(size) for component, size in sizes.items()}
-        where["rollout"] = Allocation(width).take(engines * tensor, tensor)
-    else:
-        accelerators = Allocation(width)
-        where = _skyrl_pairs(draft, sizes, accelerators)
-        where["rollout"] = accelerators.take(engines * tensor, tensor)
-    topology = place(draft, where, {"rollout": tensor}, width)
-    for component in asks.keys() - sizes.keys():
-        for what in ("nodes", "gpus_per_node"):
-            draft.unmapped(asks[component] + what, f"there is no {component} in this job")
+    partners = {
+        component: leader
+        for component, leader, switch, usual in _SKYRL_PAIRS
+        if not together and draft.value(f"trainer.placement.{switch}", usual)
+    }
+    pool = place_by_size(draft, asks, 4, per_node, partners, together=together)
+    engines, tensor = draft.count(_SKYRL_ENGINES, 1, 1), draft.count(_SKYRL_TENSOR, 4, 1)
+    pool.take_engines(_SKYRL_ENGINES, engines, _SKYRL_TENSOR, tensor, together=together)
+    topology = pool.write()
     draft.apply_rules()
-    scorers = [c for c in ("reference", "reward") if c in where]
-    offload = dict.fromkeys(where, together)
+    scorers = [c for c in ("reference", "reward") if c in pool.where]
+    offload = dict.fromkeys(pool.where, together)
     offload |= {c: draft.has(f"trainer.{_SKYRL_ROLES[c]}.fsdp_config.cpu_offload") for c in scorers}
     if together:
         draft.assume("enable_offload: true of actor and rollout", "under colocate_all they leave in turn there")
     return finish(draft, topology, offload)
-
-
-def _skyrl_pairs(draft: Draft, sizes: Mapping[str, int], accelerators: Allocation) -> dict[str, Ranges]:
-    """Place roles side by side but for pairs."""
-    where: dict[str, Ranges] = {}
-    for component, size in sizes.items():
-        leader, switch, usual = _SKYRL_PAIRS.get(component, ("", "", False))
-        if leader not in where or not draft.value(f"trainer.placement.{switch}", usual):
-            where[component] = accelerators.take(size)
-            continue
-        where[component] = where[leader]
-        if size != sizes[leader]:
-            key = f"trainer.placement.{_SKYRL_ROLES[component]}_num_gpus_per_node"
-            what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
-            why = f"there, {switch} needs the same number for both; here {component} gets those of {leader}"
-            draft.find("import-partners", what, key, why=why, fix=f"{key}={sizes[leader]}")
-    return where
 
 
 # ── ROLL ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,16 +173,17 @@ _ROLL_STEPS = "actor_train.training_args.gradient_accumulation_steps"
 
 def import_roll(draft: Draft, per_node: int) -> Imported:
     width = per_node or draft.count("num_gpus_per_node", 8, 1)
-    where = dict(_roll_devices(draft))
+    pool = Allocation(draft, width)
+    pool.where |= _roll_devices(draft)
     parallel = "strategy_args.strategy_config.tensor"
     engine = max(
         draft.count("actor_infer.num_gpus_per_worker", 1, 1), draft.count(f"actor_infer.{parallel}_parallel_size", 1, 1)
     )
     tensor = draft.count(f"actor_train.{parallel}_model_parallel_size", 1, 1)
-    if "rollout" in where:
-        check_engine_size(draft, "actor_infer.num_gpus_per_worker", engine, len(where["rollout"]))
-    topology = place(draft, where, {"rollout": engine, "actor": tensor}, width)
-    copies = len(where.get("actor", ())) // tensor
+    pool.copies |= {"rollout": engine, "actor": tensor}
+    pool.check_engines("actor_infer.num_gpus_per_worker", engine, len(pool.where.get("rollout", ())))
+    topology = pool.write()
+    copies = len(pool.where.get("actor", ())) // tensor
     if _ROLL_BATCH in draft.given and copies:  # a step takes what each copy of the model accumulates
         batch = draft.count(_ROLL_BATCH, 1, 1)
         draft.set("actor.micro_batch", batch)
@@ -206,7 +191,7 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
         draft.becomes(_ROLL_BATCH, "actor.micro_batch", "algorithm.train_batch")
     draft.apply_rules()
     draft.assume("enable_offload: true of all", "states leave after every step there")
-    return finish(draft, topology, dict.fromkeys(where, True))
+    return finish(draft, topology, dict.fromkeys(pool.where, True))
 
 
 def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
@@ -215,7 +200,7 @@ def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
     keys |= {key: f"reward.{key.split('.')[1]}" for key in draft.given if key.startswith("rewards.")}
     for key, ours in keys.items():
         if key.endswith(".world_size"):
-            draft.unmapped(key, f"{ours} runs on CPUs there; only what has accelerators is placed here")
+            draft.unmapped(f"{ours} runs on CPUs there; only what has accelerators is placed here", key)
         if not key.endswith(".device_mapping") or (value := draft.value(key)) is None:
             continue
         try:
@@ -258,48 +243,50 @@ def _device_numbers(node: ast.expr) -> list[int]:
 # Letters are sizes: d data, t tensor, p pipeline, c context; e (experts) lies within the others. A critic or reference
 # with `scheduling_strategy: {type: colocation, target: actor}` is where the actor is.
 
-_AREAL_PART = re.compile(r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][0-9]+)+)(?:\|ffn:[^)]*)?\)?")
+_AREAL_PART = re.compile(r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][1-9][0-9]*)+)(?:\|ffn:[^)]*)?\)?")
 _AREAL_BESIDE = r"(?![^()]*\))"  # not inside brackets
 
 
 def import_areal(draft: Draft, per_node: int) -> Imported:
     width = per_node or draft.count("cluster.n_gpus_per_node", 8, 1)
-    accelerators, where, copies = Allocation(width), dict[str, Ranges](), dict[str, int]()
-    mode = "allocation_mode"
+    pool, mode = Allocation(draft, width), "allocation_mode"
     if draft.has(mode):
         words = [(mode, part, "") for part in re.split(rf"\+{_AREAL_BESIDE}", str(draft.value(mode)))]
     else:
         backends = {f"{c}.backend": c for c in ("rollout", "actor")}
         words = [(key, str(draft.value(key)), c) for key, c in backends.items() if draft.has(key)]
     for key, word, component in words:
-        shared: Ranges | None = None
+        leader = ""
         for text in re.split(rf"\|{_AREAL_BESIDE}", word) if key == mode else [word]:
             match = _AREAL_PART.fullmatch(text.strip())
             if match is None:
-                why = "it is BACKEND:SIZES, sizes being letters d, t, p, c, e with a number each"
+                why = "it is BACKEND:SIZES, sizes being letters d, t, p, c, e with a number of at least 1 each"
                 draft.refuse(key, f"cannot read {text!r}", why, "sglang:d4t1+fsdp:d4")
                 break
             sizes = {letter: int(number) for letter, number in re.findall(r"([dptce])([0-9]+)", match[3])}
             count = math.prod(size for letter, size in sizes.items() if letter != "e")
-            name = component or _areal_component(match[1], match[2], "actor" in where)
-            copies[name] = sizes.get("t", 1)
-            shared = accelerators.take(count, copies[name]) if shared is None else shared
-            first = shared.pieces[0].start if shared else 0
-            where[name] = shared if len(shared) == count else shared.within(range(first, first + count))
+            name = component or _areal_component(match[1], match[2], "actor" in pool.where)
+            if leader:
+                pool.share(name, leader, count)
+            else:
+                pool.take(name, count, sizes.get("t", 1))
+            leader, pool.copies[name] = leader or name, sizes.get("t", 1)
     for component, key in (("critic", "critic"), ("reference", "ref")):
         written = any(s.key.startswith(f"{key}.") for s in draft.settings)
-        if written and component not in where and "actor" in where:
-            apart = draft.value(f"{key}.scheduling_strategy.type") not in (None, "colocation")
-            where[component] = accelerators.take(len(where["actor"])) if apart else where["actor"]
+        if written and component not in pool.where and "actor" in pool.where:
+            if draft.value(f"{key}.scheduling_strategy.type") in (None, "colocation"):
+                pool.share(component, "actor", len(pool.where["actor"]))
+            else:
+                pool.take(component, len(pool.where["actor"]))
     nodes = draft.count("cluster.n_nodes", 1, 1)
-    topology = place(draft, where, copies, width, nodes)
+    topology = pool.write(nodes)
     used = topology.num_accelerators
     if "cluster.n_nodes" in draft.given and nodes * width < used:
         what = f"the sizes need {used} accelerators, and there are {nodes * width}"
-        why, fix = "models that do not share need accelerators of their own", f"cluster.n_nodes: {used // width}"
-        draft.find("import-counts", what, "cluster.n_nodes", why=why, fix=fix)
+        why = "models that do not share need accelerators of their own"
+        draft.find("import-counts", what, "cluster.n_nodes", why=why, fix={"cluster.n_nodes": used // width})
     draft.apply_rules()
-    return finish(draft, topology, dict.fromkeys(where, draft.has("enable_offload")))
+    return finish(draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload")))
 
 
 def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:

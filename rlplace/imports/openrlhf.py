@@ -8,12 +8,11 @@ remote one or an agent scores. Flags of learning are here where they are more th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rlplace.imports.importer import Draft, Imported, finish
-from rlplace.imports.placing import Allocation, check_engines, place
+from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import PLACEMENT
-from rlplace.placement.machines.ranges import Ranges
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 _COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
@@ -21,15 +20,11 @@ _COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that wan
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     """`per_node` 0: the most that any model asks of one node."""
-    absent = _absent(draft)
-    per_nodes = {c: draft.count(f"{f}.num_gpus_per_node", 8, 1) for c, f in _FLAGS_OF.items() if c not in absent}
-    sizes = {c: n * draft.count(f"{_FLAGS_OF[c]}.num_nodes", 1, 1) for c, n in per_nodes.items()}
-    width = per_node or max(per_nodes.values())
-    where = _places(draft, sizes, width)
-    topology = place(draft, where, {c: _copy(draft, c, len(numbers)) for c, numbers in where.items()}, width)
-    for component, why in absent.items():
-        for setting in ("num_nodes", "num_gpus_per_node"):
-            draft.unmapped(f"{_FLAGS_OF[component]}.{setting}", why)
+    asks = {c: (f"{flags}.num_nodes", f"{flags}.num_gpus_per_node") for c, flags in _FLAGS_OF.items()}
+    for component, why in _absent(draft).items():
+        draft.unmapped(why, *asks.pop(component))
+    pool = _place(draft, asks, per_node)
+    topology = pool.write()
     _place_remote_reward(draft)
     _set_dtype(draft)
     _set_lengths(draft)
@@ -43,8 +38,8 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
     _set_passes(draft)
     draft.apply_rules()
-    _check_samples(draft, sizes["actor"])
-    return finish(draft, topology, {c: leaves for c, leaves in _offloads(draft).items() if c in where})
+    _check_samples(draft, len(pool.where["actor"]))
+    return finish(draft, topology, {c: leaves for c, leaves in _offloads(draft).items() if c in pool.where})
 
 
 def _absent(draft: Draft) -> dict[str, str]:
@@ -65,74 +60,28 @@ def _absent(draft: Draft) -> dict[str, str]:
 # ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _places(draft: Draft, sizes: Mapping[str, int], width: int) -> dict[str, Ranges]:
-    """Component -> accelerators, side by side but for those that share."""
-    together = draft.has("train.colocate_all")
-    partners = {}
-    if together or draft.has("train.colocate_actor_ref"):
-        partners["reference"] = "actor"
-    if draft.has("train.colocate_critic_reward"):
-        partners["reward"] = "critic"
-    accelerators = Allocation(width)
-    where: dict[str, Ranges] = {}
-    for component, size in sizes.items():
-        copy = _copy(draft, component, size)
-        leader = partners.get(component, "actor")
-        _check_size(draft, component, size, leader, sizes, shares=component in partners, together=together)
-        if together and component != "actor":
-            where[component] = Allocation(width).take(size, copy)
-        elif component in partners and leader in where:  # the first of the leader's, then what comes next
-            first = where[leader].pieces[0].start
-            own = where[leader].within(range(first, first + size))
-            where[component] = own if len(own) == size else own | accelerators.take(size - len(own))
-        else:
-            where[component] = accelerators.take(size, copy)
-    where["rollout"] = _engines(draft, where["actor"], accelerators)
-    return where
-
-
-def _check_size(
-    draft: Draft, component: str, size: int, leader: str, sizes: Mapping[str, int], *, shares: bool, together: bool
-) -> None:
-    """Two models that share accelerators must ask for the same number; under colocate_all none may exceed the actor."""
-    keys = [f"{_FLAGS_OF[component]}.{what}" for what in ("num_gpus_per_node", "num_nodes")]
-    if shares and leader in sizes and size != sizes[leader]:
-        nodes, each = draft.value(f"{leader}.num_nodes", 1), draft.value(f"{leader}.num_gpus_per_node", 8)
-        what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
-        why = "there, both must have the same num_nodes and num_gpus_per_node; here the sizes may differ"
-        fix = f"--{keys[1]} {nodes} --{keys[0]} {each}        (or keep both sizes here)"
-        draft.find("import-partners", what, *keys, why=why, fix=fix)
-    elif together and not (shares and leader in sizes) and size > sizes["actor"]:
-        pool = sizes["actor"]
-        what = f"{component} asks for {size} accelerators of {pool}"
-        why = f"colocate_all shares the {pool} accelerators of the actor, and there are no others"
-        draft.find("import-partners", what, *keys, why=why, fix=f"{component} with at most {pool}")
-
-
-def _engines(draft: Draft, actor: Ranges, accelerators: Allocation) -> Ranges:
-    engines, tensor = draft.count("vllm.num_engines", 0), draft.count("vllm.tensor_parallel_size", 1, 1)
-    if engines == 0:
-        draft.assume(f"{PLACEMENT}.rollout: {actor}", "without engines the actor itself generates there")
-        return actor
-    if not draft.has("train.colocate_all") or draft.has("train.async_enable"):
-        return accelerators.take(engines * tensor, tensor)
-    fix = "--vllm.num_engines {} --vllm.tensor_parallel_size {}"
-    check_engines(draft, ("vllm.num_engines", "vllm.tensor_parallel_size"), engines, tensor, len(actor), "actor", fix)
-    return Allocation(accelerators.per_node).take(engines * tensor, tensor)
-
-
-def _copy(draft: Draft, component: str, size: int) -> int:
-    """Accelerators of one copy of the model; 1 where they do not divide `size`."""
-    if component == "rollout":
-        return draft.count("vllm.tensor_parallel_size", 1, 1) if draft.count("vllm.num_engines", 0) else 1
-    key = "ds.tensor_parallel_size"
+def _place(draft: Draft, asks: Mapping[str, tuple[str, str]], per_node: int) -> Allocation:
+    """Place the models by their sizes, and the engines."""
+    together, key = draft.has("train.colocate_all"), "ds.tensor_parallel_size"
+    pairs = (("reference", "actor", "colocate_actor_ref"), ("reward", "critic", "colocate_critic_reward"))
+    partners = {c: leader for c, leader, switch in pairs if draft.has(f"train.{switch}")}
+    partners |= {"reference": "actor"} if together else {}
     copy = draft.count(key, 1, 1)
-    if size % copy == 0:
-        return copy
-    what = f"{size} accelerators of {component} do not divide into copies of {copy}"
-    fix = f"{key}: {next(n for n in range(copy, 0, -1) if size % n == 0)}"
-    draft.find("import-counts", what, key, why="a copy of the model takes that many accelerators", fix=fix)
-    return 1
+    pool = place_by_size(draft, asks, 8, per_node, partners, together=together, copy=copy)
+    for component, numbers in pool.where.items():
+        size = len(numbers)
+        if size % copy:
+            what = f"{size} accelerators of {component} do not divide into copies of {copy}"
+            fix = {key: next(n for n in range(copy, 0, -1) if size % n == 0)}
+            draft.find("import-counts", what, key, why="a copy of the model takes that many accelerators", fix=fix)
+    number, size_key = "vllm.num_engines", "vllm.tensor_parallel_size"
+    if engines := draft.count(number, 0):
+        alone = not together or draft.has("train.async_enable")
+        pool.take_engines(number, engines, size_key, draft.count(size_key, 1, 1), together=not alone)
+    else:
+        pool.share("rollout", "actor", len(pool.where["actor"]))
+        draft.assume(f"{PLACEMENT}.rollout: {pool.where['actor']}", "without engines the actor itself generates there")
+    return pool
 
 
 def _check_samples(draft: Draft, actor: int) -> None:
@@ -144,8 +93,7 @@ def _check_samples(draft: Draft, actor: int) -> None:
     if samples // micro < processes:
         what = f"{samples} samples in micro-batches of {micro} are {samples // micro} for {processes} actor processes"
         why = "there, every process must get at least one micro-batch"
-        fix = f"--rollout.micro_batch_size {max(1, samples // processes)}"
-        draft.find("import-batches", what, *keys, why=why, fix=fix)
+        draft.find("import-batches", what, *keys, why=why, fix={keys[2]: max(1, samples // processes)})
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
@@ -165,7 +113,7 @@ def _offloads(draft: Draft) -> dict[str, bool]:
         draft.becomes(key, "rollout.enable_offload", "rollout.sleep_level")
     elif sleep:
         draft.unset("rollout.enable_offload")
-        draft.unmapped(key, "does nothing there unless all models share their accelerators in turn")
+        draft.unmapped("does nothing there unless all models share their accelerators in turn", key)
     old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))  # speaks for both in the older spelling
     return {
         "actor": draft.has("ds.enable_sleep"),
@@ -186,7 +134,7 @@ def _place_remote_reward(draft: Draft) -> None:
         return
     url = str(draft.value(key))
     if "," in url:
-        draft.unmapped(key, "several: write a block reward.<name> with a url for each, and place them")
+        draft.unmapped("several: write a block reward.<name> with a url for each, and place them", key)
         return
     draft.set(f"{PLACEMENT}.reward", "cpu")
     if url.endswith(".py"):
@@ -224,35 +172,33 @@ def _set_lengths(draft: Draft) -> None:
     draft.derive("algorithm.max_new_tokens", answer, "rollout.max_new_tokens")
     draft.set("algorithm.max_prompt_length", length - answer)
     draft.assume(f"algorithm.max_prompt_length: {length - answer}", "what the answer leaves of data.max_len")
-    draft.implied("prompt_max_len", "lies within algorithm.sequence_length")
+    draft.implied("lies within algorithm.sequence_length", "prompt_max_len")
 
 
 def _set_betas(draft: Draft) -> None:
     """In the older spelling, one flag sets both models that learn."""
-    keys: tuple[str, ...] = ("actor.adam.betas",)
-    betas = _two(draft, "actor.adam.betas", (0.9, 0.95))
+    keys: tuple[str, ...] = ()
+    betas: tuple[float, float] | None = (0.9, 0.95)
     for model in ("actor", "critic"):
-        if model == "critic":
-            keys, betas = (*keys, "critic.adam.betas"), _two(draft, "critic.adam.betas", betas)
-        if model not in draft.placed or betas is None:
-            continue
-        for name, value, usual in (("beta1", betas[0], 0.9), ("beta2", betas[1], 0.999)):
-            if value != usual or any(key in draft.given for key in keys):
+        keys = (*keys, f"{model}.adam.betas")
+        betas = _two(draft, keys[-1], betas)
+        for name, value in zip(("beta1", "beta2"), betas or (), strict=False):
+            if model in draft.placed:
                 draft.derive(f"{model}.optimizer.{name}", value, *keys)
 
 
 def _set_clips(draft: Draft) -> None:
     """The policy's ratio, the scores, and the weights that correct the engine's rounding."""
-    both = _two(draft, "actor.eps_clip_low_high", None)
-    if both is not None:
-        draft.derive("algorithm.clip_ratio_low", both[0], "actor.eps_clip_low_high")
-        draft.derive("algorithm.clip_ratio_high", both[1], "actor.eps_clip_low_high")
-        draft.becomes("actor.eps_clip_low_high", "algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
+    if both := _two(draft, "actor.eps_clip_low_high", None):
+        ours = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
+        for key, value in zip(ours, both, strict=True):
+            draft.set(key, value)
+        draft.becomes("actor.eps_clip_low_high", *ours)
     scores = _two(draft, "reward.clip_range", (-10.0, 10.0))
     if scores is not None and scores[0] == -scores[1]:
         draft.derive("algorithm.reward_clip", scores[1], "reward.clip_range")
     elif scores is not None:
-        draft.unmapped("reward.clip_range", "algorithm.reward_clip clips alike on both sides of 0")
+        draft.unmapped("algorithm.reward_clip clips alike on both sides of 0", "reward.clip_range")
     enabled, threshold = "algo.advantage.is_correction_enable", "algo.advantage.is_correction_threshold"
     if not draft.has(enabled):
         draft.set("algorithm.tis_cap", None)
@@ -281,7 +227,7 @@ def _set_schedule(draft: Draft) -> None:
     estimator, key = draft.value("algo.advantage.estimator", "gae"), "rollout.n_samples_per_prompt"
     if estimator in _COMPARING and (samples := draft.count(key, 1, 1)) < 2:
         what = f"{estimator} compares the answers to a prompt with each other, and there is {samples}"
-        draft.find("import-batches", what, key, why="there, it is refused with fewer than 2", fix=f"--{key} 2")
+        draft.find("import-batches", what, key, why="there, it is refused with fewer than 2", fix={key: 2})
 
 
 def _set_prompts(draft: Draft) -> None:
@@ -310,8 +256,8 @@ def _set_passes(draft: Draft) -> None:
     """A run packs its samples, so that a pass has so many tokens; a job that is only planned counts sequences."""
     switch, learned, scored = "train.dynamic_batch_enable", "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"
     if "env" not in draft.placed or draft.at("actor.model") is None:
-        for key in (switch, learned, scored):
-            draft.unmapped(key, "passes are counted in sequences until actor.model and env.task are known")
+        why = "passes are counted in sequences until actor.model and env.task are known"
+        draft.unmapped(why, switch, learned, scored)
         return
     longest = draft.at("algorithm.sequence_length")
     if not isinstance(longest, int):
@@ -325,7 +271,7 @@ def _set_passes(draft: Draft) -> None:
         budget = max(longest, most) if by_tokens else draft.count(micro, usual, 1) * longest
         largest = budget if largest is None else min(largest, budget)
         placed = [m for m in models if m in draft.placed and not draft.at(f"{m}.url")]
-        draft.implied(micro, "passes are counted in tokens here" if by_tokens else "no such model")
+        draft.implied("passes are counted in tokens here" if by_tokens else "no such model", micro)
         for model in placed:
             draft.set(f"{model}.token_budget", largest)
         for key in keys if by_tokens else (micro,):
@@ -334,18 +280,14 @@ def _set_passes(draft: Draft) -> None:
     if not by_tokens:
         why = f"sequences of a pass x {longest} tokens; of frozen models, at most the learners'"
         draft.assume("token_budget", why)
-        for key in (learned, scored):
-            draft.implied(key, "counts with use_dynamic_batch only")
+        draft.implied("counts with use_dynamic_batch only", learned, scored)
 
 
 def _two(draft: Draft, key: str, default: tuple[float, float] | None) -> tuple[float, float] | None:
     """The two numbers of a flag; anything else is a problem."""
     value = draft.value(key)
-    if value is None:
-        return default
-    numbers: Sequence[object] = value if isinstance(value, tuple | list) else ()
-    first, second = numbers if len(numbers) == 2 else (None, None)
-    if isinstance(first, int | float) and isinstance(second, int | float) and not {bool} & {type(first), type(second)}:
-        return float(first), float(second)
-    draft.refuse(key, "expected two numbers", "there are two in the original")
+    if isinstance(value, tuple | list) and len(value) == 2 and {type(number) for number in value} <= {int, float}:
+        return float(value[0]), float(value[1])
+    if value is not None:
+        draft.refuse(key, "expected two numbers", "there are two in the original")
     return default

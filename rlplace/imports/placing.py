@@ -9,69 +9,106 @@ from rlplace.imports.settings import PLACEMENT
 from rlplace.placement import Topology
 from rlplace.placement.machines.ranges import Ranges
 
+Asks = Mapping[str, tuple[str, str]]  # component -> the settings that are multiplied: nodes, accelerators of each
+
 
 class Allocation:
-    """Hands out the next accelerators of a cluster of equal nodes. Owns how far it has come."""
+    """Places components on a cluster of equal nodes, one after another. Owns where they are and how far it has come."""
 
-    def __init__(self, per_node: int) -> None:
-        self.per_node = per_node
-        self.next = 0
+    def __init__(self, draft: Draft, width: int) -> None:
+        self.where: dict[str, Ranges] = {}
+        self.copies: dict[str, int] = {}  # accelerators of one copy of a component's model, where it is not 1
+        self._draft, self._width, self._next = draft, width, 0
 
-    def take(self, count: int, copy: int = 1) -> Ranges:
-        """The next `count`, of which each `copy` neighbours lie on one node, or begin one where a node is too small."""
+    def take(self, component: str, count: int, copy: int = 1, *, anew: bool = False) -> None:
+        """Place on the next `count`, of which each `copy` lie on one node, or begin one where a node is too small.
+
+        `anew` begins at accelerator 0, which other components use as well.
+        """
         pieces: list[range] = []
+        at = 0 if anew else self._next
         for _ in range(count // copy):
-            on_node = self.next % self.per_node
-            if on_node and on_node + copy > self.per_node:
-                self.next += self.per_node - on_node
-            pieces.append(range(self.next, self.next + copy))
-            self.next += copy
-        return Ranges.of(pieces)
+            on_node = at % self._width
+            if on_node and on_node + copy > self._width:
+                at += self._width - on_node
+            pieces.append(range(at, at + copy))
+            at += copy
+        self._next = self._next if anew else at
+        self.where[component], self.copies[component] = Ranges.of(pieces), copy
+
+    def share(self, component: str, leader: str, count: int) -> None:
+        """Place on the first `count` accelerators of the leader, and on the next ones where it has fewer."""
+        first = next(iter(self.where[leader]), 0)
+        own = self.where[leader].within(range(first, first + count))
+        self.take(component, count - len(own))
+        self.where[component] |= own
+
+    def take_engines(self, number: str, engines: int, size: str, each: int, *, together: bool) -> None:
+        """Place `engines` of `each` accelerators, by the settings `number` and `size`; `together`: on the actor's."""
+        there = len(self.where["actor"])
+        if together and engines * each != there:
+            divides = there % each == 0 or not engines or there % engines
+            near = _nearest_divisor(there, each) if divides else there // engines
+            what = f"{engines} engines x {each} = {engines * each} accelerators, and the actor has {there}"
+            why = "under colocate_all the engines use exactly the actor's accelerators there; here they may use some"
+            self._draft.find("import-engines", what, number, size, why=why, fix={number: there // near, size: near})
+        self.take("rollout", engines * each, each, anew=together)
+
+    def check_engines(self, key: str, size: int, accelerators: int) -> None:
+        """Report engines that do not fill the accelerators they are placed on."""
+        if accelerators % size:
+            what = f"{accelerators} accelerators do not divide into engines of {size}"
+            why = "each engine takes that many accelerators, and none may be left over"
+            self._draft.find("import-engines", what, key, why=why, fix={key: _nearest_divisor(accelerators, size)})
+
+    def write(self, nodes: int = 1) -> Topology:
+        """Write the lines and the machines, at least `nodes`.
+
+        An engine is one rank with all accelerators of its copy, which runs; a copy of a trained model, or an engine
+        larger than a node, can only be planned.
+        """
+        used = max((numbers.pieces[-1].stop for numbers in self.where.values() if numbers), default=1)
+        topology = Topology.uniform(max(nodes, -(-used // self._width)), self._width, "cuda")
+        self._draft.set("cluster.num_nodes", topology.num_nodes)
+        self._draft.set("cluster.accelerators_per_node", self._width)
+        for component, numbers in self.where.items():
+            line: dict[str, object] = {"placement": str(numbers)}
+            copy = self.copies.get(component, 1)
+            if copy > 1 and len(numbers) % copy == 0:
+                one_rank = component == "rollout" and copy <= self._width
+                line["accelerators_per_rank" if one_rank else "tensor_parallel_size"] = copy
+                line |= {"tensor_parallel_across_nodes": True} if copy > self._width else {}
+            self._draft.set(f"{PLACEMENT}.{component}", line if len(line) > 1 else str(numbers))
+        return topology
 
 
-def place(draft: Draft, where: Mapping[str, Ranges], copies: Mapping[str, int], width: int, nodes: int = 1) -> Topology:
-    """Write the lines and the machines, at least `nodes`; `copies` are the accelerators of a copy where not 1.
+def place_by_size(
+    draft: Draft, asks: Asks, usual: int, per_node: int, partners: Mapping[str, str], *, together: bool, copy: int = 1
+) -> Allocation:
+    """Place components side by side: `partners` share with the component named, `together` all with the actor.
 
-    An engine is one rank with all accelerators of its copy, which runs; a copy of a trained model, or an engine larger
-    than a node, can only be planned.
+    `usual` is the default of accelerators of a node; the largest number is the width of a node unless `per_node` is.
     """
-    used = max((numbers.pieces[-1].stop for numbers in where.values() if numbers), default=1)
-    topology = Topology.uniform(max(nodes, -(-used // width)), width, "cuda")
-    draft.set("cluster.num_nodes", topology.num_nodes)
-    draft.set("cluster.accelerators_per_node", width)
-    for component, numbers in where.items():
-        copy = copies.get(component, 1)
-        line: object = str(numbers)
-        if copy > width and len(numbers) % copy == 0:
-            line = {"placement": line, "tensor_parallel_size": copy, "tensor_parallel_across_nodes": True}
-        elif copy > 1 and len(numbers) % copy == 0:
-            line = {
-                "placement": line,
-                "accelerators_per_rank" if component == "rollout" else "tensor_parallel_size": copy,
-            }
-        draft.set(f"{PLACEMENT}.{component}", line)
-    return topology
-
-
-def check_engine_size(draft: Draft, key: str, size: int, accelerators: int) -> None:
-    """Engines must fill the accelerators they are placed on."""
-    if accelerators % size:
-        what = f"{accelerators} accelerators do not divide into engines of {size}"
-        why = "each engine takes that many accelerators, and none may be left over"
-        draft.find("import-engines", what, key, why=why, fix=f"{key}: {_nearest_divisor(accelerators, size)}")
-
-
-def check_engines(
-    draft: Draft, keys: tuple[str, str], engines: int, tensor: int, size: int, leader: str, fix: str
-) -> None:
-    """Engines must use exactly the `size` accelerators of the leader; `fix` takes their number and size."""
-    if engines * tensor == size:
-        return
-    near = tensor if size % tensor == 0 else size // engines if engines and size % engines == 0 else None
-    near = near or _nearest_divisor(size, tensor)
-    what = f"{engines} engines x {tensor} = {engines * tensor} accelerators, and the {leader} has {size}"
-    why = f"under colocate_all the engines use exactly the {leader}'s accelerators there; here they may use some"
-    draft.find("import-engines", what, *keys, why=why, fix=fix.format(size // near, near))
+    wide = {c: draft.count(each, usual, 1) for c, (_, each) in asks.items()}
+    sizes = {c: wide[c] * draft.count(nodes, 1, 1) for c, (nodes, _) in asks.items()}
+    pool = Allocation(draft, per_node or max(wide.values()))
+    for component, size in sizes.items():
+        paired = partners.get(component) in sizes
+        leader = partners[component] if paired else "actor" if together else component
+        if size > sizes[leader] or (paired and size < sizes[leader]):
+            nodes, each = asks[component]
+            what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
+            why = "there, partners must ask for the same number; here the sizes may differ"
+            why = why if paired else "colocate_all shares the actor's accelerators there, and there are no others"
+            fix = {nodes: sizes[leader] // wide[leader], each: wide[leader]}
+            draft.find("import-partners", what, each, nodes, why=why, fix=fix)
+        fitting = copy if size % copy == 0 else 1
+        if paired and not together:
+            pool.share(component, leader, size)
+        else:
+            pool.take(component, size, fitting, anew=together and component != "actor")
+        pool.copies[component] = fitting
+    return pool
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

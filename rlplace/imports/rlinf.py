@@ -42,7 +42,7 @@ def import_rlinf(draft: Draft, per_node: int) -> Imported:
     for setting in lines:
         _place(draft, setting, tensor)
     if _TENSOR in draft.given and tensor == 1:
-        draft.implied(_TENSOR, "an engine has one accelerator unless its line has another number")
+        draft.implied("an engine has one accelerator unless its line has another number", _TENSOR)
     groups = draft.value("cluster.node_groups")
     if isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups):
         draft.set("cluster.node_groups", groups)
@@ -91,7 +91,7 @@ def _place(draft: Draft, setting: Setting, tensor: int) -> None:
         if ours:
             draft.find("import-component", f"{other} is left out", setting.key, why=why)
         else:
-            draft.unmapped(setting.key, why)
+            draft.unmapped(why, setting.key)
 
 
 def _set_rollout(draft: Draft) -> None:
@@ -113,8 +113,8 @@ def _set_rollout(draft: Draft) -> None:
     below = next(n for n in range(min(batch, samples), 0, -1) if samples % n == 0)
     what = f"{samples} samples do not divide into optimizer steps of {batch}"
     why = f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here"
-    draft.find("import-batches", what, key, why=why, fix=f"{key}: {below}")
-    draft.unmapped(key, "algorithm.num_minibatches would not be a whole number")
+    draft.find("import-batches", what, key, why=why, fix={key: below})
+    draft.unmapped("algorithm.num_minibatches would not be a whole number", key)
 
 
 def _set_sinks(draft: Draft) -> None:
@@ -123,7 +123,7 @@ def _set_sinks(draft: Draft) -> None:
     if isinstance(backends, list):
         draft.set("runner.sinks", [sink for sink in _SINKS if sink != "tensorboard" or sink in backends])
         if others := [str(b) for b in backends if b not in _SINKS]:
-            draft.unmapped(key, f"no sink {' and '.join(others)}; there are {', '.join(_SINKS)}")
+            draft.unmapped(f"no sink {' and '.join(others)}; there are {', '.join(_SINKS)}", key)
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
@@ -133,8 +133,8 @@ def _offloads(draft: Draft) -> dict[str, bool]:
         parts = [f"{component}.offload_{part}" for part in ("weight", "optimizer", "grad")]
         moved = [draft.has(part) for part in parts]
         leaves[component] = leaves.get(component, False) or all(moved)
-        for part in parts if any(moved) and not all(moved) else ():
-            draft.unmapped(part, f"{component}.enable_offload moves weights, gradients and optimizer state together")
+        if any(moved) and not all(moved):
+            draft.unmapped(f"{component}.enable_offload moves weights, gradients and optimizer state together", *parts)
     task = draft.value("runner.task_type")
     if task in _ENGINE_TASKS and not leaves.get("rollout"):
         draft.assume("rollout.enable_offload: true", f"in a {task} job the engines sleep by themselves there")

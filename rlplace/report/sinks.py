@@ -6,7 +6,7 @@ A sink writes at once and completely: what a file holds is whole iterations, als
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import NamedTuple, TextIO
 
 from rlplace.errors import OutputError
 from rlplace.report.tfevents import first_record, scalars_record
@@ -24,21 +24,12 @@ METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
 
-
-class Sink(Protocol):
-    """Takes one iteration at a time. `env_steps` counts env steps or answers since the start of the run."""
-
-    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Write one iteration. Raises OutputError if a file cannot take it whole; the file is then unchanged."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent; never raises for what was already written."""
-        ...
+# Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
+# OutputError if a file cannot take the iteration whole; the file is then unchanged.
+Sink = Callable[[int, int, Mapping[str, float]], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One metric on the console."""
 
     head: str
@@ -46,13 +37,8 @@ class Column:
     form: str  # of `format`; the longest expected value fits `width`
     width: int
 
-    def cell(self, metrics: Mapping[str, float]) -> str:
-        value = metrics.get(self.metric)
-        return ("-" if value is None else format(value, self.form)).rjust(self.width)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Console:
+class Console(NamedTuple):
     """What the console shows of a kind of run."""
 
     steps: str  # what env steps are called
@@ -87,26 +73,22 @@ SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 class ConsoleSink:
-    """One aligned line per iteration; the heading again every LINES_PER_HEADER lines, bold on a terminal."""
+    """Writes an aligned line per iteration; the heading again every LINES_PER_HEADER lines, bold on a terminal."""
 
-    def __init__(self, stream: TextIO | None = None, console: Console = RUN_CONSOLE) -> None:
-        self._console = console
-        self._stream = sys.stdout if stream is None else stream
+    def __init__(self, stream: TextIO, console: Console = RUN_CONSOLE) -> None:
+        self._stream, self._console = stream, console
         self._lines = 0
 
-    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        columns = self._console.columns
+    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        steps, columns = self._console
         if self._lines % LINES_PER_HEADER == 0:
-            heads = "".join(column.head.rjust(column.width) for column in columns)
-            heading = f" iter{self._console.steps:>13}{heads}"
+            heading = f" iter{steps:>13}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
             self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if self._stream.isatty() else f"{heading}\n")
         self._lines += 1
-        cells = "".join(column.cell(metrics) for column in columns)
-        self._stream.write(f"{iteration:>5,}{env_steps:>13,}{cells}\n")
+        values = ((metrics.get(metric), form, width) for _, metric, form, width in columns)
+        cells = (("-" if value is None else format(value, form)).rjust(width) for value, form, width in values)
+        self._stream.write(f"{iteration:>5,}{env_steps:>13,}{''.join(cells)}\n")
         self._stream.flush()
-
-    def close(self) -> None:
-        pass
 
 
 class WholeAppends:
@@ -116,13 +98,12 @@ class WholeAppends:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise OutputError.of(path, error) from error
 
     def append(self, piece: bytes) -> None:
         """Raises OutputError, with the file as it was before."""
-        assert self._fd is not None, f"{self._path} is closed"
         try:
             before = os.fstat(self._fd).st_size
             try:
@@ -137,51 +118,41 @@ class WholeAppends:
             raise OutputError.of(self._path, error) from error
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        os.close(self._fd)
 
 
-class JsonlSink:
-    """One JSON object per iteration. A number that JSON cannot hold (nan, inf) is null."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = WholeAppends(path)
-
-    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-        line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
-        self._file.append(line.encode() + b"\n")
-
-    def close(self) -> None:
-        self._file.close()
+def _append_json(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    """Append one JSON object. A number that JSON cannot hold (nan, inf) is null."""
+    finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+    line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
+    file.append(line.encode() + b"\n")
 
 
-class TensorBoardSink:
-    """An event file for `tensorboard --logdir`; the horizontal axis is env steps."""
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._file = WholeAppends(folder / f"events.out.tfevents.{int(clock())}.{socket.gethostname()}.{os.getpid()}")
-        self._file.append(first_record(clock()))
-
-    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        self._file.append(scalars_record(self._clock(), env_steps, metrics))
-
-    def close(self) -> None:
-        self._file.close()
+def _append_event(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    """Append one TensorBoard record; its horizontal axis is env steps."""
+    file.append(scalars_record(time.time(), env_steps, metrics))
 
 
 @contextlib.contextmanager
 def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> Iterator[list[Sink]]:
-    """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close all of them.
+    """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close their files.
 
     Raises OutputError when a file cannot be made.
     """
-    makers: Mapping[str, Callable[[], Sink]] = {
-        "console": lambda: ConsoleSink(console=console),
-        "jsonl": lambda: JsonlSink(directory / METRICS_FILE),
-        "tensorboard": lambda: TensorBoardSink(directory / TENSORBOARD_FOLDER),
-    }
     with contextlib.ExitStack() as opened:
-        yield [opened.enter_context(contextlib.closing(makers[name]())) for name in names]
+
+        def append_to(path: Path) -> WholeAppends:
+            return opened.enter_context(contextlib.closing(WholeAppends(path)))
+
+        sinks: list[Sink] = []
+        for name in names:
+            if name == "console":
+                sinks.append(ConsoleSink(sys.stdout, console))
+            elif name == "jsonl":
+                sinks.append(functools.partial(_append_json, append_to(directory / METRICS_FILE)))
+            else:
+                events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+                file = append_to(directory / TENSORBOARD_FOLDER / events)
+                file.append(first_record(time.time()))
+                sinks.append(functools.partial(_append_event, file))
+        yield sinks

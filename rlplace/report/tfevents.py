@@ -6,44 +6,42 @@ are fixed: see `tensorflow/core/lib/io/record_writer.h` and `tensorflow/core/uti
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import math
 import struct
 from collections.abc import Mapping
 
-_FILE_VERSION = b"brain.Event:2"
 _CASTAGNOLI = 0x82F63B78  # the CRC-32C polynomial, bits reversed
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 
 
 def first_record(wall_time: float) -> bytes:
     """The record every event file begins with."""
-    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(3, _BYTES, _FILE_VERSION))
+    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(3, _BYTES, b"brain.Event:2"))
 
 
 def scalars_record(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
     """One record with the value of every name at `step` (not negative)."""
     event = _field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step))
-    pairs = (_field(1, _BYTES, name.encode()) + _field(2, _FIXED32, _float32(v)) for name, v in scalars.items())
+    # ctypes makes numbers beyond float32 infinite; struct refuses them.
+    numbers = ((name.encode(), bytes(ctypes.c_float(value))) for name, value in scalars.items())
+    pairs = (_field(1, _BYTES, name) + _field(2, _FIXED32, number) for name, number in numbers)
     return _record(event + _field(5, _BYTES, b"".join(_field(1, _BYTES, pair) for pair in pairs)))
 
 
 def crc32c(data: bytes) -> int:
     """The Castagnoli checksum of RFC 3720."""
-    table, crc = _crc_table(), 0xFFFFFFFF
+    crc = 0xFFFFFFFF
     for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = _shifted((crc ^ byte) & 0xFF) ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
 
 @functools.cache
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (_CASTAGNOLI if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
+def _shifted(byte: int) -> int:
+    for _ in range(8):
+        byte = (byte >> 1) ^ (_CASTAGNOLI if byte & 1 else 0)
+    return byte
 
 
 def _record(event: bytes) -> bytes:
@@ -67,13 +65,4 @@ def _varint(value: int) -> bytes:
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _float32(value: float) -> bytes:
-    """Beyond float32 a number becomes an infinity, as numpy would make it; struct alone refuses it."""
-    try:
-        return struct.pack("<f", value)
-    except OverflowError:
-        return struct.pack("<f", math.copysign(math.inf, value))
+    return bytes([*out, value])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from rlplace.config.schema import ClusterConfig
+from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
@@ -53,7 +53,7 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
     log: list[str] = []
     groups = {n: cast(WorkerGroup, Group(n, log, tuple(layout.placement.slots(n)))) for n in where}
     case = MemoryCase(placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(where, True), demands={})
-    return Loop(layout.schedule, groups, MemoryMonitor(case), stage_timeout_s=1.0), log
+    return Loop(layout.schedule, groups, MemoryMonitor(case), RunnerConfig(stage_timeout_s=1.0)), log
 
 
 def works(log: list[str]) -> list[str]:

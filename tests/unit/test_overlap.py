@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from rlplace.config.schema import ClusterConfig
+from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerTimeout
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
@@ -106,8 +106,8 @@ def looping(
     }
     offload = dict.fromkeys(needs.components, False)
     memory = MemoryMonitor(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
-    made = make_loop(layout.schedule, groups, memory, stage_timeout_s=stage_timeout_s, iterations=3)
-    return made, log
+    runner = RunnerConfig(stage_timeout_s=stage_timeout_s, total_iterations=3)
+    return make_loop(layout.schedule, groups, memory, runner), log
 
 
 def told(log: list[str]) -> list[str]:

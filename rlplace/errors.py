@@ -8,6 +8,7 @@ import errno
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,13 @@ class PlacementError(ProblemsError):
 
 class _OneProblem(RlplaceError):
     """An error that carries exactly one Problem; `str()` is its rendered form."""
+
+    @classmethod
+    def about(
+        cls, code: str, key: str, what: str, *, got: str | None = None, why: str | None = None, fix: str | None = None
+    ) -> Self:
+        """Return the error of a problem with these fields."""
+        return cls(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

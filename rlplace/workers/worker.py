@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, Problem, RewardError
+from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, RewardError
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 
@@ -118,36 +118,32 @@ class Worker:
 
 
 def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:
-    return NotResident(
-        Problem(
-            code="not-resident",
-            key=owner,
-            what=f"{method} was called while the worker is {has.word}",
-            why=f"{method} needs residency {needs.word}; the schedule moves a component there on entry to its stage",
-            fix=f"group.move(Residency.{needs.name}).wait() before group.{method}(...)",
-        )
+    return NotResident.about(
+        "not-resident",
+        owner,
+        f"{method} was called while the worker is {has.word}",
+        why=f"{method} needs residency {needs.word}; the schedule moves a component there on entry to its stage",
+        fix=f"group.move(Residency.{needs.name}).wait() before group.{method}(...)",
     )
 
 
 def cancelled(owner: str, method: str) -> ChannelBroken:
     why = "a sibling failed, or the run is ending"
-    return ChannelBroken(Problem(code="cancelled", key=owner, what=f"{method} was cancelled", why=why))
+    return ChannelBroken.about(code="cancelled", key=owner, what=f"{method} was cancelled", why=why)
 
 
 def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
     """Describe a message of another step, stage group or row than the one that was due."""
     why = f"due was {expected}; nothing may be left from before"
-    return ChannelMisuse(Problem(code="out-of-step", key=owner, what=what, got=got, why=why))
+    return ChannelMisuse.about("out-of-step", owner, what, got=got, why=why)
 
 
 def score_not_finite(component: str, score: Scores) -> RewardError:
-    return RewardError(
-        Problem(
-            code="score-not-finite",
-            key=component,
-            what=f"its score of sample {score.sample} of group {score.group} is not a finite number",
-            got=str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
-            why="nothing can be learned from nan or infinity; its weights are damaged, or overflow in its dtype",
-            fix=f"{component}.dtype: fp32, or another model",
-        )
+    return RewardError.about(
+        "score-not-finite",
+        component,
+        f"its score of sample {score.sample} of group {score.group} is not a finite number",
+        got=str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
+        why="nothing can be learned from nan or infinity; its weights are damaged, or overflow in its dtype",
+        fix=f"{component}.dtype: fp32, or another model",
     )

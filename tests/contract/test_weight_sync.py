@@ -285,7 +285,6 @@ def spoil(file: Path, version: int) -> None:
     with open(file, "r+b") as opened:
         opened.seek(opened.read().index(whole.tobytes()) + at)
         opened.write(bytes([whole[at] ^ 4]))
-    buffer.close()
 
 
 def messages() -> list[Any]:

@@ -2,7 +2,7 @@
 
 ::
 
-    table     lock in <buffer>.lock, held for microseconds     which ranks have written and read which version
+    table     under a lock between processes                   which ranks have written and read which version
     buffer 0  │ version 7, complete │ readers load or map it   ◀── rollout ranks, generation may go on
     buffer 1  │ version 8           │ each writer its pieces   ◀── actor ranks
 
@@ -26,10 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
+from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
 from rlplace.comm.shared_memory.process import alive, this_process
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
 from rlplace.comm.weights.version import late_sync, not_here, ranks, versions_only_go_up
+from rlplace.errors import ChannelTimeout
 from rlplace.placement.language.slots import owner_of
 
 _BUFFERS = 2
@@ -40,7 +42,9 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 100e-6, 0.02
 _LOCK_S = 10.0  # longest wait for the lock; it is held for microseconds
 
 # The table at the start of the file, in words of 64 bits: header, a row for each writer, a row for each reader.
-_HEADER = np.dtype([("spec_offset", "i8"), ("data_offset", "i8"), ("version", "i8", _BUFFERS)])
+_HEADER = np.dtype(
+    [("lock", f"V{LOCK_BYTES}"), ("spec_offset", "i8"), ("data_offset", "i8"), ("version", "i8", _BUFFERS)]
+)
 _WRITER = np.dtype([("process", "i8"), ("pushed", "i8"), ("done", "i8", _BUFFERS), ("sum", "i8", _BUFFERS)])
 _READER = np.dtype([("process", "i8"), ("finished", "i8"), ("loaded", "i8")])
 
@@ -49,15 +53,12 @@ class DoubleBuffer:
     """One process' end of a double buffer; used by one thread. The file belongs to the job's folder."""
 
     def __init__(self, path: Path) -> None:
-        """Attach to a buffer that `open` has made."""
+        """Attach to a buffer that `open` has made. The mappings end with the last tensor in them."""
         self.path = path
-        self._lock_file = _open_lock(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._memory = mmap.mmap(descriptor, 0)
-            self._frozen = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)  # readers cannot damage what others read
-        finally:
-            os.close(descriptor)
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+            self._frozen = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # readers cannot damage what others read
+        self._lock = SharedLock(self._memory, 0)
         header = np.frombuffer(self._memory, _HEADER, 1)
         spec_offset, self._data_offset = int(header["spec_offset"][0]), int(header["data_offset"][0])
         self.spec: Assembly = pickle.loads(self._memory[spec_offset : self._data_offset])
@@ -70,21 +71,17 @@ class DoubleBuffer:
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
         """Open the buffer of `spec` in `folder`; the first process makes it. ClusterError where there is no room."""
-        path = folder / f"weights-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.buffer"
-        lock = _open_lock(path)
-        try:
-            with _locked(lock, path, deadline_s):
-                if not path.exists():
-                    _make(path, spec)
-        finally:
-            os.close(lock)
+        path, began = (
+            folder / f"weights-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.buffer",
+            time.monotonic(),
+        )
+        with open(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as making:
+            while not _taken(making.fileno()):
+                if not _rest(began, deadline_s):
+                    raise _held_up(path, began)
+            if not path.exists():
+                _make(path, spec)
         return cls(path)
-
-    def close(self) -> None:
-        """Close the file; the mappings end with the last tensor in them."""
-        if self._lock_file >= 0:
-            os.close(self._lock_file)
-            self._lock_file = -1
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,8 +198,19 @@ class DoubleBuffer:
 
     @contextlib.contextmanager
     def _locked(self, deadline_s: float | None = None) -> Iterator[None]:
-        with _locked(self._lock_file, self.path, time.monotonic() + _LOCK_S if deadline_s is None else deadline_s):
+        began = time.monotonic()
+        if not self._lock.acquire(_LOCK_S if deadline_s is None else deadline_s - began):
+            raise _held_up(self.path, began)
+        try:
             yield
+        finally:
+            self._lock.release()
+
+
+def _held_up(path: Path, began: float) -> ChannelTimeout:
+    what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
+    why = "another process of this node is making it, or was stopped while it held the lock"
+    return late_sync(f"weights {path.name}", what, why)
 
 
 def _make(path: Path, spec: Assembly) -> None:
@@ -211,7 +219,8 @@ def _make(path: Path, spec: Assembly) -> None:
     rows = len(spec.writers) * _WRITER.itemsize + len(spec.delivery.readers) * _READER.itemsize
     table = np.full((_HEADER.itemsize + rows) // 8, _NONE, np.int64)
     data_offset = _page_up(table.nbytes + len(meta))
-    table[:2] = table.nbytes, data_offset
+    header = table[: _HEADER.itemsize // 8].view(_HEADER)
+    header["spec_offset"], header["data_offset"] = table.nbytes, data_offset
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     size = data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
@@ -225,6 +234,8 @@ def _make(path: Path, spec: Assembly) -> None:
         part.symlink_to(spilled)
     with open(part, "r+b") as file:
         file.write(table.tobytes() + meta)
+        file.flush()
+        SharedLock.make(mmap.mmap(file.fileno(), LOCK_BYTES), 0)
     os.rename(part, path)
 
 
@@ -239,26 +250,13 @@ def _allocated(path: Path, size_bytes: int) -> bool:
     return True
 
 
-def _open_lock(path: Path) -> int:
-    return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-@contextlib.contextmanager
-def _locked(descriptor: int, path: Path, deadline_s: float) -> Iterator[None]:
-    began = time.monotonic()
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if not _rest(began, deadline_s):
-                what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
-                why = "another process of this node is making it, or was stopped while it held the lock"
-                raise late_sync(f"weights {path.name}", what, why) from None
+def _taken(lock: int) -> bool:
+    """Take the lock of a file, which ends with its descriptor. False while another process holds it."""
     try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _rest(began: float, deadline_s: float) -> bool:
@@ -316,6 +314,3 @@ class OwnCopy:
 
     def lacking(self, version: int) -> list[int]:
         return list(self.spec.delivery.readers)
-
-    def close(self) -> None:
-        """Do nothing: there is no file."""

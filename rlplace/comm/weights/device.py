@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 from torch import Tensor
 
-from rlplace.errors import Problem, WeightSyncError
+from rlplace.errors import WeightSyncError
 
 
 def share(tensor: Tensor) -> bytes:
@@ -73,14 +73,12 @@ def open_shared(note: bytes) -> Tensor:
     uuid = str(found["accelerator"])
     device = next((n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None)
     if device is None:
-        raise WeightSyncError(
-            Problem(
-                code="accelerator-not-visible",
-                key=f"accelerator {uuid}",
-                what="a tensor was shared on an accelerator that this process does not see",
-                why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
-                fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
-            )
+        raise WeightSyncError.about(
+            "accelerator-not-visible",
+            f"accelerator {uuid}",
+            "a tensor was shared on an accelerator that this process does not see",
+            why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
+            fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
         )
     tensor: Tensor = reductions.rebuild_cuda_tensor(
         Tensor,

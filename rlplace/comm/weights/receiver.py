@@ -71,8 +71,7 @@ class CopyReceiver(WeightReceiver):
         self._incoming: dict[int, _Incoming] = {}  # by actor rank
 
     def close(self) -> None:
-        if self._copy is not None:
-            self._copy.close()
+        self._copy = None
 
     @property
     def _the_copy(self) -> DoubleBuffer | OwnCopy:
@@ -122,7 +121,6 @@ class CopyReceiver(WeightReceiver):
         match message:
             case Complete():
                 if not isinstance(self._copy, DoubleBuffer) or self._copy.path != message.buffer:
-                    self.close()
                     self._copy = DoubleBuffer(message.buffer)
                 return message.push
             case PushHeader():
@@ -138,11 +136,8 @@ class CopyReceiver(WeightReceiver):
     def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
         assembly, source = header.assembly, header.source
         if self._copy is None or self._copy.spec != assembly:
-            self.close()
-            if self._folder is None:
-                self._copy = OwnCopy(assembly)
-            else:
-                self._copy = DoubleBuffer.open(self._folder, assembly, deadline_s=deadline_s)
+            folder = self._folder
+            self._copy = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s) if folder else OwnCopy(assembly)
         incoming = _Incoming(
             header=header,
             target=self._copy.begin(source, header.push.version, deadline_s=deadline_s),

@@ -90,15 +90,9 @@ class WeightSender:
         return WeightSyncReport(transports=dict(moved), seconds=time.perf_counter() - began)
 
     def close(self) -> None:
-        """Let go of buffer and device."""
-        self._let_go()
+        """Leave the other members of a sync between devices."""
         if self._device is not None:
             self._device.close()
-
-    def _let_go(self) -> None:
-        if self._buffer is not None:
-            self._buffer.close()
-            self._buffer = None
 
     def _assemblies(self, shards: Sequence[Shard]) -> tuple[Assembly, ...]:
         """Plan the copies, once for the same shards."""
@@ -106,8 +100,7 @@ class WeightSender:
         if self._held != held:
             layout, blocks = Layout.of(map(spec_of, shards)), [shard.blocks for shard in shards]
             self._planned = tuple(assemble(layout, blocks, delivery) for delivery in self._deliveries)
-            self._held = held
-            self._let_go()
+            self._held, self._buffer = held, None
         return self._planned
 
     def _write(self, folder: Path, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.shards import Assembly
-from rlplace.errors import ChannelEmpty, ChannelTimeout, Problem, WeightSyncError
+from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
 from rlplace.placement.language.slots import owner_of
 
 if TYPE_CHECKING:
@@ -180,11 +180,11 @@ def failed_sync(
     """Describe a sync that failed at `key`; `lacking`: the rollout ranks without `version`."""
     without = f"without version {version} now: {ranks('rollout', lacking)}" if lacking else None
     reasons = [reason for reason in (why, without, "the weights in use are unchanged") if reason]
-    return WeightSyncError(Problem(code=code, key=key, what=what, why="; ".join(reasons)))
+    return WeightSyncError.about(code, key, what, why="; ".join(reasons))
 
 
 def late_sync(key: str, what: str, why: str, fix: str | None = None) -> ChannelTimeout:
-    return ChannelTimeout(Problem(code="channel-timeout", key=key, what=what, why=why, fix=fix))
+    return ChannelTimeout.about("channel-timeout", key, what, why=why, fix=fix)
 
 
 def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:

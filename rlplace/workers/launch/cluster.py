@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
@@ -75,9 +75,7 @@ class Cluster:
     def start(self) -> None:
         """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
         if self._closed:
-            raise ClusterError(
-                Problem(code="cluster-closed", key="cluster", what="is closed", fix="make a new Cluster(...)")
-            )
+            raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
             with self._phase("start"):
                 self._launcher.start()
@@ -91,19 +89,6 @@ class Cluster:
         self.start()
         if self._reserved:
             return
-        if slots is None:  # the job's slots are not known yet: one for each node, with all its accelerators
-            slots = [
-                Slot(
-                    component="",
-                    rank=node.rank,
-                    node=node.rank,
-                    local_rank=0,
-                    local_world_size=1,
-                    accelerators=tuple(node.numbers),
-                    local_accelerators=tuple(range(node.accelerators)),
-                )
-                for node in self.topology.nodes
-            ]
         with self._phase("reserve"):
             self._launcher.reserve(slots)
         self._reserved = True
@@ -115,14 +100,12 @@ class Cluster:
         """
         self.start()
         if spec.name in self._channels:
-            raise ClusterError(
-                Problem(
-                    code="channel-exists",
-                    key=f"channel {spec.name}",
-                    what="a channel of this name was made in this cluster before",
-                    why="the name stands for the channel in errors and statistics",
-                    fix=f'ChannelSpec(name="{spec.name}_2", ...)',
-                )
+            raise ClusterError.about(
+                "channel-exists",
+                f"channel {spec.name}",
+                "a channel of this name was made in this cluster before",
+                why="the name stands for the channel in errors and statistics",
+                fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
         self._channels.add(spec.name)
         return self._launcher.channel(spec, locations)
@@ -168,15 +151,9 @@ class Cluster:
         seed: int,
     ) -> GroupSpec:
         if name in self._groups and not self._groups[name].closed:
-            raise ClusterError(
-                Problem(
-                    code="group-exists",
-                    key=name,
-                    what="a group of this name is running",
-                    why="the name stands for the component in errors, channels and accounts",
-                    fix=f'close it first, or launch(..., name="{name}_2")',
-                )
-            )
+            why = "the name stands for the component in errors, channels and accounts"
+            fix = f'close it first, or launch(..., name="{name}_2")'
+            raise ClusterError.about("group-exists", name, "a group of this name is running", why=why, fix=fix)
         slots = placed if isinstance(placed, Sequence) else placed.get_placement(self)
         return GroupSpec(
             name=name,

@@ -172,16 +172,13 @@ class CudaDevice(Device):
 
         seen = str(torch.cuda.get_device_properties(self._index).uuid) if self._uuids else ""
         if seen in self._uuids[1:]:
-            raise ClusterError(
-                Problem(
-                    code="worker-misplaced",
-                    key=self._owner,
-                    what="computes on another GPU than planned",
-                    got=f"GPU-{seen}",
-                    why=f"planned is GPU-{self._uuids[0]}; the variable CUDA_VISIBLE_DEVICES names it, and CUDA counts "
-                    "otherwise",
-                    fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
-                )
+            raise ClusterError.about(
+                "worker-misplaced",
+                self._owner,
+                "computes on another GPU than planned",
+                got=f"GPU-{seen}",
+                why=f"planned is GPU-{self._uuids[0]}, which CUDA_VISIBLE_DEVICES names; CUDA counts otherwise",
+                fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
             )
         self._uuids = ()
         asked = self._asked | {what: size_bytes}

@@ -135,15 +135,13 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
     lines = [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
     waits = report(view({name: channel for p in late for name, channel in p.group.channels.items()}))
     first = next(iter(late))
-    return WorkerTimeout(
-        Problem(
-            code="worker-deadline",
-            key=f"{first.group.name}.{first.method}",
-            what=f"not finished after {timeout_s:g} s",
-            got="still working: " + "; ".join(working),
-            why="\n".join([*lines, waits] if waits else lines) or None,
-            fix="a longer timeout_s (runner.stage_timeout_s in a run), or end what they wait for",
-        )
+    return WorkerTimeout.about(
+        "worker-deadline",
+        f"{first.group.name}.{first.method}",
+        f"not finished after {timeout_s:g} s",
+        got="still working: " + "; ".join(working),
+        why="\n".join([*lines, waits] if waits else lines) or None,
+        fix="a longer timeout_s (runner.stage_timeout_s in a run), or end what they wait for",
     )
 
 
@@ -224,15 +222,9 @@ class WorkerGroup:
         if self.failure is not None:
             raise self.failure
         if self.closed:
-            raise ClusterError(
-                Problem(
-                    code="group-closed",
-                    key=self.name,
-                    what=f"{method} was called on a group that is closed",
-                    why="its workers have ended",
-                    fix="launch the group again",
-                )
-            )
+            what = f"{method} was called on a group that is closed"
+            fix = "launch the group again"
+            raise ClusterError.about("group-closed", self.name, what, why="its workers have ended", fix=fix)
         calls = {rank: self.handles[rank].call(method, args, kwargs) for rank in ranks}
         with self._lock:
             self._open.update(calls.values())

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
@@ -38,23 +38,20 @@ class InlineLauncher:
     def start(self) -> None:
         """Do nothing: this process runs already."""
 
-    def reserve(self, slots: Sequence[Slot]) -> None:
+    def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Do nothing: threads are always free."""
 
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
         crowded = [s for s in specs if s.worker.needs_own_process and len(s.slots) > 1]
         if crowded:
             names = " and ".join(f"{s.name} ({len(s.slots)} ranks)" for s in crowded)
-            raise ClusterError(
-                Problem(
-                    code="inline-needs-one-rank",
-                    key="cluster.launcher",
-                    what=f"{names} cannot run as threads of one process",
-                    got="inline",
-                    why="a process can join only one process group, so each of these ranks needs a process of its own",
-                    fix="cluster.launcher=ray     "
-                    f"(or one accelerator: cluster.component_placement.{crowded[0].name}=0)",
-                )
+            raise ClusterError.about(
+                "inline-needs-one-rank",
+                "cluster.launcher",
+                f"{names} cannot run as threads of one process",
+                got="inline",
+                why="a process can join only one process group, so each of these ranks needs a process of its own",
+                fix=f"cluster.launcher=ray     (or one rank: cluster.component_placement.{crowded[0].name}=0)",
             )
         return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
 

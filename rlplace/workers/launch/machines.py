@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig
-from rlplace.errors import ClusterError, Problem, Source
+from rlplace.errors import ClusterError, Source
 from rlplace.placement.machines.nodes import declare_topology
 from rlplace.placement.machines.topology import Run, Topology
 
@@ -57,15 +57,13 @@ def count_topology(
     if count == "auto":
         count = found if kind == "cuda" else EMULATED_PER_NODE
     if kind == "cuda" and (count == 0 or (local and count > found)):
-        raise ClusterError(
-            Problem(
-                code="too-few-accelerators",
-                key="cluster.accelerators_per_node",
-                what=f"{count or 'some'} GPUs are asked for",
-                got=str(accelerators_per_node),
-                why=f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)",
-                fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
-            )
+        raise ClusterError.about(
+            "too-few-accelerators",
+            "cluster.accelerators_per_node",
+            f"{count or 'some'} GPUs are asked for",
+            got=str(accelerators_per_node),
+            why=f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)",
+            fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
         )
     if kind == "emulated":
         return Topology.uniform(num_nodes, count, kind, accelerator.memory)

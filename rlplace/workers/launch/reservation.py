@@ -1,8 +1,8 @@
 """What a job uses on real machines: resources per node, processes, visible GPUs, and what is missing or misplaced.
 
-CUDA_VISIBLE_DEVICES of a worker is decided here (`visible_ids`) and set by RayHost before anything imports torch. The
-report of a started process shows which node it is on, and that nothing there changed the variable; CudaDevice compares
-the UUID of the GPU that CUDA shows.
+CUDA_VISIBLE_DEVICES of a worker is decided here (`NodeUse.visible_ids`) and set by RayHost before anything imports
+torch. The report of a started process shows which node it is on, and that nothing there changed the variable;
+CudaDevice compares the UUID of the GPU that CUDA shows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from rlplace.errors import Problem
+from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.host import GroupSpec
+from rlplace.workers.launch.machines import Gpu, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask for none (RayLauncher._process)
@@ -35,11 +36,27 @@ class NodeUse:
     node: int
     accelerators: tuple[int, ...]  # numbered within the node, ascending
     kind: str
+    # Known when they are reserved; empty where emulated.
+    ids: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of the GPUs, by accelerator
+    gpus: tuple[Gpu, ...] = ()  # all of the node, as nvidia-smi lists them there
 
     @property
     def resource(self) -> tuple[str, float]:
         gpus = len(self.accelerators) if self.kind == "cuda" else 0
         return ("GPU", float(gpus)) if gpus else ("CPU", BUNDLE_CPUS)
+
+    def lack(self, has: Mapping[str, float]) -> str | None:
+        kind, needed = self.resource
+        return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
+
+    def visible_ids(self, slot: Slot) -> tuple[str, ...]:
+        """Return the ids of the GPUs that a rank sees."""
+        return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
+
+    def uuids(self, slot: Slot) -> tuple[str, ...]:
+        """List the UUID of the slot's first GPU, then those of the others of its node; nothing where not known."""
+        planned = visible(self.gpus, self.ids[slot.local_accelerators[0]])[:1] if self.ids and slot.accelerators else ()
+        return tuple(gpu.uuid for own in planned if own.uuid for gpu in (own, *(g for g in self.gpus if g != own)))
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
@@ -47,78 +64,70 @@ def visible_to(slot: Slot) -> tuple[int, ...]:
     return slot.visible_accelerators or slot.local_accelerators
 
 
-def node_uses(slots: Sequence[Slot], topology: Topology) -> dict[int, NodeUse]:
-    """Sum up what slots use, by node rank, ascending; only nodes that are used."""
+def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, NodeUse]:
+    """Sum up what slots use, by node rank, ascending; only nodes that are used. None: all accelerators of all nodes."""
     used: dict[int, set[int]] = {}
-    for slot in slots:
+    if slots is None:
+        used = {node.rank: set(range(node.accelerators)) for node in topology.nodes}
+    for slot in slots or ():
         used.setdefault(slot.node, set()).update(visible_to(slot))
     return {n: NodeUse(node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind) for n in sorted(used)}
 
 
-def unreserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> Problem | None:
-    """Find a slot outside of what was reserved at the first launch."""
+def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> None:
+    """Raise ClusterError for a slot outside of what was reserved at the first launch."""
     for slot in slots:
         if slot.node not in reserved or not set(visible_to(slot)) <= set(reserved[slot.node].accelerators):
-            return Problem(
-                code="not-reserved",
-                key=slot.owner,
-                what=f"its accelerators on node {slot.node} were not reserved",
+            raise ClusterError.about(
+                "not-reserved",
+                slot.owner,
+                f"its accelerators on node {slot.node} were not reserved",
                 got=",".join(map(str, visible_to(slot))) or "no accelerator",
                 why="the first launch_all reserves what its groups use, and a reservation does not grow",
                 fix="launch all groups with one launch_all, or call cluster.reserve() before it",
             )
-    return None
 
 
-def too_small(needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str) -> Problem | None:
-    """Find what the cluster does not have even when no other job uses it. `machines` in order."""
-    most = max(needed, default=0)
-    if most >= len(machines):
-        return Problem(
-            code="cluster-too-small",
-            key="cluster.num_nodes",
-            what=f"the placement uses node {most}, the cluster has {_count(len(machines), 'node')}",
-            got=str(most + 1),
+def check_size(needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str) -> None:
+    """Raise ClusterError for what the cluster does not have even if no other job uses it. `machines` in order."""
+    nodes, most = len(machines), max(needed, default=0) + 1
+    if most > nodes:
+        raise ClusterError.about(
+            "cluster-too-small",
+            "cluster.num_nodes",
+            f"the placement uses node {most - 1}, the cluster has {_count(nodes, 'node')}",
+            got=str(most),
             why=f"{address} has " + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
-            fix=f"cluster.num_nodes={len(machines)}     (or add {_count(most + 1 - len(machines), 'node')})",
+            fix=f"cluster.num_nodes={nodes}     (or add {_count(most - nodes, 'node')})",
         )
     for node, use in needed.items():
-        lack = _lack(use, machines[node].total)
+        lack = use.lack(machines[node].total)
         if lack is not None:
-            return Problem(
-                code="cluster-too-small",
-                key="cluster.accelerators_per_node",
-                what=f"node {node} has too little",
+            accelerators = ",".join(map(str, use.accelerators))
+            raise ClusterError.about(
+                "cluster-too-small",
+                "cluster.accelerators_per_node",
+                f"node {node} has too little",
                 got=lack,
-                why=f"node {node} is {machines[node].address}; the placement uses its accelerators "
-                + ",".join(map(str, use.accelerators)),
+                why=f"node {node} is {machines[node].address}; the placement uses its accelerators {accelerators}",
                 fix="place the components on fewer accelerators, or join a larger cluster: ray.address",
             )
-    return None
 
 
-def still_missing(
+def not_free(
     needed: Mapping[int, NodeUse], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
-) -> Problem:
+) -> ClusterError:
     """Describe what kept the reservation waiting. `free` maps machine ids to what is free there now."""
-    lines = []
-    for node, use in needed.items():
-        lack = _lack(use, free.get(machines[node].id, {}))
-        if lack is not None:
-            lines.append(f"node {node} ({machines[node].address}): {lack}")
-    return Problem(
-        code="reserve-timeout",
-        key="cluster",
-        what=f"its accelerators were not free within {waited_s:g} s",
+    lacks = {node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()}
+    lines = [f"node {node} ({machines[node].address}): {lack}" for node, lack in lacks.items() if lack is not None]
+    return ClusterError.about(
+        "reserve-timeout",
+        "cluster",
+        f"its accelerators were not free within {waited_s:g} s",
         got="\n".join(lines) or "all of it is free now",
         why="the job reserves everything it uses at once, and other jobs hold what is missing",
         fix="end the other jobs, or wait longer: cluster.ray.reserve_timeout_s",
     )
-
-
-def _lack(use: NodeUse, has: Mapping[str, float]) -> str | None:
-    kind, needed = use.resource
-    return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
 
 
 def _count(number: int, word: str) -> str:
@@ -137,24 +146,18 @@ class WorkerReport:
     port: int = 0
 
 
-def visible_ids(slot: Slot, physical: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the ids of the GPUs that a rank sees. `physical`: by reserved local number; empty where emulated."""
-    return tuple(physical[n] for n in visible_to(slot) if physical)
-
-
-def misplaced(slot: Slot, machine: Machine, visible: tuple[str, ...], report: WorkerReport) -> Problem | None:
-    """Compare where a worker is with the plan: a machine, and the ids of the GPUs that it may see there."""
+def check_place(slot: Slot, machine: Machine, visible: tuple[str, ...], report: WorkerReport) -> None:
+    """Raise ClusterError for a worker on another machine than planned, or that sees other GPUs than these ids."""
     elsewhere = report.machine != machine.id
-    if not elsewhere and report.visible == visible:
-        return None
-    return Problem(
-        code="worker-misplaced",
-        key=slot.owner,
-        what="runs on another node than planned" if elsewhere else "sees other accelerators than planned",
-        got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
-        why=f"planned is node {slot.node}, {machine.id[:8]}, visible {_names(visible)}",
-        fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
-    )
+    if elsewhere or report.visible != visible:
+        raise ClusterError.about(
+            "worker-misplaced",
+            slot.owner,
+            "runs on another node than planned" if elsewhere else "sees other accelerators than planned",
+            got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
+            why=f"planned is node {slot.node}, {machine.id[:8]}, visible {_names(visible)}",
+            fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
+        )
 
 
 def _names(ids: Iterable[object]) -> str:
@@ -181,33 +184,32 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
     return [tuple(sharing) for sharing in found.values()]
 
 
-def cannot_share(specs: Sequence[GroupSpec], running: Iterable[str]) -> Problem | None:
-    """Find what keeps workers from sharing the processes that their slots name. `running`: processes there are."""
+def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
+    """Raise ClusterError for what keeps workers from sharing the processes that their slots name.
+
+    `running`: the shared processes that have been started.
+    """
     classes = {spec.name: spec.worker for spec in specs}
-    for sharing in processes(slot for spec in specs for slot in spec.slots):
+    for sharing in processes(slot for spec in specs for slot in spec.slots if slot.process):
         first = sharing[0]
-        if not first.process:
-            continue
-        if first.process in running:
-            why = "the workers of a process start together"
-            return _unshareable(first, "its process runs already", why, "launch all that share with one launch_all")
+        sees = f"{first.owner} is on node {first.node} and sees accelerators {_names(visible_to(first))} there"
         for slot in sharing:
-            if classes[slot.component].needs_own_process:
-                why = f"a process can join only one process group, and {classes[slot.component].__name__} joins one"
-                return _unshareable(slot, "needs a process of its own", why, "leave its slots' `process` empty")
-            if slot.runtime_env != first.runtime_env:
-                why = f"{first.owner} and {slot.owner} have other environment variables or another Python"
-                return _unshareable(
-                    slot, "needs another runtime environment than its process", why, "give both node groups the same"
+            worker, place = classes[slot.component], (slot.node, visible_to(slot))
+            reasons = (
+                (first.process in running, "its workers start together, and it runs already"),
+                (worker.needs_own_process, f"it can join only one process group, and {worker.__name__} joins one"),
+                (slot.runtime_env != first.runtime_env, f"{first.owner} has another Python or other variables"),
+                (
+                    place != (first.node, visible_to(first)),
+                    f"{sees}, {slot.owner} is on node {slot.node} and sees {_names(visible_to(slot))}",
+                ),
+            )
+            for why in (why for wrong, why in reasons if wrong):
+                raise ClusterError.about(
+                    "process-cannot-be-shared",
+                    slot.owner,
+                    "its process cannot be shared",
+                    got=f"process {slot.process!r}",
+                    why=why,
+                    fix="launch all that share it with one launch_all, in like slots; or leave `process` empty",
                 )
-            if (slot.node, visible_to(slot)) != (first.node, visible_to(first)):
-                why = f"{first.owner} is on node {first.node} and sees accelerators {_names(visible_to(first))} there, "
-                why += f"{slot.owner} is on node {slot.node} and sees {_names(visible_to(slot))}"
-                return _unshareable(slot, "sees other things than its process", why, "place them alike")
-    return None
-
-
-def _unshareable(slot: Slot, what: str, why: str, fix: str) -> Problem:
-    return Problem(
-        code="process-cannot-be-shared", key=slot.owner, what=what, got=f"process {slot.process!r}", why=why, fix=fix
-    )

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.worker import Rendezvous
 
+_ACCOUNT_S = 60.0  # for the account of emulated memory to answer
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
 
 
@@ -71,11 +72,9 @@ class RayHost:
             gc.enable()
         return outcome
 
-    def cancel(self, number: int) -> None:
-        self._hosts[number].cancel()
-
-    def where(self, number: int) -> str:
-        return self._hosts[number].where()
+    def control(self, number: int, method: str) -> Any:
+        """Call `cancel` or `where` of a worker's host, beside the worker's own thread."""
+        return getattr(self._hosts[number], method)()
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method that does not wait on a channel inside this process."""
@@ -114,44 +113,44 @@ class RayWorker(WorkerHandle):
         super().__init__(slot)
         self._process = process
         self._number = number
-        actor, own = process.actor, thread_of(number)
-        self._report = actor.report.options(concurrency_group=own)
-        self._make = actor.make.options(concurrency_group=own)
-        self._call = actor.call.options(concurrency_group=own)
-        self._where = actor.where.options(concurrency_group=CONTROL)
-        self._cancel = actor.cancel.options(concurrency_group=CONTROL)
 
     def report(self, serve_at: str | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
-        return self._report.remote(serve_at)
+        return self._in_its_thread("report").remote(serve_at)
 
     def make(self, spec: Any, device: Device, folder: Path, meeting: Rendezvous) -> None:
         """Have the worker built. Does not wait: what goes wrong fails the first call.
 
         `spec`: a reference to the pickled GroupSpec.
         """
-        self._make.remote(self._number, spec, self.slot, device, folder, meeting)
+        self._in_its_thread("make").remote(self._number, spec, self.slot, device, folder, meeting)
 
     def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def ended(source: Future[Outcome]) -> None:
             error = source.exception()
             self.settle(call, source.result() if error is None else Failure(what=explain(error)))
 
-        self._call.remote(self._number, method, args, kwargs).future().add_done_callback(ended)
+        self._in_its_thread("call").remote(self._number, method, args, kwargs).future().add_done_callback(ended)
 
     def where(self) -> Future[str]:
-        answer: Future[str] = self._where.remote(self._number).future()
+        answer: Future[str] = self._beside("where").future()
         return answer
 
     def cancel(self) -> None:
-        self._cancel.remote(self._number)
+        self._beside("cancel")
 
     def _end(self) -> None:
         """End one worker. In a shared process its call may go on until the last of the others ends."""
         if ray.is_initialized():
-            self._cancel.remote(self._number)
-            self._call.remote(self._number, "close", (), {})  # once it gives up
+            self.cancel()
+            self._in_its_thread("call").remote(self._number, "close", (), {})  # once it gives up
         self._process.leave()
+
+    def _in_its_thread(self, method: str) -> Any:
+        return getattr(self._process.actor, method).options(concurrency_group=thread_of(self._number))
+
+    def _beside(self, method: str) -> Any:
+        return self._process.actor.control.options(concurrency_group=CONTROL).remote(self._number, method)
 
 
 def explain(error: BaseException) -> str:
@@ -164,33 +163,30 @@ def explain(error: BaseException) -> str:
     return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
 
 
+def answer_of(reference: Any, timeout_s: float) -> Any:
+    """Wait for the result of a call. Raises what our own code raised there, else GetTimeoutError or RayActorError."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except RayTaskError as error:
+        raise error.cause from None
+
+
 class RayAccount:
     """A MemoryAccount in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
 
-    def __init__(self, keeper: Any) -> None:
-        self._keeper = keeper
+    def __init__(self, topology: Topology) -> None:
+        self._keeper: Any = (
+            ray.remote(MemoryAccount).options(num_cpus=0).remote(MemoryAccount.of(topology).capacity_bytes)
+        )
 
-    @classmethod
-    def start(cls, topology: Topology) -> RayAccount:
-        capacity_bytes = MemoryAccount.of(topology).capacity_bytes
-        return cls(ray.remote(MemoryAccount).options(num_cpus=0).remote(capacity_bytes))
-
-    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
-        try:
-            ray.get(self._keeper.acquire.remote(owner, accelerators, size_bytes, what), timeout=60.0)
-        except RayTaskError as error:
-            raise error.cause from None  # AcceleratorOutOfMemory
-
-    def release(self, owner: str, what: str) -> None:
-        ray.get(self._keeper.release.remote(owner, what), timeout=60.0)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):  # pickle looks for what it has not
+            raise AttributeError(method)
+        return lambda *arguments: answer_of(getattr(self._keeper, method).remote(*arguments), _ACCOUNT_S)
 
     def release_all(self, owner: str) -> None:
         """Release everything of a worker. Does not wait: the driver calls it when workers end."""
         self._keeper.release_all.remote(owner)
-
-    def held_bytes(self, owner: str) -> int:
-        held: int = ray.get(self._keeper.held_bytes.remote(owner), timeout=60.0)
-        return held
 
     def stop(self) -> None:
         ray.kill(self._keeper)

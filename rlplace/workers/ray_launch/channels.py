@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm import channel_errors
@@ -36,10 +37,10 @@ from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
 from rlplace.config.schema import CommConfig
-from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError, Problem
+from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.workers.launch.reservation import Machine
-from rlplace.workers.ray_launch.actors import CONTROL, RayProcess
+from rlplace.workers.ray_launch.actors import CONTROL, RayProcess, answer_of
 from rlplace.workers.ray_launch.session import Guard
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ class JobChannels:
         self._place = Place(node=next(apart, DRIVER_APART))
         self._nodes: dict[int, NodeChannels | RemoteNode] = {}
         self._addresses: dict[str, ChannelAddress] = {}
-        self._keys: Keys | None = None
         self._servers: dict[int, ServerAddress] = {}
 
     def create(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
@@ -97,14 +97,9 @@ class JobChannels:
         return branches[0].channel() if len(branches) == 1 else SpreadChannel(spec, branches)
 
     def addresses_for(self, nodes: set[int], channels: Mapping[str, End]) -> dict[str, End]:
-        """Return the addresses of channels for workers on `nodes`; a channel that was not made here as it is."""
+        """Return the addresses of channels, which were made here, for workers on `nodes`."""
         self._start(nodes)
-        found: dict[str, End] = {}
-        for name, channel in channels.items():
-            address = self._addresses.get(channel.spec.name)
-            known = address is not None and address.spec == channel.spec
-            found[name] = self._served(address, nodes) if address is not None and known else channel
-        return found
+        return {name: self._served(self._addresses[end.spec.name], nodes) for name, end in channels.items()}
 
     def folder(self, node: int) -> Path:
         return self._node(node).folder()
@@ -139,12 +134,14 @@ class JobChannels:
 
     def _server(self, node: int) -> ServerAddress:
         if node not in self._servers:
-            if self._keys is None:
-                self._keys = make_keys(self._config.security)
             apart = node == DRIVER_APART
             host = self._config.interface or (ray.util.get_node_ip_address() if apart else self._machines[node].address)
             self._servers[node] = ServerAddress(endpoint=self._node(node).serve(host, self._keys), keys=self._keys)
         return self._servers[node]
+
+    @functools.cached_property
+    def _keys(self) -> Keys:
+        return make_keys(self._config.security)
 
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,7 +180,6 @@ class NodeChannels:
         self._guard = Guard.removing(self._folder.path, (self._folder.path / SPILL).readlink())
         self._channels: list[SharedChannel] = []
         self._server: ChannelServer | None = None
-        self._endpoint = ""
 
     def folder(self) -> Path:
         return self._folder.path
@@ -201,15 +197,13 @@ class NodeChannels:
         return channel.path
 
     def serve(self, host: str, keys: Keys) -> str:
-        """Open the channel server at an address of the node, once. Returns its endpoint."""
+        """Open the channel server at an address of the node. Returns its endpoint."""
         from rlplace.comm.network import ChannelServer  # here: where one node suffices ZeroMQ is not needed
 
-        if self._server is None:
-            self._server = ChannelServer(host=host, keys=keys)
-            for channel in self._channels:
-                self._server.add(channel.spec.name, channel)
-            self._endpoint = self._server.start()
-        return self._endpoint
+        self._server = ChannelServer(host=host, keys=keys)
+        for channel in self._channels:
+            self._server.add(channel.spec.name, channel)
+        return self._server.start()
 
     def close(self) -> None:
         """Break the channels and remove the folder. Idempotent; bounded in time."""
@@ -238,38 +232,25 @@ class RemoteNode:
         self._machine = machine
         self._timeout_s = timeout_s
 
-    def folder(self) -> Path:
-        return Path(self._answer("folder", self._actor.folder.remote()))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            try:
+                return answer_of(getattr(self._actor, method).remote(*arguments), self._timeout_s)
+            except (GetTimeoutError, RayActorError) as error:
+                raise ClusterError.about(
+                    "node-lost",
+                    f"node {self._machine.address}",
+                    f"did not answer when asked to {method}",
+                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
+                    why="the process that holds a node's channels runs there, and it does not answer",
+                    fix="look at the load, the memory and the logs of this node",
+                ) from error
 
-    def check(self, needed_bytes: int) -> None:
-        self._answer("look at its shared memory", self._actor.check.remote(needed_bytes))
-
-    def create(self, spec: ChannelSpec) -> Path:
-        return Path(self._answer(f"make channel {spec.name}", self._actor.create.remote(spec)))
-
-    def serve(self, host: str, keys: Keys) -> str:
-        return str(self._answer(f"listen at {host}", self._actor.serve.remote(host, keys)))
+        return call
 
     def close(self) -> None:
         ray.wait([self._actor.close.remote()], timeout=_CLOSE_S)
         ray.kill(self._actor)
-
-    def _answer(self, what: str, reference: Any) -> Any:
-        try:
-            return ray.get(reference, timeout=self._timeout_s)
-        except RayTaskError as error:
-            raise error.cause from None  # the error of our own code there
-        except (GetTimeoutError, RayActorError) as error:
-            raise ClusterError(
-                Problem(
-                    code="node-lost",
-                    key=f"node {self._machine.address}",
-                    what=f"did not {what}",
-                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
-                    why="the process that holds a node's channels runs there, and it does not answer",
-                    fix="look at the load, the memory and the logs of this node",
-                )
-            ) from error
 
 
 class ProcessEnd(Channel):
@@ -310,15 +291,13 @@ class ProcessEnd(Channel):
         return channel_errors.broken(self.spec, self.owner, f"it lives inside process {self._name!r}; {what}")
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ChannelMisuse(
-            Problem(
-                code="inside-a-process",
-                key=f"channel {self.spec.name}",
-                what="the driver can neither put nor get here",
-                got=f"keys {', '.join(self.spec.keys or ())}",
-                why=f"all their users share process {self._name!r}, and items pass there by reference",
-                fix="process: own        (for the components that share it)",
-            )
+        raise ChannelMisuse.about(
+            "inside-a-process",
+            f"channel {self.spec.name}",
+            "the driver can neither put nor get here",
+            got=f"keys {', '.join(self.spec.keys or ())}",
+            why=f"all their users share process {self._name!r}, and items pass there by reference",
+            fix="process: own        (for the components that share it)",
         )
 
     _put = _get = _refuse

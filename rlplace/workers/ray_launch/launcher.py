@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.schema import CommConfig, RayConfig
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
@@ -30,7 +30,7 @@ from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import make_device
 from rlplace.workers.launch.handle import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
-from rlplace.workers.launch.machines import Gpu, list_gpus, visible
+from rlplace.workers.launch.machines import Gpu, list_gpus
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
@@ -56,8 +56,6 @@ class RayLauncher:
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
-        self._physical: dict[int, dict[int, str]] = {}  # node -> local number -> GPU id
-        self._gpus: dict[int, tuple[Gpu, ...]] = {}  # of each node, as nvidia-smi lists them there
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
@@ -77,17 +75,15 @@ class RayLauncher:
             timeout_s=self._config.start_timeout_s,
         )
         if any(node.kind == "emulated" for node in self._topology.nodes):
-            self._account = RayAccount.start(self._topology)
+            self._account = RayAccount(self._topology)
 
-    def reserve(self, slots: Sequence[Slot]) -> None:
-        """Take what `slots` use and keep it until `close`; called once.
+    def reserve(self, slots: Sequence[Slot] | None) -> None:
+        """Take what `slots` use, None for all there is, and keep it until `close`; called once.
 
         Blocks until it is free. Raises ClusterError, which names what is missing and where.
         """
         needed = reservation.node_uses(slots, self._topology)
-        problem = reservation.too_small(needed, self._machines, self._session.address)
-        if problem is not None:
-            raise ClusterError(problem)
+        reservation.check_size(needed, self._machines, self._session.address)
         self._bundles = placement_group(
             [dict([use.resource]) for use in needed.values()],
             strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
@@ -95,7 +91,7 @@ class RayLauncher:
         )
         waited_s = self._config.reserve_timeout_s
         if not self._bundles.wait(waited_s):
-            raise ClusterError(reservation.still_missing(needed, self._machines, self._session.free(), waited_s))
+            raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
         self._reserved = needed
         asked = {
             node: ray.remote(_given_gpus).options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node)).remote()
@@ -103,8 +99,8 @@ class RayLauncher:
             if d.kind == "cuda" and d.accelerators
         }
         for node, (ids, gpus) in zip(asked, ray.get(list(asked.values())), strict=True):
-            self._physical[node] = dict(zip(needed[node].accelerators, ids, strict=True))
-            self._gpus[node] = gpus
+            use = needed[node]
+            needed[node] = dataclasses.replace(use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus)
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return the options that put a process into the bundle of a node."""
@@ -123,10 +119,9 @@ class RayLauncher:
         """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
-        problem = reservation.unreserved(slots, self._reserved) or reservation.cannot_share(specs, running)
-        if problem is not None:
-            raise ClusterError(problem)
-        ids = {slot: reservation.visible_ids(slot, self._physical.get(slot.node, {})) for slot in slots}
+        reservation.check_reserved(slots, self._reserved)
+        reservation.check_sharing(specs, running)
+        ids = {slot: self._reserved[slot.node].visible_ids(slot) for slot in slots}
         started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, ids[s[0]])}
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
@@ -136,9 +131,7 @@ class RayLauncher:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
                     self._processes.append(psutil.Process(found.pid))
         for slot, found in reports.items():
-            problem = reservation.misplaced(slot, self._machines[slot.node], ids[slot], found)
-            if problem is not None:
-                raise ClusterError(problem)
+            reservation.check_place(slot, self._machines[slot.node], ids[slot], found)
         for spec in specs:
             self._build(spec, [started[slot] for slot in spec.slots], reports[spec.slots[0]])
         return {spec.name: [started[slot] for slot in spec.slots] for spec in specs}
@@ -154,14 +147,10 @@ class RayLauncher:
         for worker in workers:
             slot = worker.slot
             index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
-            device = make_device(slot, self._topology, self._account, index=index, uuids=self._uuids(slot))
+            device = make_device(
+                slot, self._topology, self._account, index=index, uuids=self._reserved[slot.node].uuids(slot)
+            )
             worker.make(pickled, device, folders[slot.node], meeting)
-
-    def _uuids(self, slot: Slot) -> tuple[str, ...]:
-        """List the UUID of the slot's first GPU, then those of the others of its node; nothing where not known."""
-        ids, gpus = self._physical.get(slot.node, {}), self._gpus.get(slot.node, ())
-        planned = visible(gpus, ids[slot.local_accelerators[0]])[:1] if ids and slot.accelerators else ()
-        return tuple(gpu.uuid for own in planned if own.uuid for gpu in (own, *(g for g in gpus if g != own)))
 
     def _process(self, slots: Sequence[Slot], ids: tuple[str, ...]) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers."""
@@ -196,16 +185,13 @@ class RayLauncher:
         _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)
         if late:
             missing = [f"{slot.owner} (node {slot.node})" for slot, reference in asked.items() if reference in late]
-            raise ClusterError(
-                Problem(
-                    code="workers-late",
-                    key="cluster.ray.start_timeout_s",
-                    what=f"{len(missing)} worker processes did not start within {limit_s:g} s",
-                    got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
-                    why="each worker is a process of its own; an overloaded node starts them slowly, one without "
-                    "memory not at all",
-                    fix=f"cluster.ray.start_timeout_s={2 * limit_s:g}, or fewer ranks",
-                )
+            raise ClusterError.about(
+                "workers-late",
+                "cluster.ray.start_timeout_s",
+                f"{len(missing)} worker processes did not start within {limit_s:g} s",
+                got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
+                why="an overloaded node starts processes slowly, one without memory not at all",
+                fix=f"cluster.ray.start_timeout_s={2 * limit_s:g}, or fewer ranks",
             )
         reports = {}
         for slot, reference in asked.items():

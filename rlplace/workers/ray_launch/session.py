@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from rlplace.config.schema import RayConfig
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine
 
@@ -130,15 +130,13 @@ def _start_local(timeout_s: float) -> None:
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
             ray.shutdown()
             if attempt == _ATTEMPTS or time.monotonic() > deadline:
-                raise ClusterError(
-                    Problem(
-                        code="ray-did-not-start",
-                        key="cluster.ray",
-                        what=f"Ray did not start on this machine in {attempt} attempts",
-                        got=f"{type(error).__name__}: {error}".partition("\n")[0],
-                        why="starting Ray needs free memory, space for /tmp/ray and a machine that is not overloaded",
-                        fix="try again; ray.address joins a Ray that runs already; cluster.launcher=inline needs none",
-                    )
+                raise ClusterError.about(
+                    "ray-did-not-start",
+                    "cluster.ray",
+                    f"Ray did not start on this machine in {attempt} attempts",
+                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
+                    why="starting Ray needs free memory, space for /tmp/ray and a machine that is not overloaded",
+                    fix="try again; ray.address joins a Ray that runs already; cluster.launcher=inline needs none",
                 ) from error
 
 
@@ -153,15 +151,11 @@ def _join(address: str) -> None:
         with _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ClusterError(
-            Problem(
-                code="cluster-unreachable",
-                key="cluster.ray.address",
-                what="no Ray cluster answers here",
-                got=address,
-                why=(getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0],
-                fix="cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join",
-            )
+        why = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
+        fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
+        what = "no Ray cluster answers here"
+        raise ClusterError.about(
+            "cluster-unreachable", "cluster.ray.address", what, got=address, why=why, fix=fix
         ) from error
 
 

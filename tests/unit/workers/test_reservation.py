@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from rlplace.errors import ClusterError
 from rlplace.placement.language.groups import RuntimeEnv
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
@@ -14,14 +15,14 @@ from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.launch.reservation import (
     BUNDLE_CPUS,
     Machine,
+    NodeUse,
     WorkerReport,
-    cannot_share,
-    misplaced,
+    check_place,
+    check_sharing,
+    check_size,
     node_uses,
     processes,
     rendezvous_host,
-    too_small,
-    visible_ids,
 )
 from rlplace.workers.worker import Worker
 
@@ -43,40 +44,47 @@ def test_one_demand_per_used_node_for_what_is_used_there() -> None:
     assert [d.resource for d in needed.values()] == [("GPU", 3.0), ("GPU", 1.0)]
     emulated = Topology.uniform(1, 8)
     assert node_uses(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", BUNDLE_CPUS)
+    assert [d.accelerators for d in node_uses(None, GPUS).values()] == [(0, 1, 2, 3)] * 2
 
 
 def test_a_cluster_that_can_never_hold_it() -> None:
     needed = node_uses(slots([0], [4], [5]), GPUS)
-    assert too_small(needed, [machine(1), machine(2)], "here") is None
-    fewer = too_small(needed, [machine(1)], "10.0.0.1:6379")
-    assert fewer is not None
-    assert (fewer.code, fewer.key, fewer.got) == ("cluster-too-small", "cluster.num_nodes", "2")
-    assert fewer.why == "10.0.0.1:6379 has node 0: 10.0.0.1"
-    assert fewer.fix == "cluster.num_nodes=1     (or add 1 node)"
-    weaker = too_small(needed, [machine(1), machine(2, gpus=1)], "here")
-    assert weaker is not None
-    assert (weaker.key, weaker.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
+    check_size(needed, [machine(1), machine(2)], "here")
+    with pytest.raises(ClusterError) as fewer:
+        check_size(needed, [machine(1)], "10.0.0.1:6379")
+    problem = fewer.value.problem
+    assert (problem.code, problem.key, problem.got) == ("cluster-too-small", "cluster.num_nodes", "2")
+    assert problem.why == "10.0.0.1:6379 has node 0: 10.0.0.1"
+    assert problem.fix == "cluster.num_nodes=1     (or add 1 node)"
+    with pytest.raises(ClusterError) as weaker:
+        check_size(needed, [machine(1), machine(2, gpus=1)], "here")
+    problem = weaker.value.problem
+    assert (problem.key, problem.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
 
 
 def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
     (slot,) = slots([2, 3])
-    assert visible_ids(slot, {0: "4", 2: "5", 3: "GPU-a"}) == ("5", "GPU-a")
-    assert visible_ids(slot, {}) == (), "emulated accelerators are nothing to see"
+    use = NodeUse(node=0, accelerators=(0, 2, 3), kind="cuda")
+    assert dataclasses.replace(use, ids={0: "4", 2: "5", 3: "GPU-a"}).visible_ids(slot) == ("5", "GPU-a")
+    assert use.visible_ids(slot) == (), "emulated accelerators are nothing to see"
     (shared,) = FlexiblePlacementStrategy([[1]]).get_placement(GPUS, isolate_accelerator=False)
-    assert visible_ids(shared, {n: str(n) for n in range(4)}) == ("0", "1", "2", "3")
+    assert dataclasses.replace(use, ids={n: str(n) for n in range(4)}).visible_ids(shared) == ("0", "1", "2", "3")
 
 
-def test_a_worker_that_sits_wrong_is_found() -> None:
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"machine": "id-2"}, "runs on another node than planned"),
+        ({"visible": ()}, "sees other accelerators than planned"),
+    ],
+)
+def test_a_worker_in_the_wrong_place_is_found(changed: dict[str, Any], what: str) -> None:
     (slot,) = slots([1])
     right = WorkerReport(machine="id-1", host="a", pid=1, visible=("1",))
-    assert misplaced(slot, machine(1), ("1",), right) is None
-    elsewhere = misplaced(slot, machine(1), ("1",), dataclasses.replace(right, machine="id-2"))
-    assert elsewhere is not None
-    assert (elsewhere.code, elsewhere.what) == ("worker-misplaced", "runs on another node than planned")
-    blind = misplaced(slot, machine(1), ("1",), dataclasses.replace(right, visible=()))
-    assert blind is not None
-    assert blind.what == "sees other accelerators than planned"
-    assert blind.got == "node id-1 (a), visible none"
+    check_place(slot, machine(1), ("1",), right)
+    with pytest.raises(ClusterError) as wrong:
+        check_place(slot, machine(1), ("1",), dataclasses.replace(right, **changed))
+    assert (wrong.value.code, wrong.value.problem.what) == ("worker-misplaced", what)
 
 
 def test_a_rendezvous_is_reachable_from_every_reserved_node() -> None:
@@ -123,7 +131,7 @@ def test_slots_of_one_name_make_one_process() -> None:
         (ACTOR.slots[0],),
         (ACTOR.slots[1],),
     ]
-    assert cannot_share([ENV, ACTOR, ROLLOUT], ["env+rollout 2"]) is None
+    check_sharing([ENV, ACTOR, ROLLOUT], ["env+rollout 2"])
 
 
 @pytest.mark.parametrize(
@@ -147,9 +155,9 @@ def test_slots_of_one_name_make_one_process() -> None:
     ],
     ids=["running", "meets", "node", "accelerators", "runtime_env"],
 )
-def test_who_cannot_share(specs: list[GroupSpec], running: list[str], key: str, why: str) -> None:
-    problem = cannot_share(specs, running)
-    assert problem is not None
+def test_workers_that_cannot_share_a_process(specs: list[GroupSpec], running: list[str], key: str, why: str) -> None:
+    with pytest.raises(ClusterError) as refused:
+        check_sharing(specs, running)
+    problem = refused.value.problem
     assert (problem.code, problem.key) == ("process-cannot-be-shared", key)
     assert why in (problem.why or "")
-    assert problem.fix

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,16 +36,11 @@ OpenBuffer = Callable[..., DoubleBuffer]
 
 
 @pytest.fixture
-def open_buffer(tmp_path: Path) -> Iterator[OpenBuffer]:
-    opened: list[DoubleBuffer] = []
-
+def open_buffer(tmp_path: Path) -> OpenBuffer:
     def make(spec: Assembly | None = None) -> DoubleBuffer:
-        opened.append(DoubleBuffer.open(tmp_path, spec or assembly(), deadline_s=time.monotonic() + SOON))
-        return opened[-1]
+        return DoubleBuffer.open(tmp_path, spec or assembly(), deadline_s=time.monotonic() + SOON)
 
-    yield make
-    for buffer in opened:
-        buffer.close()
+    return make
 
 
 def write(buffer: DoubleBuffer, writer: int, version: int, deadline_s: float = SOON) -> bool:
@@ -211,8 +206,12 @@ def test_without_any_room_the_size_is_named(
 
 
 def test_a_lock_that_is_never_given_back_has_a_deadline(open_buffer: OpenBuffer) -> None:
-    buffer = open_buffer()
-    with open(f"{buffer.path}.lock") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    buffer, stuck = open_buffer(), open_buffer()
+    stuck._lock.acquire(SOON)
+    with pytest.raises(ChannelTimeout, match="the buffer stayed locked"):
+        buffer.begin(0, 1, deadline_s=time.monotonic() + 0.002)
+    stuck._lock.release()
+    with open(f"{buffer.path}.lock") as making:
+        fcntl.flock(making, fcntl.LOCK_EX)
         with pytest.raises(ChannelTimeout, match="the buffer stayed locked"):
-            buffer.begin(0, 1, deadline_s=time.monotonic() + 0.002)
+            DoubleBuffer.open(buffer.path.parent, buffer.spec, deadline_s=0.0)

@@ -96,13 +96,13 @@ def plan_channels(
     `routes`: those of simulators; None in a job with text.
     """
     if routes is not None:
-        return _simulator_channels(placement, routes, config.torch_rollout.pipeline_stage_num)
+        return tuple(_simulator_channels(placement, routes, config.torch_rollout.pipeline_stage_num))
     return (*_text_channels(config, placement), *_scorer_channels(config, placement))
 
 
 def _simulator_channels(
     placement: HybridComponentPlacement, routes: Routes, stage_groups: int
-) -> tuple[ChannelPlan, ...]:
+) -> Iterator[ChannelPlan]:
     """An env rank has at most one step of each stage group unanswered.
 
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
@@ -111,28 +111,16 @@ def _simulator_channels(
     asked, told = routes.observations.shares, routes.trajectories.shares
     pieces = f"{len(asked)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
     answer, kept = "one answer for each observation", "all pieces of an iteration wait there for learn"
-    found: list[ChannelPlan] = []
     for name, source, target, sources, targets, each, groups, why in (
         ("observations", "env", "rollout", asked.sources, asked.targets, stage_groups, 0, pieces),
         ("actions", "rollout", "env", asked.targets, asked.sources, stage_groups, stage_groups, answer),
         ("trajectories", "env", "actor", told.sources, told.targets, 1, 0, kept),
     ):
-        locations, counts = placement.locations(target), Counter(targets)
-        ranks = range(len(locations.node))
-        keys = (f"{rank}/{group}" for rank in ranks for group in range(groups)) if groups else map(str, ranks)
-        found.append(
-            ChannelPlan(
-                name=name,
-                source=source,
-                target=target,
-                keys=tuple(keys),
-                why=why,
-                targets=locations,
-                waiting=array("l", (counts[rank] * each for rank in ranks)),
-                inside=_inside(sources, targets, placement.locations(source), locations),
-            )
-        )
-    return (*found, _weights(placement))
+        counts = Counter(targets)
+        waiting = [counts[rank] * each for rank in range(placement.world_size(target))]
+        inside = _inside(sources, targets, placement.locations(source), placement.locations(target))
+        yield _channel(placement, name, source, target, waiting, why, inside=inside, groups=groups)
+    yield _weights(placement)
 
 
 def _text_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
@@ -148,20 +136,12 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
     ends = f"the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}"
-    yield _to_rank_0(placement, "requests", "env", "rollout", requests + engines, f"{asked}, and {ends}")
-    yield ChannelPlan(
-        name="completions",
-        source="rollout",
-        target="env",
-        keys=tuple(map(str, range(envs))),
-        why="every answer of an env rank's prompts, and rank 0 hears when each rank is done",
-        targets=placement.locations("env"),
-        waiting=array("l", answers),
-        inside=bytes(envs),
-    )
+    yield _channel(placement, "requests", "env", "rollout", requests + engines, f"{asked}, and {ends}")
+    answered = "every answer of an env rank's prompts, and rank 0 hears when each rank is done"
+    yield _channel(placement, "completions", "rollout", "env", answers, answered)
     ahead = f", and those of {algorithm.max_staleness} more" if algorithm.max_staleness else ""
     kept, groups = "all groups of an iteration wait there for learn", prompts * (1 + algorithm.max_staleness)
-    yield _to_rank_0(placement, "samples", "env", "actor", groups, kept + ahead)
+    yield _channel(placement, "samples", "env", "actor", groups, kept + ahead)
     yield _weights(placement)
 
 
@@ -170,10 +150,10 @@ def _scorer_channels(config: Config, placement: HybridComponentPlacement) -> Ite
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
-        yield _to_rank_0(placement, f"samples.{scorer}", "env", scorer, groups, "all groups of an iteration")
-        yield _to_rank_0(placement, f"scores.{scorer}", scorer, "actor", samples, "a score of each sample, at most")
+        yield _channel(placement, f"samples.{scorer}", "env", scorer, groups, "all groups of an iteration")
+        yield _channel(placement, f"scores.{scorer}", scorer, "actor", samples, "a score of each sample, at most")
     if "critic" in placement.components:
-        yield _to_rank_0(placement, "returns", "actor", "critic", groups, "those of all groups")
+        yield _channel(placement, "returns", "actor", "critic", groups, "those of all groups")
     if config.reference.refresh_every and "reference" in placement.components:
         yield _weights(placement, "weights.reference", "reference")
 
@@ -183,38 +163,43 @@ def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
     return tuple(c for c in components if role_of(c) in ("critic", "reference", "reward"))
 
 
-def _to_rank_0(
-    placement: HybridComponentPlacement, name: str, source: str, target: str, items: int, why: str
+def _channel(
+    placement: HybridComponentPlacement,
+    name: str,
+    source: str,
+    target: str,
+    waiting: int | Sequence[int],
+    why: str,
+    *,
+    inside: Sequence[int] | None = None,
+    groups: int = 0,
+    depth: int = 1,
 ) -> ChannelPlan:
-    """A channel with one key, which lives where rank 0 of the target is."""
+    """A channel with a key for each target rank, or for each of its `groups`; a number waits at one key for rank 0."""
     at = placement.locations(target)
+    if isinstance(waiting, int):
+        at, waiting, keys = RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1]), [waiting], [""]
+    else:
+        ranks = range(len(waiting))
+        keys = [f"{rank}/{group}" for rank in ranks for group in range(groups)] or [str(rank) for rank in ranks]
     return ChannelPlan(
         name=name,
         source=source,
         target=target,
-        keys=("",),
+        keys=tuple(keys),
         why=why,
-        targets=RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1]),
-        waiting=array("l", [items]),
-        inside=bytes(1),
+        targets=at,
+        waiting=array("l", waiting),
+        inside=bytes(len(waiting)) if inside is None else inside,
+        depth=depth,
     )
 
 
 def _weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
     """The channel of weights that cannot be written where they are read."""
-    locations = placement.locations(target)
-    ranks = len(locations.node)
-    return ChannelPlan(
-        name=name,
-        source="actor",
-        target=target,
-        keys=tuple(map(str, range(ranks))),
-        why=f"{WEIGHT_BUCKETS_PER_TARGET} buckets for each {target} rank, taken while more are put",
-        targets=locations,
-        waiting=array("l", [1]) * ranks,
-        inside=bytes(ranks),  # an actor has its processes to itself
-        depth=WEIGHT_BUCKETS_PER_TARGET,
-    )
+    each = [1] * placement.world_size(target)
+    why = f"{WEIGHT_BUCKETS_PER_TARGET} buckets for each {target} rank, taken while more are put"
+    return _channel(placement, name, "actor", target, each, why, depth=WEIGHT_BUCKETS_PER_TARGET)
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:

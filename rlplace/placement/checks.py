@@ -1,20 +1,20 @@
 """Checks beyond placement and residency: rows for every rank, whole batches, roles that go together.
 
 A reference is a component of its own or the actor without its low-rank factors; values come from a critic or from a
-head on the actor. Both at once, or none where the algorithm asks for it, is a problem.
+head on the actor. Both at once, or none where the algorithm asks for it, is a problem. The plan adds to each problem
+where its key was written.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import TYPE_CHECKING
 
 from rlplace.config.schema import RewardConfig
 from rlplace.config.show import show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
-from rlplace.placement.flow import block_edges
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 from rlplace.placement.machines.ranges import Ranges
@@ -30,102 +30,85 @@ _SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on the weights th
 PARTNERS = {"reference": "actor", "reward": "critic"}  # role -> the role whose ranks hold the rows that it scores
 
 
-def check_data_flow(
-    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
-    """Check the sizes of a job with simulators against its placement, as far as the components are placed."""
+def check_job(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+    """Check a job against its placement, as far as its components are placed. `active`: its needs in sub-stages."""
+    if config.kind == "mlp":
+        yield from _check_rows(config, placement)
+        yield from _check_sync(config, placement, active)
+        return
+    if not config.runs:
+        yield from check_batches(BatchSizes.of(config), placement)
+        yield from check_partners(placement)
+    for check in (_check_critic, _check_reference, _check_rewards):
+        yield from check(config, placed_names(config.cluster.component_placement))
+    yield from _check_reward_places(config, placement)
+    if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
+        yield from _check_prompts(config, placement)
+        yield from _check_overlap(config, placement, active)
+
+
+def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report environments that do not divide over env ranks, and ranks and minibatches without rows."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     sizes = {c: placement.world_size(c) for c in placement.components}
     block = groups * sizes.get("env", 1)
     if "env" in sizes and envs % block:
         below, above = envs // block * block, -(-envs // block) * block
-        yield _problem(
-            sources,
-            code="uneven-envs",
-            key=_ENVS,
-            what=f"{envs} environments do not divide over {sizes['env']} env ranks x {groups} stage groups",
-            value=envs,
-            why=f"each stage group of each env rank holds equally many; a multiple of {sizes['env']} x {groups} = "
-            f"{block} does it",
-            fix=f"total_num_envs: {above}" + (f"        (or: {below})" if below else ""),
-        )
-    for component, parts, of_what in (
+        what = f"{envs} environments do not divide over {sizes['env']} env ranks x {groups} stage groups"
+        why = f"each stage group of each env rank holds equally many: a multiple of {sizes['env']} x {groups} = {block}"
+        fix = f"total_num_envs: {above}" + (f"        (or: {below})" if below else "")
+        yield _problem("uneven-envs", _ENVS, what, envs, why, fix)
+    for component, parts, given in (
         ("rollout", groups, f"a stage group has {envs} / {groups} = {envs // groups} environments, and "),
         ("actor", 1, f"there are {envs} environments, and "),
     ):
         ranks = sizes.get(component, 0)
         if ranks > envs // parts:
-            least = -(-ranks * parts // block) * block
-            yield _without_rows(sources, _ENVS, envs, component, ranks, least, of_what, "one")
+            yield _without_rows(_ENVS, envs, component, ranks, -(-ranks * parts // block) * block, given)
     minibatches, steps = config.algorithm.num_minibatches, config.algorithm.rollout_steps
     if minibatches > envs * steps:
-        yield _problem(
-            sources,
-            code="empty-minibatches",
-            key="algorithm.num_minibatches",
-            what=f"{minibatches} minibatches of {envs * steps} samples: some would be empty",
-            value=minibatches,
-            why=f"an iteration has total_num_envs {envs} x rollout_steps {steps} samples",
-            fix=f"num_minibatches: {envs * steps}        (or fewer)",
-        )
+        what = f"{minibatches} minibatches of {envs * steps} samples: some would be empty"
+        why = f"an iteration has total_num_envs {envs} x rollout_steps {steps} samples"
+        fix = f"num_minibatches: {envs * steps}        (or fewer)"
+        yield _problem("empty-minibatches", "algorithm.num_minibatches", what, minibatches, why, fix)
 
 
-def check_prompts(
-    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def _check_prompts(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report env ranks without a prompt and actor ranks without a sample."""
-    key, prompts, each = "algorithm.prompts", config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
+    prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
         ranks = placement.world_size(component) if component in placement.components else 0
         if prompts * items < ranks:
-            yield _without_rows(sources, key, prompts, component, ranks, -(-ranks // items), "", f"one {item}")
+            least = -(-ranks // items)
+            yield _without_rows("algorithm.prompts", prompts, component, ranks, least, item=f"one {item}")
 
 
 def _without_rows(
-    sources: Mapping[str, Source],
-    key: str,
-    value: int,
-    component: str,
-    ranks: int,
-    least: int,
-    given: str,
-    needed: str,
+    key: str, value: int, component: str, ranks: int, least: int, given: str = "", item: str = "one"
 ) -> Problem:
-    return _problem(
-        sources,
-        code="rank-without-rows",
-        key=key,
-        what=f"too few for {ranks} {component} ranks: some would have nothing to do",
-        value=value,
-        why=f"{given}each {component} rank takes at least {needed}",
-        fix=f"{key.rpartition('.')[2]}: {least}        (or fewer {component} ranks)",
-    )
+    what = f"too few for {ranks} {component} ranks: some would have nothing to do"
+    why = f"{given}each {component} rank takes at least {item}"
+    fix = f"{key.rpartition('.')[2]}: {least}        (or fewer {component} ranks)"
+    return _problem("rank-without-rows", key, what, value, why, fix)
 
 
-def check_sync(
-    config: Config, placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def _check_sync(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
     """Report sync modes that send some weights to a rollout that drops all of them between two syncs."""
     key, mode = "actor.sync.mode", config.actor.sync.mode
     if mode not in _SOME_WEIGHTS or not config.rollout.enable_offload or "rollout" not in placement.components:
         return
     away = [stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF]
     if away and makes_room(placement, active, "rollout"):
-        yield _problem(
-            sources,
-            code="sync-without-base",
-            key=key,
-            what="the rollout would get some weights while it has lost the others",
-            value=mode,
-            why=f"rollout leaves its accelerators in {' and '.join(away)} and drops its weights; "
-            f"only the first sync of mode {mode} sends all of them",
-            fix=f"{key}: all        (or keep them: rollout.enable_offload: false)",
+        what = "the rollout would get some weights while it has lost the others"
+        why = (
+            f"rollout leaves its accelerators in {' and '.join(away)} and drops its weights; "
+            f"only the first sync of mode {mode} sends all of them"
         )
+        fix = f"{key}: all        (or keep them: rollout.enable_offload: false)"
+        yield _problem("sync-without-base", key, what, mode, why, fix)
 
 
-def check_overlap(
-    placement: HybridComponentPlacement, active: Needs, offload: Mapping[str, bool], sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def _check_overlap(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
     """Report components with enable_offload that share accelerators with an asynchronous rollout.
 
     Rollout never pauses, so it cannot make room for them. Components that stay share accelerators for good: the memory
@@ -134,24 +117,19 @@ def check_overlap(
     generating = [c for c in placement.components if active.of("rollout", c) > Residency.OFF]
     for component in placement.components if active.ahead else ():
         others = [c for c in generating if placement.shared(component, c)]
-        if component in generating or not offload[component] or not others:
+        if component in generating or not config.block_of(component).enable_offload or not others:
             continue
         where = ", ".join(f"{placement.shared(component, other)} with {other}" for other in others)
-        yield _problem(
-            sources,
-            code="overlap-takes-turns",
-            key="algorithm.max_staleness",
-            what=f"{component} takes turns with {' and '.join(others)}, so neither can go on while the other works",
-            value=active.ahead,
-            why=f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}",
-            fix=f"max_staleness: 0        (or accelerators of its own for {component}; or, where both fit, "
-            f"{component}.enable_offload: false)",
+        what = f"{component} takes turns with {' and '.join(others)}, so neither can go on while the other works"
+        why = f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}"
+        fix = (
+            f"max_staleness: 0        (or accelerators of its own for {component}; or, where both fit, "
+            f"{component}.enable_offload: false)"
         )
+        yield _problem("overlap-takes-turns", "algorithm.max_staleness", what, active.ahead, why, fix)
 
 
-def check_names(
-    allow_resident: tuple[str, ...], components: tuple[str, ...], sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def check_names(allow_resident: tuple[str, ...], components: tuple[str, ...]) -> Iterator[Problem]:
     """Report names in `cluster.allow_resident` that are no component."""
     for i, name in enumerate(allow_resident):
         if name not in components:
@@ -163,7 +141,6 @@ def check_names(
                 what=f"no component is called {name!r}" + suggestion(near),
                 got="[" + ", ".join(allow_resident) + "]",
                 span=(start, start + len(name)),
-                source=sources.get("cluster.allow_resident"),
                 why="the components of this algorithm are " + ", ".join(components),
                 fix=f"allow_resident: [{near or components[0]}]",
             )
@@ -174,49 +151,60 @@ def check_names(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """Numbers of one iteration. `path` is the config block they stand in."""
+    """Numbers of one iteration."""
 
     prompts: int
     samples_per_prompt: int = 1
     train_batch: int  # samples of one optimizer step, over all ranks
     micro_batch: int = 1  # samples of one forward pass of one copy
-    path: str = "algorithm"
+
+    @classmethod
+    def of(cls, config: Config) -> BatchSizes | None:
+        """Of a job that is planned only and has its number of prompts."""
+        algorithm = config.algorithm
+        if config.kind == "mlp" or config.runs or algorithm.prompts is None:
+            return None
+        return cls(
+            prompts=algorithm.prompts,
+            samples_per_prompt=algorithm.samples_per_prompt,
+            train_batch=algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt,
+            micro_batch=config.actor.micro_batch,
+        )
 
     @property
     def samples(self) -> int:
         return self.prompts * self.samples_per_prompt
 
 
-def check_batches(
-    sizes: BatchSizes, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def check_batches(sizes: BatchSizes | None, placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Check that samples divide over engines, steps over samples, and micro-batches over the copies that learn.
 
     Every fix is the nearest value with which all of these hold.
     """
-    batch, per = sizes.train_batch, sizes.samples_per_prompt
+    if sizes is None:
+        return
+    batch, per, micro = sizes.train_batch, sizes.samples_per_prompt, sizes.micro_batch
     learning = {c: placement.spec(c).num_copies for c in ("actor", "critic") if c in placement.components}
     engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
-    legal, prompts = _nearest(sizes, lcm(*(copies * sizes.micro_batch for copies in learning.values())), engines)
-    fix = f"train_batch: {legal}" + (f", and prompts: {prompts}" if prompts != sizes.prompts else "")
-
-    def uneven(field: str, value: int, what: str, why: str, fix: str) -> Problem:
-        key = f"{sizes.path}.{field}"
-        return _problem(sources, code="uneven-batches", key=key, what=what, value=value, why=why, fix=fix)
-
+    legal, prompts = _nearest(sizes, lcm(*(copies * micro for copies in learning.values())), engines)
     if sizes.samples % engines:
         what = f"{sizes.samples} samples do not divide over {engines} engines"
         why = f"{sizes.prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
-        yield uneven("prompts", sizes.prompts, what, why, f"prompts: {prompts}")
+        yield _problem("uneven-batches", "algorithm.prompts", what, sizes.prompts, why, f"prompts: {prompts}")
+    uneven = [
+        (
+            f"{batch} samples do not divide over {copies} {component} copies x {micro}",
+            f"each of {copies} copies takes equally many, in passes of micro_batch {micro}",
+        )
+        for component, copies in learning.items()
+        if batch % (copies * micro)
+    ]
     if sizes.samples % batch:
         what = f"{sizes.samples} samples are no whole number of batches of {batch}"
-        why = f"an iteration has {sizes.samples} samples, and none is dropped"
-        yield uneven("train_batch", batch, what, why, fix)
-    for component, copies in learning.items():
-        if batch % (copies * sizes.micro_batch):
-            what = f"{batch} samples do not divide over {copies} {component} copies x {sizes.micro_batch}"
-            why = f"each of {copies} copies takes equally many, in passes of micro_batch {sizes.micro_batch}"
-            yield uneven("train_batch", batch, what, why, fix)
+        uneven.insert(0, (what, f"an iteration has {sizes.samples} samples, and none is dropped"))
+    fix = f"train_batch: {legal}" + (f", and prompts: {prompts}" if prompts != sizes.prompts else "")
+    for what, why in uneven:
+        yield _problem("uneven-batches", "algorithm.train_batch", what, batch, why, fix)
 
 
 def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
@@ -232,24 +220,14 @@ def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
 # Roles of a job with text: which must be placed, which contradict each other, which use no accelerator.
 
 
-def check_roles(
-    config: Config, placement: HybridComponentPlacement, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
-    """Report every contradiction between the blocks of a job and the components it places.
-
-    `placement` has the components whose lines could be read; the config names all.
-    """
-    names = placed_names(config.cluster.component_placement)
-    for check in (_check_critic, _check_reference, _check_rewards):
-        for problem in check(config, names):
-            yield dataclasses.replace(problem, source=source_of(problem.key, sources))
+def _check_reward_places(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     for component in (c for c in placement.components if role_of(c) == "reward"):
-        block, written = config.reward_of(component), placement.spec(component)
+        block = config.reward_of(component)
         if block.kind != "model" and placement.accelerators(component):
             kind = "an endpoint" if block.kind == "url" else "a function"
             what = f"{kind} needs no accelerators"
             why = f"{component} is {kind}, which computes elsewhere or on CPUs: accelerators would wait for it"
-            yield _placed(written, sources, "needs-no-accelerators", what, why, f"{component}: cpu")
+            yield _placed(placement.spec(component), "needs-no-accelerators", what, why, f"{component}: cpu")
 
 
 def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
@@ -332,14 +310,13 @@ def _check_rewards(config: Config, names: Sequence[str]) -> Iterator[Problem]:
 
 
 def _wrong(key: str, what: str, value: object, why: str, fix: str, code: str = "roles-contradict") -> Problem:
-    got = None if value is None else f"{key.rpartition('.')[2]}: {show(value)}"
-    return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
+    return _problem(code, key, what, value, why, fix)
 
 
 # Partners, and what works but wastes machines.
 
 
-def check_partners(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
+def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report partners that share accelerators if neither number of ranks divides the other."""
     for partner, leader in _partners(placement):
         ranks, others = placement.world_size(partner), placement.world_size(leader)
@@ -350,23 +327,25 @@ def check_partners(placement: HybridComponentPlacement, sources: Mapping[str, So
                 "so that rows stay on their accelerator"
             )
             fix = f"{partner}: {{same_as: {leader}}}"
-            yield _placed(placement.spec(partner), sources, "uneven-partners", what, why, fix)
+            yield _placed(placement.spec(partner), "uneven-partners", what, why, fix)
 
 
-def find_partner_warnings(placement: HybridComponentPlacement, sources: Mapping[str, Source]) -> Iterator[Problem]:
-    """Report partners that share only some of their accelerators: the others wait."""
+def find_waste(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+    """Report what works but leaves accelerators idle: the warnings of a plan with text."""
+    yield from find_idle(placement)
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) != COLLOCATED:
             mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
-            shared, key = len(placement.shared(partner, leader)), placement.spec(partner).key
+            shared = len(placement.shared(partner, leader))
             yield Problem(
                 code="unequal-partners",
-                key=key,
+                key=placement.spec(partner).key,
                 what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {shared} of them shared",
-                source=source_of(key, sources),
                 why="libraries that colocate the two ask for the same number; here it works, and some wait",
                 fix=f"{partner}: {{same_as: {leader}}}",
             )
+    if {"actor", "rollout"} <= {*placement.components} and placement.shared("actor", "rollout"):
+        yield from _find_idle_beside_engines(placement, active)
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
@@ -380,30 +359,24 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
     ]
 
 
-def find_engine_warnings(
-    placement: HybridComponentPlacement, active: Needs, sources: Mapping[str, Source]
-) -> Iterator[Problem]:
+def _find_idle_beside_engines(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
     """Report engines on some of the actor's accelerators only, while no component uses the others."""
-    if not {"actor", "rollout"} <= {*placement.components} or not placement.shared("actor", "rollout"):
-        return
-    spec, busy = placement.spec("rollout"), Ranges(())
+    busy = Ranges(())
     for component in placement.components:
         if component != "actor" and active.of("rollout", component) > Residency.OFF:
             busy |= placement.accelerators(component)
-    pool, used = placement.accelerators("actor"), placement.accelerators("rollout")
-    idle = pool - busy
-    if not idle:
-        return
-    size = spec.accelerators_per_copy
-    near = min((n for n in range(1, len(pool) + 1) if len(pool) % n == 0), key=lambda n: (abs(n - size), n))
-    sized = f", tensor_parallel_size: {near}" if near > 1 else ""
-    what = f"no component uses accelerators {idle} of the actor while engines generate"
-    why = (
-        f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
-        "libraries that colocate the two ask for the same number, here it works"
-    )
-    fix = f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})"
-    yield _placed(spec, sources, "engines-leave-idle", what, why, fix)
+    spec, pool, used = placement.spec("rollout"), placement.accelerators("actor"), placement.accelerators("rollout")
+    if idle := pool - busy:
+        size = spec.accelerators_per_copy
+        near = min((n for n in range(1, len(pool) + 1) if len(pool) % n == 0), key=lambda n: (abs(n - size), n))
+        sized = f", tensor_parallel_size: {near}" if near > 1 else ""
+        what = f"no component uses accelerators {idle} of the actor while engines generate"
+        why = (
+            f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
+            "libraries that colocate the two ask for the same number, here it works"
+        )
+        fix = f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})"
+        yield _placed(spec, "engines-leave-idle", what, why, fix)
 
 
 def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
@@ -425,30 +398,21 @@ def find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     for component, rows in (("rollout", envs // groups), ("actor", envs)):
         ranks = placement.world_size(component)
-        edges = block_edges(rows, ranks)
-        most = edges[1] - edges[0]
+        most = -(-rows // ranks)
         if rows % ranks:
             even = lcm(groups * placement.world_size("env"), ranks * (groups if component == "rollout" else 1))
-            yield Problem(
-                code="uneven-shares",
-                key=_ENVS,
-                what=f"some {component} ranks get {most} rows, others {most - 1}",
-                got=f"total_num_envs: {envs}",
-                why=f"{rows} rows over {ranks} {component} ranks; all wait for the fullest, "
-                f"{1 - rows / (ranks * most):.0%} of their time is lost",
-                fix=f"total_num_envs: {-(-envs // even) * even}",
-            )
+            what = f"some {component} ranks get {most} rows, others {most - 1}"
+            lost = f"{1 - rows / (ranks * most):.0%} of their time is lost"
+            why = f"{rows} rows over {ranks} {component} ranks; all wait for the fullest, {lost}"
+            yield _problem("uneven-shares", _ENVS, what, envs, why, f"total_num_envs: {-(-envs // even) * even}")
 
 
-def _problem(
-    sources: Mapping[str, Source], *, code: str, key: str, what: str, value: object, why: str, fix: str
-) -> Problem:
-    """A problem of the value of one key."""
-    got = f"{key.rpartition('.')[2]}: {value}"
-    return Problem(code=code, key=key, what=what, got=got, source=source_of(key, sources), why=why, fix=fix)
+def _problem(code: str, key: str, what: str, value: object, why: str, fix: str) -> Problem:
+    """A problem of the value of one key; None: the key is not written."""
+    got = None if value is None else f"{key.rpartition('.')[2]}: {show(value)}"
+    return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
 
 
-def _placed(spec: ComponentSpec, sources: Mapping[str, Source], code: str, what: str, why: str, fix: str) -> Problem:
+def _placed(spec: ComponentSpec, code: str, what: str, why: str, fix: str) -> Problem:
     """A problem of a component's line in the placement."""
-    source = source_of(spec.key, sources)
-    return Problem(code=code, key=spec.key, what=what, got=spec.text, source=source, why=why, fix=fix)
+    return Problem(code=code, key=spec.key, what=what, got=spec.text, why=why, fix=fix)

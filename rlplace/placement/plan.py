@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from rlplace.config.schema import ClusterConfig, Config, RewardConfig
-from rlplace.errors import PlacementError, Problem, Source
+from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
 from rlplace.placement.checks import BatchSizes
@@ -74,18 +74,15 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
 
     `sources` maps key paths to where their values were written.
     """
-    places = sources or {}
-    needs, batches = needs_of(config), _batches_of(config)
-    offload = {c: _leaves(config, c) for c in needs.components}
+    needs = needs_of(config)
     plan = _arrange(
         config.cluster,
         topology,
         needs=needs,
-        offload=offload,
-        batches=batches,
-        sources=places,
+        offload={c: _leaves(config, c) for c in needs.components},
+        sources=sources or {},
         blocks={c: config.key_of(c) for c in needs.components},
-        check=lambda placement, active: _check(config, placement, active, offload, places),
+        check=lambda placement, active: checks.check_job(config, placement, active),
     )
     placement = plan.placement
     if config.kind == "mlp":
@@ -99,7 +96,7 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
             warnings=(*checks.find_idle(placement), *checks.find_uneven(config, placement)),
         )
     if not config.runs:
-        return dataclasses.replace(plan, routes=_planned_routes(placement, batches))
+        return dataclasses.replace(plan, routes=_planned_routes(placement, BatchSizes.of(config)))
     # A version stays in host memory until engines that generate ahead of the actor load it.
     sync = config.actor.sync
     on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
@@ -124,16 +121,19 @@ def plan_components(
     `needs` None: those of the components that the placement names (`text_needs`). `offload` are the components with
     enable_offload.
     """
-    places = sources or {}
+
+    def check(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+        yield from checks.check_batches(batches, placement)
+        yield from checks.check_partners(placement)
+
     plan = _arrange(
         cluster,
         topology,
         needs=needs or text_needs(placed_names(cluster.component_placement)),
         offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
-        batches=batches,
-        sources=places,
+        sources=sources or {},
         blocks={},
-        check=lambda placement, active: checks.check_partners(placement, places),
+        check=check,
     )
     return dataclasses.replace(plan, routes=_planned_routes(plan.placement, batches))
 
@@ -144,7 +144,6 @@ def _arrange(
     *,
     needs: Needs,
     offload: Mapping[str, bool],
-    batches: BatchSizes | None,
     sources: Mapping[str, Source],
     blocks: Mapping[str, str],
     check: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]],  # given the needs in sub-stages
@@ -156,10 +155,13 @@ def _arrange(
     placement = HybridComponentPlacement.of({c: spec for c, spec in specs.items() if c in components}, groups)
     leaving = {c: offload.get(c, False) for c in components}
     active = split_stages(needs, placement, leaving)
-    problems += checks.check_names(cluster.allow_resident, components, sources)
-    problems += find_clashes(placement, active, leaving, cluster.allow_resident, sources, blocks)
-    problems += checks.check_batches(batches, placement, sources) if batches is not None else ()
-    problems += check(placement, active)
+
+    def written(found: Iterable[Problem]) -> Iterator[Problem]:
+        return (dataclasses.replace(problem, source=source_of(problem.key, sources)) for problem in found)
+
+    problems += written(checks.check_names(cluster.allow_resident, components))
+    problems += written(find_clashes(placement, active, leaving, cluster.allow_resident, blocks))
+    problems += written(check(placement, active))
     if problems:
         raise PlacementError(problems)
     return Plan(
@@ -169,11 +171,7 @@ def _arrange(
         offload=leaving,
         schedule=schedule_of(placement, active, leaving),
         security=cluster.comm.security,
-        warnings=(
-            *checks.find_idle(placement),
-            *checks.find_partner_warnings(placement, sources),
-            *checks.find_engine_warnings(placement, active, sources),
-        ),
+        warnings=tuple(written(checks.find_waste(placement, active))),
     )
 
 
@@ -192,38 +190,6 @@ def _leaves(config: Config, component: str) -> bool:
     """Whether it has enable_offload. Rewards that are no models use no accelerator and count as offloaded."""
     block = config.block_of(component)
     return block.enable_offload or (isinstance(block, RewardConfig) and block.kind != "model")
-
-
-def _check(
-    config: Config,
-    placement: HybridComponentPlacement,
-    active: Needs,
-    offload: Mapping[str, bool],
-    sources: Mapping[str, Source],
-) -> Iterator[Problem]:
-    if config.kind == "mlp":
-        yield from checks.check_data_flow(config, placement, sources)
-        yield from checks.check_sync(config, placement, active, sources)
-        return
-    yield from checks.check_roles(config, placement, sources)
-    if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
-        yield from checks.check_prompts(config, placement, sources)
-        yield from checks.check_overlap(placement, active, offload, sources)
-    else:
-        yield from checks.check_partners(placement, sources)
-
-
-def _batches_of(config: Config) -> BatchSizes | None:
-    """Of a job with text that is planned only and has its number of prompts."""
-    algorithm = config.algorithm
-    if config.kind == "mlp" or config.runs or algorithm.prompts is None:
-        return None
-    return BatchSizes(
-        prompts=algorithm.prompts,
-        samples_per_prompt=algorithm.samples_per_prompt,
-        train_batch=algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt,
-        micro_batch=config.actor.micro_batch,
-    )
 
 
 def _planned_routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> tuple[Route, ...]:

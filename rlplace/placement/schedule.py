@@ -31,7 +31,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem
 from rlplace.placement.language.spec import role_of
 
 if TYPE_CHECKING:
@@ -220,7 +220,6 @@ def find_clashes(
     needs: Needs,
     offload: Mapping[str, bool],
     allow_resident: Collection[str],
-    sources: Mapping[str, Source],
     blocks: Mapping[str, str],
 ) -> Iterator[Problem]:
     """Report components without offload that stay on accelerators which another component needs in some stage.
@@ -231,8 +230,7 @@ def find_clashes(
     for component in placement.components:
         if offload[component] or component in allow_resident:
             continue
-        others = [o for o in placement.components if o != component and placement.shared(component, o)]
-        hindered = [o for o in others if not _meet_in_full(needs, component, o)]
+        hindered = [o for o in placement.sharers(component) if not _meet_in_full(needs, component, o)]
         if not hindered:
             continue
         lines: list[str] = []
@@ -247,7 +245,6 @@ def find_clashes(
             key=key,
             what=f"{component} would stay on accelerators that {' and '.join(hindered)} {verb}",
             got="enable_offload: false",
-            source=sources.get(key),
             why="\n".join(lines),
             fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",
         )
@@ -255,12 +252,8 @@ def find_clashes(
 
 def makes_room(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
     """Whether the component, if it stayed, would hold more than it needs while another needs the accelerators."""
-    return any(
-        _in_the_way(needs, stage, component, other)
-        for other in placement.components
-        if other != component and placement.shared(component, other)
-        for stage in needs.stages
-    )
+    others = placement.sharers(component)
+    return any(_in_the_way(needs, stage, component, other) for other in others for stage in needs.stages)
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:

@@ -62,9 +62,9 @@ class DeviceSync:
         group = {Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0) + formulas.communicator(1)} if self.group else {}
         return {**process, **group}
 
-    def working(self, weights_bytes: int, placed: Placed) -> int:
+    def working(self, weights_bytes: int) -> int:
         """During the sync of so many bytes."""
-        buckets = formulas.sync_buckets(weights_bytes, placed.assumptions.bucket_bytes) if self.buckets else 0
+        buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
         return buckets + (weights_bytes if self.copy else 0)
 
 
@@ -120,9 +120,9 @@ class TrainingDemand:
         resident = {**process, Part.PARAMETERS: total(weights)}
         gathered = self._gathered(placed)
         whole = formulas.parameters(self.model, number, parallel)
-        buckets = formulas.sync_buckets(total(weights), placed.assumptions.bucket_bytes)
+        buckets = formulas.sync_buckets(total(weights))
         merged = total(frozen) if self.merged else 0
-        syncing = {Part.SYNC: max(buckets, self.sync.working(whole, placed)) + merged}
+        syncing = {Part.SYNC: max(buckets, self.sync.working(whole)) + merged}
         kept = {HostPart.OPTIMIZER: total(there)}
         if self.averaged:
             kept[HostPart.AVERAGE] = _FLOAT32 * total(trained)
@@ -235,7 +235,7 @@ class EngineDemand:
         model, number, parallel = self.model, DTYPE_BYTES[self.dtype], placed.tensor_parallel
         process = self.sync.beside(placed.process(placed.groups))
         if placed.kind != "emulated":
-            process[Part.ASLEEP] = placed.assumptions.graphs_bytes
+            process[Part.ASLEEP] = formulas.GRAPHS_BYTES
         weights = formulas.parameters(model, number, parallel)
         workspace = formulas.engine_workspace(model, self.step_tokens, self.step_sequences, number, parallel)
         taken = sum(process.values()) + weights + workspace
@@ -246,7 +246,7 @@ class EngineDemand:
         lacking = None
         if known and room < self.sequence_length:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
-        buckets = formulas.sync_buckets(weights, placed.assumptions.bucket_bytes)
+        buckets = formulas.sync_buckets(weights)
         awake = process | {Part.PARAMETERS: weights}
         # Every accelerator of the rank has its part; the host has them all.
         copies = [
@@ -256,7 +256,7 @@ class EngineDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: max(self.sync.working(weights, placed), buckets)},
+                "sync": {Part.SYNC: max(self.sync.working(weights), buckets)},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host_copies(placed, HostPart.SLEEP, off=copies),
@@ -355,7 +355,7 @@ class PolicyTrainingDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
             working={
-                **_syncing(self.sync, self.policy, placed),
+                **_syncing(self.sync, self.policy),
                 "learn": {Part.GATHERED: whole, Part.GRADIENTS: whole},
             },
             host=host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state),
@@ -375,10 +375,10 @@ class PolicyRolloutDemand:
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working=_syncing(self.sync, self.policy, placed),
+            working=_syncing(self.sync, self.policy),
         )
 
 
-def _syncing(sync: DeviceSync, policy: PolicyShape, placed: Placed) -> dict[str, Bytes]:
-    size = sync.working(policy.weights_bytes, placed)
+def _syncing(sync: DeviceSync, policy: PolicyShape) -> dict[str, Bytes]:
+    size = sync.working(policy.weights_bytes)
     return {"sync": {Part.SYNC: size}} if size else {}

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rlplace.placement.memory.formulas import communicator, pinned
+from rlplace.placement.memory.formulas import CONTEXT_BYTES, communicator, pinned
 from rlplace.placement.schedule import Residency
 
 
@@ -54,16 +54,6 @@ _PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})  # not in w
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
-    """Sizes that no config states. They depend on driver and library versions: measure them where it matters."""
-
-    context_bytes: int = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
-    graphs_bytes: int = 1 << 30  # of an engine's captured graphs; stays while it sleeps
-    bucket_bytes: int = 64 << 20  # of one weight sync bucket between accelerators
-    copy_bytes_per_s: float = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """How a component sits on one kind of accelerator: all that its footprint depends on beside its own demand."""
 
@@ -72,7 +62,6 @@ class Placed:
     tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
     memory_bytes: int  # of one accelerator; 0: not known
     kind: str  # "cuda", "emulated", ...
-    assumptions: Assumptions = dataclasses.field(default_factory=Assumptions)
 
     @property
     def copies(self) -> int:
@@ -89,10 +78,7 @@ class Placed:
         if self.kind == "emulated":
             return {}
         several = self.ranks * self.accelerators_per_rank > 1
-        return {
-            Part.CONTEXT: self.assumptions.context_bytes,
-            Part.COMMUNICATOR: communicator(groups) if several else 0,
-        }
+        return {Part.CONTEXT: CONTEXT_BYTES, Part.COMMUNICATOR: communicator(groups) if several else 0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

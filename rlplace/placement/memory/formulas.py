@@ -19,6 +19,11 @@ OPTIMIZER_STATE: Mapping[str, tuple[int, int]] = {
     "adamw_8bit": (2, 1),  # block-wise quantised moments
     "sgd": (0, 0),
 }
+# Sizes that no config states. They depend on driver and library versions: measure them where it matters.
+CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
+GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
+SYNC_BUCKET_BYTES = 64 << 20  # of one weight sync bucket between accelerators
+COPY_BYTES_PER_S = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
 
 
 def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1) -> int:
@@ -135,12 +140,12 @@ def communicator(groups: int) -> int:
     return groups * 2 * 32 * (4 << 20)
 
 
-def sync_buckets(weights: int, bucket: int) -> int:
+def sync_buckets(weights: int) -> int:
     """2 buckets: one is filled while the other is taken; no tensor is gathered.
     Source: rlplace.comm.weights.
     Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
     """
-    return 2 * min(weights, bucket)
+    return 2 * min(weights, SYNC_BUCKET_BYTES)
 
 
 def sleep_copy(weights: int, level: int) -> int:

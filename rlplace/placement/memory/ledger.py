@@ -16,14 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.memory.footprint import Assumptions, Demand, Footprint, HostPart, Part, Placed
-from rlplace.placement.memory.occupancy import (
-    AcceleratorClass,
-    HostClass,
-    Occupancy,
-    accelerator_classes,
-    host_classes,
-)
+from rlplace.placement.memory.footprint import Demand, Footprint, HostPart, Part, Placed
+from rlplace.placement.memory.occupancy import Alike, Occupancy, alike_accelerators, alike_hosts
 from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
@@ -155,16 +149,6 @@ class MemoryLedger:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Derived:
-    """What follows from a placement, needs and offloads."""
-
-    given: tuple[HybridComponentPlacement, Needs, Mapping[str, bool]]
-    schedule: Schedule
-    accelerators: tuple[AcceleratorClass, ...]
-    hosts: tuple[HostClass, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
     """What a ledger is computed from. Components without a demand count as 0 bytes; `notes` of the ledger list them."""
 
@@ -179,45 +163,54 @@ class MemoryCase:
     measured: Measurements = dataclasses.field(default_factory=dict)
     # what a run was found to hold beside what is computed here
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
-    assumptions: Assumptions = dataclasses.field(default_factory=Assumptions)
     notes: tuple[str, ...] = ()
     shared: SharedMemory = dataclasses.field(default_factory=SharedMemory)  # on the hosts, beside what components hold
-    # Derived here once, and kept in cases that differ in demands alone.
-    derived: _Derived | None = dataclasses.field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        given = (self.placement, self.needs, self.offload)
-        if self.derived is not None and self.derived.given == given:
-            return
-        leaving = {c: self.offload.get(c, False) for c in self.placement.components}
-        derived = _Derived(
-            given=given,
-            schedule=schedule_of(self.placement, self.needs, leaving),
-            accelerators=accelerator_classes(self.placement),
-            hosts=host_classes(self.placement),
-        )
-        object.__setattr__(self, "derived", derived)
 
     def schedule(self) -> Schedule:
         """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
-        assert self.derived is not None, "made with the case"
-        return self.derived.schedule
+        leaving = {c: self.offload.get(c, False) for c in self.placement.components}
+        return schedule_of(self.placement, self.needs, leaving)
 
     def ledger(self) -> MemoryLedger:
-        assert self.derived is not None, "made with the case"
-        footprints = _Footprints(self)
-        accelerators = tuple(_count_accelerators(self, used, footprints) for used in self.derived.accelerators)
-        hosts = tuple(_count_hosts(self, used, footprints) for used in self.derived.hosts)
-        components = self.placement.components
+        components, schedule = self.placement.components, self.schedule()
+        footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
+
+        def rank_in(used: Alike) -> dict[Occupancy, Footprint]:
+            """The footprint of one rank of each occupancy; each is worked out once."""
+            found = {}
+            for occupancy in used.ranks:
+                placed, known = self._placed(occupancy, used), footprints[occupancy.component]
+                found[occupancy] = known.get(placed) or self._footprint(occupancy.component, placed)
+                known[placed] = found[occupancy]
+            return found
+
+        accelerators = [_count_accelerators(a, rank_in(a), schedule) for a in alike_accelerators(self.placement)]
+        hosts = [_count_hosts(h, rank_in(h), schedule, self.shared) for h in alike_hosts(self.placement)]
         unknown = [c for c in components if c not in self.demands and c not in self.measured]
         note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
         return MemoryLedger(
-            footprints={c: tuple(f for (name, _), f in footprints.found.items() if name == c) for c in components},
-            accelerators=accelerators,
-            hosts=hosts,
+            footprints={c: tuple(found.values()) for c, found in footprints.items()},
+            accelerators=tuple(accelerators),
+            hosts=tuple(hosts),
             measured=tuple(c for c in components if self.measured.get(c)),
             notes=(*self.notes, *note),
         )
+
+    def _placed(self, occupancy: Occupancy, used: Alike) -> Placed:
+        component, each = occupancy.component, occupancy.accelerators_per_rank
+        declared = self.placement.spec(component).parallel.tensor_parallel_size
+        return Placed(
+            ranks=self.ranks.get(component, self.placement.world_size(component)),
+            accelerators_per_rank=each,
+            tensor_parallel=declared if declared > 1 else max(1, each),
+            memory_bytes=used.memory_bytes,
+            kind=used.kind,
+        )
+
+    def _footprint(self, component: str, placed: Placed) -> Footprint:
+        demand = self.demands.get(component)
+        formula = demand.footprint(placed) if demand is not None else _NO_DEMAND
+        return formula.corrected(self.measured.get(component, {}), self.unforeseen.get(component, {}))
 
     def block(self, component: str) -> str:
         return self.blocks.get(component, component)
@@ -229,33 +222,6 @@ class MemoryCase:
         return dataclasses.replace(self, demands={**self.demands, **changed})
 
 
-class _Footprints:
-    """Works out each footprint of a case once. Owns those found so far."""
-
-    def __init__(self, case: MemoryCase) -> None:
-        self._case = case
-        self.found: dict[tuple[str, Placed], Footprint] = {}
-
-    def of(self, occupancy: Occupancy, kind: str, memory_bytes: int) -> Footprint:
-        case, component = self._case, occupancy.component
-        declared = case.placement.spec(component).parallel.tensor_parallel_size
-        placed = Placed(
-            ranks=case.ranks.get(component, case.placement.world_size(component)),
-            accelerators_per_rank=occupancy.accelerators_per_rank,
-            tensor_parallel=declared if declared > 1 else max(1, occupancy.accelerators_per_rank),
-            memory_bytes=memory_bytes,
-            kind=kind,
-            assumptions=case.assumptions,
-        )
-        key = (component, placed)
-        if key not in self.found:
-            demand = case.demands.get(component)
-            formula = demand.footprint(placed) if demand is not None else _NO_DEMAND
-            measured, unforeseen = case.measured.get(component, {}), case.unforeseen.get(component, {})
-            self.found[key] = formula.corrected(measured, unforeseen) if measured or unforeseen else formula
-        return self.found[key]
-
-
 def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:
     """Every moment in the order of time, with the residency of each component."""
     first = schedule.stages[0]
@@ -265,15 +231,13 @@ def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residenc
         yield Moment(stage=stage), schedule.residency[stage]
 
 
-def _count_accelerators(case: MemoryCase, used: AcceleratorClass, footprints: _Footprints) -> Account:
-    schedule = case.schedule()
-    found = [(o, footprints.of(o, used.kind, used.memory_bytes)) for o in used.occupancies]
+def _count_accelerators(used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         holds: list[Hold] = []
         loading: list[list[Hold]] = []
-        for occupancy, footprint in found:
-            component, ranks = occupancy.component, occupancy.ranks_per_accelerator
+        for occupancy, ranks in used.ranks.items():
+            component, footprint = occupancy.component, footprints[occupancy]
             holds += _holds(component, footprint.held[residency[component]], ranks)
             for stage in () if moment.entering else schedule.needs.active_stages(moment.stage, component):
                 holds += _holds(component, footprint.working.get(base_stage(stage), {}), ranks)
@@ -282,23 +246,25 @@ def _count_accelerators(case: MemoryCase, used: AcceleratorClass, footprints: _F
         # They load one after another, so the largest counts.
         holds += max(loading, key=lambda parts: sum(h.size_bytes for h in parts), default=[])
         loads.append(_load(moment, holds))
-    return Account(numbers=used.accelerators, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
+    return Account(numbers=used.numbers, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
 
 
-def _count_hosts(case: MemoryCase, used: HostClass, footprints: _Footprints) -> Account:
-    found = [(o, ranks, footprints.of(o, used.kind, used.memory_bytes)) for o, ranks in used.ranks.items()]
+def _count_hosts(
+    used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, memory: SharedMemory
+) -> Account:
     shared: list[Hold] = []
-    for purpose in case.shared.by_purpose:
-        shared += _holds(purpose, {HostPart.SHARED: case.shared.largest(purpose, used.nodes)}, 1)
+    for purpose in memory.by_purpose:
+        shared += _holds(purpose, {HostPart.SHARED: memory.largest(purpose, used.numbers)}, 1)
     loads: list[Load] = []
-    for moment, residency in _moments(case.schedule()):
+    for moment, residency in _moments(schedule):
         if moment.entering:
             continue  # copies are made and dropped one by one
         holds = list(shared)
-        for occupancy, ranks, footprint in found:
-            holds += _holds(occupancy.component, footprint.host.get(residency[occupancy.component], {}), ranks)
+        for occupancy, ranks in used.ranks.items():
+            component = occupancy.component
+            holds += _holds(component, footprints[occupancy].host.get(residency[component], {}), ranks)
         loads.append(_load(moment, holds))
-    return Account(numbers=used.nodes, kind="host", capacity_bytes=used.host_memory_bytes, loads=tuple(loads))
+    return Account(numbers=used.numbers, kind="host", capacity_bytes=used.host_memory_bytes, loads=tuple(loads))
 
 
 def _holds(component: str, parts: Mapping[Part, int] | Mapping[HostPart, int], times: int) -> list[Hold]:

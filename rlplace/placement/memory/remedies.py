@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rlplace.config.show import quote
 from rlplace.errors import Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
+from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
 from rlplace.placement.memory.solve import Knob, has_knob, largest, solve
 from rlplace.placement.schedule import Residency
@@ -115,7 +116,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
         return
     copied = case.ledger().host_bytes(component, Residency.OFF)
     known = [1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s]
-    seconds = 2 * copied / min(known, default=case.assumptions.copy_bytes_per_s)
+    seconds = 2 * copied / min(known, default=COPY_BYTES_PER_S)
     cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
     leaving = dict.fromkeys(_sharers(case, component), True)
     yield Remedy(

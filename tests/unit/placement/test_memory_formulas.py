@@ -64,7 +64,7 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.kv_share: [(lambda f: f(1000, 0.6, 250), 350), (lambda f: f(1000, 0.2, 250), 0)],
     formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
-    formulas.sync_buckets: [(lambda f: f(1000, 100), 200), (lambda f: f(30, 100), 60)],
+    formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],
     formulas.sleep_copy: [(lambda f: f(1000, 1), 1000), (lambda f: f(1000, 2), 0)],
     formulas.pinned: [(lambda f: f(1025), 2048), (lambda f: f(1024), 1024), (lambda f: f(0), 0)],
 }

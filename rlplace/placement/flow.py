@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlplace.placement.language.spec import RankLocations
 
@@ -90,8 +90,7 @@ class Route:
         return tuple(share for share in self.shares if share.target == rank)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
+class Routes(NamedTuple):
     """The routes of rows in a job with simulators; for weights see `Delivery`."""
 
     observations: Route  # env -> rollout, rows of one stage group; the answers go back the same way

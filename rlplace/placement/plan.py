@@ -46,7 +46,7 @@ class Plan:
     needs: Needs  # as the algorithm declares them; in sub-stages: `schedule.needs`
     offload: Mapping[str, bool]  # component -> whether it leaves accelerators that others need
     schedule: Schedule
-    routes: tuple[Route, ...] = ()  # of rows whose ranks are known before the run; of text only where it is not run
+    routes: Routes | tuple[Route, ...] = ()  # of rows whose ranks are known before the run
     channels: tuple[ChannelPlan, ...] = ()  # of a job that runs
     deliveries: tuple[Delivery, ...] = ()  # of its weights
     security: Literal["encrypted", "password"] = "encrypted"  # of what goes between nodes
@@ -55,8 +55,8 @@ class Plan:
     @property
     def row_routes(self) -> Routes:
         """The routes of a job with simulators, which its workers follow."""
-        observations, trajectories = self.routes
-        return Routes(observations=observations, trajectories=trajectories)
+        assert isinstance(self.routes, Routes), "of simulators only"
+        return self.routes
 
     @property
     def savings(self) -> Savings:
@@ -90,7 +90,7 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
         routes = derive_routes(placement, envs, groups)
         return dataclasses.replace(
             plan,
-            routes=(routes.observations, routes.trajectories),
+            routes=routes,
             channels=plan_channels(config, placement, routes),
             deliveries=deliver(placement),
             warnings=(*checks.find_idle(placement), *checks.find_uneven(config, placement)),

@@ -29,47 +29,41 @@ def record_measurements(measured: Measurements) -> dict[str, object]:
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
     """Raises ConfigError with all problems at once. `key` names in errors where the record comes from."""
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
-        problem = Problem(
-            code="not-measurements",
-            key=key,
-            what="is no record of measured memory",
-            got=show(record)[:60],
-            why=f"such a record has {_VERSION_KEY}: {_VERSION}",
-            fix="use the memory.json of an earlier run's folder",
-        )
-        raise ConfigError([problem])
+        why, fix = f"such a record has {_VERSION_KEY}: {_VERSION}", "use the memory.json of an earlier run's folder"
+        raise ConfigError.of("not-measurements", key, "is no record of measured memory", show(record)[:60], why, fix)
     problems: list[Problem] = []
     found: dict[str, dict[Residency, int]] = {}
     for component, sizes in _block(record.get("components")).items():
         row = found.setdefault(str(component), {})
         for word, size in _block(sizes).items():
-            at = f"{key}.components.{component}"
-            if word not in _WORDS:
-                near = did_you_mean(str(word), _WORDS)
-                problem = Problem(
-                    code="unknown-residency",
-                    key=at,
-                    what=f"no residency is called {word!r}" + suggestion(near),
-                    got=f"{word}: {show(size)}",
-                    why="memory is measured at the residencies " + ", ".join(_WORDS),
-                    fix=f"{near or 'full'}: <bytes>",
-                )
-                problems.append(problem)
-            elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                problem = Problem(
-                    code="bad-size",
-                    key=f"{at}.{word}",
-                    what="expected a whole number of bytes",
-                    got=show(size),
-                    why="it is what a rank held on each of its accelerators",
-                    fix=f"{word}: <bytes>        (or remove the line to have it computed)",
-                )
-                problems.append(problem)
-            else:
+            if word in _WORDS and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
                 row[_WORDS[str(word)]] = size
+            else:
+                problems.append(_wrong(f"{key}.components.{component}", word, size))
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _wrong(key: str, word: object, size: object) -> Problem:
+    if word not in _WORDS:
+        near = did_you_mean(str(word), _WORDS)
+        return Problem(
+            code="unknown-residency",
+            key=key,
+            what=f"no residency is called {word!r}" + suggestion(near),
+            got=f"{word}: {show(size)}",
+            why="memory is measured at the residencies " + ", ".join(_WORDS),
+            fix=f"{near or 'full'}: <bytes>",
+        )
+    return Problem(
+        code="bad-size",
+        key=f"{key}.{word}",
+        what="expected a whole number of bytes",
+        got=show(size),
+        why="it is what a rank held on each of its accelerators",
+        fix=f"{word}: <bytes>        (or remove the line to have it computed)",
+    )
 
 
 def _block(value: object) -> Mapping[object, object]:

@@ -126,15 +126,6 @@ class ModelShape:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """The keys of a family's mixture of experts."""
-
-    count: str  # key of the number of experts
-    width: str  # key of one expert's width
-    shared_width: str | None = None  # key of the width of the expert that sees every token
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How a family of decoders differs from Llama."""
 
@@ -144,7 +135,8 @@ class Family:
     norms_after: bool = False  # a second norm after attention and after the feed-forward layer
     norms_in_float32: bool = False  # the scaled value is float32 too, not only the input
     fused: bool = False  # queries, keys and values in one weight, gate and up in another
-    experts: Experts | None = None
+    # A mixture of experts: keys of their number, of the width of one, and of that of the expert that sees every token.
+    experts: tuple[str, str, str | None] | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -156,14 +148,11 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(tied=True, norms_in_float32=True, norms_after=True),
     "gemma3_text": Family(tied=True, norms_in_float32=True, norms_after=True, qk_norms=True),
     "phi3": Family(fused=True),
-    "mixtral": Family(experts=Experts(count="num_local_experts", width="intermediate_size")),
+    "mixtral": Family(experts=("num_local_experts", "intermediate_size", None)),
     "qwen2_moe": Family(
-        qkv_bias=True,
-        experts=Experts(
-            count="num_experts", width="moe_intermediate_size", shared_width="shared_expert_intermediate_size"
-        ),
+        qkv_bias=True, experts=("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
     ),
-    "qwen3_moe": Family(qk_norms=True, experts=Experts(count="num_experts", width="moe_intermediate_size")),
+    "qwen3_moe": Family(qk_norms=True, experts=("num_experts", "moe_intermediate_size", None)),
 }
 _GPT2 = "gpt2"
 
@@ -177,15 +166,10 @@ def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key:
     known = (*FAMILIES, _GPT2)
     if family not in known:
         near = did_you_mean(str(family), known) if family is not None else None
-        problem = Problem(
-            code="unknown-model-family",
-            key=f"{key}.model_type",
-            what=f"no model family is called {family!r}" + suggestion(near),
-            got=None if family is None else show(family),
-            why="weights are counted for " + ", ".join(known),
-            fix=f"model_type: {near}" if near else "give measured bytes of an earlier run instead",
-        )
-        raise ConfigError([problem])
+        what, got = f"no model family is called {family!r}" + suggestion(near), None if family is None else show(family)
+        why = "weights are counted for " + ", ".join(known)
+        fix = f"model_type: {near}" if near else "give measured bytes of an earlier run instead"
+        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, got, why, fix)
     numbers = ModelKeys(config, key)
     shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
     if numbers.problems:
@@ -232,19 +216,17 @@ class ModelKeys:
 def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
     family, attention = FAMILIES[name], Attention.read(numbers)
     hidden, vocabulary = attention.hidden, numbers.number("vocab_size")
-    layers = numbers.number("num_hidden_layers")
-    sparse = 0  # layers with experts
+    layers, sparse = numbers.number("num_hidden_layers"), 0  # sparse: those with experts
+    blocks: list[Block] = []
     if family.experts is not None:
         step, dense_only = numbers.number("decoder_sparse_step", 1), numbers.listed("mlp_only_layers")
         sparse = sum(1 for layer in range(layers) if layer not in dense_only and (layer + 1) % step == 0)
-    blocks: list[Block] = []
     if layers > sparse:
         width = numbers.number("intermediate_size")
         feed_forward = tuple(_gated(hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused))
         blocks.append(_block(layers - sparse, attention, family, feed_forward, Saved(compute_cut=4 * width)))
     if sparse and family.experts is not None:
-        feed_forward, saved = _experts(numbers, family.experts, hidden)
-        blocks.append(_block(sparse, attention, family, feed_forward, saved))
+        blocks.append(_block(sparse, attention, family, *_experts(numbers, family.experts, hidden)))
     tied = numbers.switch("tie_word_embeddings", family.tied)
     return ModelShape(
         family=name,
@@ -323,16 +305,16 @@ def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool =
     yield from _linear(at + "down_proj", width, hidden, bias, width, cut_outputs=False)
 
 
-def _experts(numbers: ModelKeys, keys: Experts, hidden: int) -> tuple[tuple[Weight, ...], Saved]:
-    count, width = numbers.number(keys.count), numbers.number(keys.width)
-    active = numbers.number("num_experts_per_tok")
-    at = "model.layers.*.mlp."
+def _experts(numbers: ModelKeys, keys: tuple[str, str, str | None], hidden: int) -> tuple[tuple[Weight, ...], Saved]:
+    count_key, width_key, shared_key = keys
+    count, width = numbers.number(count_key), numbers.number(width_key)
+    active, at = numbers.number("num_experts_per_tok"), "model.layers.*.mlp."
     weights = [
         Weight(name=at + "gate.weight", shape=(count, hidden)),
         Weight(name=at + "experts.gate_up_proj", shape=(count, 2 * width, hidden), ways=width),
         Weight(name=at + "experts.down_proj", shape=(count, hidden, width), ways=width),
     ]
-    shared = numbers.number(keys.shared_width) if keys.shared_width is not None else 0
+    shared = 0 if shared_key is None else numbers.number(shared_key)
     if shared:
         weights += _gated(hidden, shared, "mlp.shared_expert")
         weights.append(Weight(name=at + "shared_expert_gate.weight", shape=(1, hidden)))
@@ -341,7 +323,6 @@ def _experts(numbers: ModelKeys, keys: Experts, hidden: int) -> tuple[tuple[Weig
         compute=2 * active * hidden + (hidden if shared else 0),
         compute_cut=4 * (active * width + shared),
         float32=2 * count + 6 * active,
-        float32_cut=0,
     )
     return tuple(weights), saved
 

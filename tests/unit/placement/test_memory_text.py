@@ -89,5 +89,5 @@ def test_error(code: str) -> None:
 def test_every_code_of_the_source_occurs() -> None:
     folder = Path(rlplace.placement.memory.__file__).parent
     source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
-    made = set(re.findall(r'(?:code=|else )"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
+    made = set(re.findall(r'(?:code=|else |Error\.of\()"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
     assert made == set(ERRORS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import SIMULATOR_NEEDS, Move, Residency, Schedule, find_clashes, schedule_of
 
@@ -24,8 +24,7 @@ def schedule(placement: HybridComponentPlacement, offload: Sequence[str]) -> Sch
 
 
 def clashes(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> list[Problem]:
-    sources = {"actor.enable_offload": Source(file="run.yaml", line=3)}
-    return list(find_clashes(placement, SIMULATOR_NEEDS, {c: c in offload for c in ALL}, allow, sources, {}))
+    return list(find_clashes(placement, SIMULATOR_NEEDS, {c: c in offload for c in ALL}, allow, {}))
 
 
 def move(component: str, before: Residency, after: Residency) -> Move:
@@ -65,7 +64,6 @@ def test_only_those_who_share_move() -> None:
 def test_a_resident_in_the_way_is_named_with_those_it_hinders() -> None:
     (problem,) = clashes(placed("0-7", "0-3", "4-7"), ("env", "rollout"))
     assert (problem.code, problem.key) == ("residents-clash", "actor.enable_offload")
-    assert problem.source == Source(file="run.yaml", line=3)
     assert "env and rollout" in problem.what
     assert str(problem.fix).startswith("actor.enable_offload: true")
     assert "cluster.allow_resident: [actor]" in str(problem.fix)

@@ -100,7 +100,7 @@ def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) 
         dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=2048, step_sequences=SEQUENCES, enforce_eager=True
     )
     settings = EngineSettings(rollout=rollout, model=folder, context=context)
-    engine = VllmEngine(settings, device=device, owner="rollout rank 0", rank=0)
+    engine = VllmEngine(settings, device=device, owner="rollout rank 0")
     engine.move(Residency.FULL)
     engine.load(stored_weights(folder), 0)
     from vllm import LLM

@@ -53,7 +53,7 @@ def sleep(level: Literal[1, 2]) -> str:
         cache = 4 * GIB
         rollout = TextRolloutConfig(dtype="bf16", kv_cache_memory=cache, sleep_level=level, enforce_eager=True)
         settings = EngineSettings(rollout=rollout, model=folder, context=1024)
-        engine = VllmEngine(settings, device=CudaDevice(), owner="rollout rank 0", rank=0)
+        engine = VllmEngine(settings, device=CudaDevice(), owner="rollout rank 0")
         engine.move(Residency.WEIGHTS)
         engine.load(stored_weights(folder), 1)
         engine.move(Residency.FULL)

@@ -26,7 +26,7 @@ from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
-from rlplace.workers.engines.torch import Decision, TorchEngine
+from rlplace.workers.engines.torch import Decision
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.machines import declared_topology
@@ -71,16 +71,15 @@ class SlowRollout(VectorRolloutWorker):
         policy = build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed)
         self.engine.load(policy.state_dict(), 0)
 
-    def _build_engine(self) -> TorchEngine:
-        engine = super()._build_engine()
-        decide = engine.decide
+    def setup(self) -> None:
+        super().setup()
+        decide = self.engine.decide
 
         def slowly(observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
             time.sleep(self.config.row_s * len(observations))
             return decide(observations, noise)
 
-        engine.decide = slowly  # type: ignore[method-assign]
-        return engine
+        self.engine.decide = slowly  # type: ignore[method-assign]
 
 
 def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> SlowJob:

@@ -46,6 +46,7 @@ class Request:
 class Completion:
     """Produced by a rollout rank: one finished answer. Tokens and log-probabilities are of the same forward pass."""
 
+    env_rank: int  # that asked for it
     group: int
     sample: int
     turn: int
@@ -53,7 +54,6 @@ class Completion:
     logprobs: NDArray[np.float32]  # [N], of the distribution it was drawn from: see engines.contract.TextEngine
     versions: Tokens  # [N], policy version that sampled the token
     finish: Finish
-    rollout_rank: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class OpenGroup:
         return slot_of(self.name)
 
     def end(self, call: Call, *, moved: bool = False) -> None:
-        still = MoveReport(residency=Residency.FULL, accelerator_bytes=0, host_bytes=0, seconds=0.0)
+        still = MoveReport(residency=Residency.FULL, accelerator_bytes=0, host_bytes=0)
         call.set_result(still if moved else {f"{self.name}/ended": Metric(1.0, "sum")})
 
     def end_all(self) -> None:

@@ -59,6 +59,7 @@ class Puppet:
             tokens = tokens[: request.max_new_tokens]
         assert cut or (tokens[-1] == END and len(tokens) <= request.max_new_tokens)
         completion = Completion(
+            env_rank=request.env_rank,
             group=request.group,
             sample=sample,
             turn=request.turn,
@@ -66,7 +67,6 @@ class Puppet:
             logprobs=-np.arange(1, len(tokens) + 1, dtype=np.float32) / (1 + sample),
             versions=np.full(len(tokens), 7 + request.turn, np.int32),
             finish="length" if cut else "stop",
-            rollout_rank=0,
         )
         self.answered[request.group, sample, request.turn] = completion
         self._channels[COMPLETIONS].put(completion, key=str(request.env_rank))

@@ -126,7 +126,7 @@ def _parallel_problems(plan: Plan) -> Iterator[Problem]:
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     if config.text_rollout.engine == "vllm":
         kind = "emulated" if plan.topology.nodes[0].kind == "emulated" else "gpu"
-        problem = vllm_support.installation_problem(vllm_support.installed(), kind)
+        problem = vllm_support.installation_problem(kind)
         if problem is not None:
             yield problem
     yield from _actor_problems(config)

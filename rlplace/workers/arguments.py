@@ -42,7 +42,6 @@ class EndOfIteration:
     """Put on `requests` once for each rollout rank: no more requests follow in this iteration."""
 
     iteration: int
-    weight: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,6 @@ class Done:
 
     iteration: int
     env_rank: int
-    weight: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,6 @@ class MoveReport:
     residency: Residency
     accelerator_bytes: int  # held on each of the rank's accelerators after the move, measured
     host_bytes: int  # offloaded copies held on the host after the move, measured
-    seconds: float
 
 
 class Worker:
@@ -105,7 +104,7 @@ class Worker:
 
         Called by `Loop._move` as `placement.schedule.schedule_of` decided.
         """
-        return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0, seconds=0.0)
+        return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def onload(self) -> MoveReport:
         return self.move(Residency.FULL)

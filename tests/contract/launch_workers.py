@@ -102,7 +102,7 @@ class Mover(Worker):
                 device.acquire(size, what)
             else:
                 device.release(what)
-        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0, seconds=0.0)
+        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
 
 
 class Fragile(Worker):

@@ -80,7 +80,7 @@ class Bench:
             self.device = Ledger()
             build = getattr(importlib.import_module(f"rlplace.workers.engines.{self._module}"), ENGINES[self._module])
             settings = dataclasses.replace(sampling, model=self._folder)
-            self._engine = build(settings, device=self.device, owner="rollout rank 0", rank=3)
+            self._engine = build(settings, device=self.device, owner="rollout rank 0")
             self._sampling = sampling
         while self._engine.in_flight:
             self._engine.step()
@@ -158,7 +158,7 @@ def check_logprobs(bench: Bench, sampling: Sampling) -> None:
         assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
         assert (answer.tokens.dtype, answer.logprobs.dtype, answer.versions.dtype) == (np.int32, np.float32, np.int32)
         assert answer.versions.tolist() == [1] * len(answer.tokens)
-        assert (answer.turn, answer.rollout_rank) == (0, 3)
+        assert (answer.turn, answer.env_rank) == (0, 0)
 
 
 def check_greedy(bench: Bench, request: Request, answer: Completion) -> None:

@@ -71,7 +71,7 @@ def build(folder: Path) -> Iterator[Build]:
         settings = EngineSettings(
             rollout=rollout, model=folder, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
         )
-        engines.append(VllmEngine(settings, device=device, owner="rollout rank 0", rank=0))
+        engines.append(VllmEngine(settings, device=device, owner="rollout rank 0"))
         return engines[-1]
 
     yield make

@@ -34,7 +34,7 @@ class Group:
             self._log.append(f"{self.name} {word}")
             future = Call()
             numbers = {f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)}
-            moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0, seconds=0.0)
+            moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0)
             future.set_result(moved if method == "move" else numbers)
             return Pending(cast(WorkerGroup, self), method, {0: future})
 

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "utilisation.md").read_text(encodin
 
 
 def report(residency: Residency, gib: float) -> MoveReport:
-    return MoveReport(residency=residency, accelerator_bytes=int(gib * GIB), host_bytes=0, seconds=0.0)
+    return MoveReport(residency=residency, accelerator_bytes=int(gib * GIB), host_bytes=0)
 
 
 def moved(memory: MemoryMonitor, component: str, residency: Residency, gib: float, *, on: int | None = None) -> None:

@@ -23,7 +23,7 @@ def answer(*tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop
         logprobs=-np.arange(1, len(tokens) + 1, dtype=np.float32),
         versions=np.full(len(tokens), version, np.int32),
         finish=finish,
-        rollout_rank=0,
+        env_rank=0,
     )
 
 

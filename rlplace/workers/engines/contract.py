@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
+Weights = Mapping[str, "Tensor"]  # by their names in the checkpoint; tied ones under each of their names
+FactorsOf = Mapping[str, "Factors"]  # low-rank factors, by the name of the weight that they are added to
+NO_FACTORS: FactorsOf = MappingProxyType({})
+
 TORCH_NAMES: Mapping[str, Literal["float32", "bfloat16", "float16"]]
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -51,10 +55,8 @@ class Engine(Protocol):
         AcceleratorOutOfMemory; EngineBusy when answers are in flight.
         """
 
-    def load(
-        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
-    ) -> None:
-        """Copy all weights in, by their names in the checkpoint; tied weights under each of their names.
+    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+        """Copy all weights in.
 
         A weight that has `factors` is loaded with them added; `weights` stay as they are. With answers in flight,
         their tokens are kept and the following tokens are sampled by the new weights. Raises ValueError unless names

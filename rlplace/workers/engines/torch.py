@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +14,11 @@ from rlplace.comm.weights.tensors import copy_tensor
 from rlplace.models.mlp import sample
 from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.contract import require
+from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights, require
 from rlplace.workers.engines.weights import check_fit
 from rlplace.workers.offload import storages
 
 if TYPE_CHECKING:
-    from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
 
 
@@ -78,9 +75,7 @@ class ModuleEngine:
     def _held_workspace_bytes(self) -> int:
         return self._workspace_bytes if self.residency == Residency.FULL else 0
 
-    def load(
-        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
-    ) -> None:
+    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         check_fit(weights, shapes, owner=self._owner, version=version, noun=self.noun)

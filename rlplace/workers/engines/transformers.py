@@ -15,8 +15,7 @@ import collections
 import dataclasses
 import os
 import random
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +31,11 @@ from rlplace.models.batch_cache import BatchCache, RowShape
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Finish, Request
 from rlplace.workers.engines.contract import (
+    NO_FACTORS,
     TORCH_NAMES,
     EngineSettings,
+    FactorsOf,
+    Weights,
     answer_seed,
     check_length,
     engine_busy,
@@ -42,7 +44,6 @@ from rlplace.workers.engines.contract import (
 from rlplace.workers.engines.torch import ModuleEngine
 
 if TYPE_CHECKING:
-    from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
 
 
@@ -76,12 +77,12 @@ class TransformersEngine(ModuleEngine):
 
     noun, labels = "model", ("engine weights", "KV cache")
 
-    def __init__(self, settings: EngineSettings, *, device: Device, owner: str, rank: int) -> None:
+    def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
         rollout = settings.rollout
-        self._settings, self._sampling, self._rank = settings, rollout, rank
+        self._settings, self._sampling = settings, rollout
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-            raise _attention_not_full(owner, config.model_type)
+            raise ConfigError([_attention_not_full(owner, config.model_type)])
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
             with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks
@@ -98,7 +99,7 @@ class TransformersEngine(ModuleEngine):
         # whole limit as held.
         self._rows = self._cache_limit() // self._shape.size_bytes
         if self._rows < 1:
-            raise _cache_below_one_answer(owner, self._cache_limit(), self._shape.size_bytes, settings.context)
+            raise ConfigError([_no_room(owner, self._cache_limit(), self._shape.size_bytes, settings.context)])
         self._workspace_bytes = self._rows * self._shape.size_bytes
         self._most = min(self._rows, rollout.step_sequences)
 
@@ -133,9 +134,7 @@ class TransformersEngine(ModuleEngine):
     def _held_workspace_bytes(self) -> int:
         return 0 if self._cache is None else self._cache.size_bytes
 
-    def load(
-        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
-    ) -> None:
+    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         super().load(weights, version, factors)
         self._waiting.extendleft(reversed(self._active))
         self._active = []
@@ -207,6 +206,7 @@ class TransformersEngine(ModuleEngine):
                 continue
             taken.append(
                 Completion(
+                    env_rank=answer.request.env_rank,
                     group=answer.request.group,
                     sample=answer.sample,
                     turn=answer.request.turn,
@@ -214,7 +214,6 @@ class TransformersEngine(ModuleEngine):
                     logprobs=np.array(answer.logprobs, np.float32),
                     versions=np.array(answer.versions, np.int32),
                     finish=finish,
-                    rollout_rank=self._rank,
                 )
             )
             last = self._active.pop()
@@ -236,8 +235,8 @@ class TransformersEngine(ModuleEngine):
         super().close()
 
 
-def _cache_below_one_answer(owner: str, cache_bytes: int, answer_bytes: int, context: int) -> ConfigError:
-    problem = Problem(
+def _no_room(owner: str, cache_bytes: int, answer_bytes: int, context: int) -> Problem:
+    return Problem(
         code="kv-cache-too-small",
         key="rollout.kv_cache_memory",
         what=f"{owner}: not one answer fits",
@@ -245,11 +244,10 @@ def _cache_below_one_answer(owner: str, cache_bytes: int, answer_bytes: int, con
         why=f"this model keeps {answer_bytes} bytes for {context} tokens of prompt and answer",
         fix=f"rollout.kv_cache_memory: {answer_bytes}",
     )
-    return ConfigError([problem])
 
 
-def _attention_not_full(owner: str, model: str) -> ConfigError:
-    problem = Problem(
+def _attention_not_full(owner: str, model: str) -> Problem:
+    return Problem(
         code="attention-not-full",
         key="rollout.engine",
         what=f"{owner}: layers of {model} do not attend to all tokens before",
@@ -257,7 +255,6 @@ def _attention_not_full(owner: str, model: str) -> ConfigError:
         why="this engine keeps every token of an answer in the cache of every layer",
         fix="rollout.engine: vllm",
     )
-    return ConfigError([problem])
 
 
 # ── drawing tokens ───────────────────────────────────────────────────────────────────────────────────────────────────

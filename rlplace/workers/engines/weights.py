@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import safe_open
-
 from rlplace.errors import Problem, WeightSyncError
+from rlplace.models.heads import weight_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,16 +47,13 @@ class KeptWeights:
     @contextlib.contextmanager
     def completed(self, received: ReceivedWeights) -> Iterator[Loadable]:
         """Give all weights of the received version; release it afterwards, or keep it. Raises WeightSyncError."""
-        loaded = False
-        try:
+        with contextlib.ExitStack() as releasing:
+            releasing.enter_context(received)
             yield self._completed(received)
-            loaded = True
-        finally:
-            if loaded and self._keeps and not received.partial:
+            if self._keeps and not received.partial:
+                releasing.pop_all()
                 self.close()
                 self._kept = received
-            else:
-                received.release(loaded=loaded)
 
     def _completed(self, received: ReceivedWeights) -> Loadable:
         weights: Mapping[str, Tensor] = received.tensors  # no copy: a release lets go of what is in there
@@ -100,14 +96,9 @@ class ExpectedWeights:
     @classmethod
     def of_folder(cls, folder: Path) -> ExpectedWeights:
         """Raises FileNotFoundError without safetensors or config.json."""
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
+        shapes = {name: tuple(shape) for name, shape in weight_shapes(folder) if _COMPUTED not in name}
+        if not shapes:
             raise FileNotFoundError(f"{folder} has no *.safetensors")
-        shapes: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            with safe_open(file, framework="np") as opened:
-                names = [name for name in opened.keys() if _COMPUTED not in name]  # noqa: SIM118  it is no mapping
-                shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tied = EMBEDDING in shapes and (bool(config.get("tie_word_embeddings")) or HEAD not in shapes)
         return cls(shapes=shapes | ({HEAD: shapes[EMBEDDING]} if tied else {}), tied=tied)

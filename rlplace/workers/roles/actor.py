@@ -9,7 +9,6 @@ A simulator policy learns from trajectories, one for each actor rank. A language
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,15 +16,9 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.arguments import (
-    REFERENCE_WEIGHTS,
-    RETURNS,
-    SAMPLES,
-    TRAJECTORIES,
-    WEIGHTS,
-    WorkerArguments,
-)
+from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, TRAJECTORIES, WEIGHTS, WorkerArguments
 from rlplace.workers.roles.env import Recording
+from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import not_resident
@@ -150,18 +143,17 @@ class PolicyActor(Actor):
     def learn(self, iteration: int, version: int) -> Metrics:
         """Wait for this rank's trajectories of `iteration`, sampled under `version`; make the next version."""
         with self._computing("learn", Residency.FULL):
-            began = time.perf_counter()
+            watch = Stopwatch()
             trajectory = self._receive(version)
-            received = time.perf_counter()
+            watch.lap("wait")
             update = self._learner.learn(trajectory, iteration)
-            learned = time.perf_counter()
+            watch.lap("learn")
         return {
             **{f"actor/{name}": Metric(value) for name, value in (update.mean or {}).items()},
             "actor/lr": Metric(update.lr),
             "actor/optimizer_steps": Metric(update.steps),
             **update.metrics,
-            "actor/wait_s": Metric(received - began, "max"),
-            "actor/learn_s": Metric(learned - received, "max"),
+            **watch.metrics("actor"),
             "actor/version_lag": Metric(version - trajectory.version_min, "max"),
             "actor/samples": Metric(trajectory.weight, "sum"),
         }
@@ -226,18 +218,15 @@ class LmActor(Actor):
         if not asked:
             return {}
         with self._computing("infer", Residency.WEIGHTS):
-            began = time.perf_counter()
+            watch = Stopwatch()
             shards = self._learner.shards_to_infer(self._take()) if self.context.rank == 0 else None
             shard = self._from_rank_0.scatter(shards, "samples")
-            received = time.perf_counter()
+            watch.lap("infer_wait")
             found = self._learner.infer(shard, asked)
-            inferred = time.perf_counter()
+            watch.lap("infer")
         if self.context.rank == 0:
             self._inferred = found
-        return {
-            "actor/infer_s": Metric(inferred - received, "max"),
-            "actor/infer_wait_s": Metric(received - began, "max"),
-        }
+        return watch.metrics("actor")
 
     def _asked(self) -> frozenset[Target]:
         """Return what is to be inferred by its own weights before the first step of an iteration."""
@@ -268,11 +257,12 @@ class LmActor(Actor):
         return metrics_of(parts, version)
 
     def _learn_part(self, iteration: int, groups: int) -> Part:
-        began = time.perf_counter()
+        watch = Stopwatch()
         shard, taken = self._receive(iteration, groups)
-        received = time.perf_counter()
+        watch.lap("wait")
         update = self._learner.learn(shard, iteration)
-        return Part(groups=taken, update=update, wait_s=received - began, learn_s=time.perf_counter() - received)
+        watch.lap("learn")
+        return Part(groups=taken, update=update, wait_s=watch.seconds["wait"], learn_s=watch.seconds["learn"])
 
     def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Groups]:
         """Return this rank's samples; on rank 0 also all groups, those that are left out included."""

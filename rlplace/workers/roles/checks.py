@@ -49,8 +49,8 @@ def _check_reward(config: Config, block: RewardConfig, key: str) -> list[Problem
 
 def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]:
     """Report a missing head, and a missing chat template where the model has its own tokens."""
-    policy = _folder(config.model)
-    folder = policy if block.model is None else _folder(block.model)
+    policy = _existing(config.model)
+    folder = policy if block.model is None else _existing(block.model)
     if policy is None or folder is None:
         return []
     head = reward_head_problem(folder, key, block.head)
@@ -65,17 +65,22 @@ def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]
     return problems
 
 
-def _folder(model: Mapping[str, object] | None) -> Path | None:
-    """Return the model's folder; None where there is none on this machine."""
+def folder_of(model: Mapping[str, object] | None) -> Path | None:
+    """Return the folder that a block's `model` names; None where it names none."""
     path = (model or {}).get("path")
-    return Path(str(path)) if path is not None and Path(str(path)).is_dir() else None
+    return None if path is None else Path(str(path))
+
+
+def _existing(model: Mapping[str, object] | None) -> Path | None:
+    folder = folder_of(model)
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _check_tokens(config: Config, component: str) -> list[Problem]:
     """Report a tokenizer other than the policy's: an id must mean the same to both."""
     block = config.block_of(component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), component
-    policy, folder = _folder(config.model), _folder(block.model)
+    policy, folder = _existing(config.model), _existing(block.model)
     if policy is None or folder is None or same_tokens(policy, folder):
         return []
     return [

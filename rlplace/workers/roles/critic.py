@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.worker import TrainedWorker, path_of, spec_of
 from rlplace.workers.worker import out_of_step
 
@@ -64,26 +64,24 @@ class Critic(TrainedWorker):
 
         context = self.context
         with self._computing("infer", Residency.WEIGHTS):
-            began = time.perf_counter()
+            watch = Stopwatch()
             groups: Groups = []
             shards: list[SampleShard] | None = None
             if context.rank == 0:
                 groups = take_groups(context.channels[samples_for("critic")], self.config.prompts, context.owner)
                 shards = self._learner.shards(groups, iteration)
             shard = self._from_rank_0.scatter(shards, "samples")
-            received = time.perf_counter()
+            watch.lap("infer_wait")
             values = self._learner.values(shard).cpu()
-            inferred = time.perf_counter()
+            watch.lap("infer")
         self._inferred = _Inferred(iteration=iteration, groups=groups, shard=shard, values=values)
         parts = iter(values.split(list(shard.lengths.responses)))
         for group in groups:
             scores = tuple(Scores(group=s.group, sample=s.sample, values=next(parts).numpy()) for s in group)
             context.channels[scores_of("critic")].put(scores)
-        tokens = sum(shard.lengths.tokens)
         return {
-            "critic/infer_s": Metric(inferred - received, "max"),
-            "critic/infer_wait_s": Metric(received - began, "max"),
-            "critic/infer_tokens_per_s": Metric(tokens / (inferred - received), "min"),
+            **watch.metrics("critic"),
+            "critic/infer_tokens_per_s": Metric(sum(shard.lengths.tokens) / watch.seconds["infer"], "min"),
             "critic/value": Metric(float(values.mean()) if len(values) else 0.0, weight=len(values)),
         }
 
@@ -97,22 +95,21 @@ class Critic(TrainedWorker):
             what = f"learn({iteration}) has no values to start from"
             raise out_of_step(self.context.owner, what, got=got, expected="infer before")
         with self._computing("learn", Residency.FULL):
-            began = time.perf_counter()
+            watch = Stopwatch()
             returns = self._receive_returns(inferred)
-            received = time.perf_counter()
+            watch.lap("wait")
             update = self._learner.learn(inferred.shard, inferred.values.to(returns.device), returns, iteration)
-            seconds = time.perf_counter() - received
+            watch.lap("learn")
         tokens = len(inferred.values)
         return {  # all ranks agree on the numbers of the update; tokens per second are of all ranks together
-            "critic/learn_s": Metric(seconds, "max"),
-            "critic/tokens_per_s": Metric(update.tokens / seconds, "min"),
+            **watch.metrics("critic"),
+            "critic/tokens_per_s": Metric(update.tokens / watch.seconds["learn"], "min"),
             "critic/lr": Metric(update.lr),
             "critic/optimizer_steps": Metric(update.steps),
             "critic/rank_imbalance": Metric(update.imbalance),
             **{f"critic/{name}": Metric(value) for name, value in (update.mean or {}).items()},
             "critic/explained_variance": Metric(explained_variance(inferred.values, returns.cpu()), weight=tokens),
             "critic/return": Metric(float(returns.mean()) if tokens else 0.0, weight=tokens),
-            "critic/wait_s": Metric(received - began, "max"),
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:

@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +20,8 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
+from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
-
-
-@dataclasses.dataclass(slots=True)
-class Seconds:
-    """What one iteration spent in each part."""
-
-    sim: float = 0.0  # simulators; of a text task prompts, replies and their tokens
-    reward: float = 0.0  # of a text task: rewards that are calculated here, and waiting for the others
-    wait: float = 0.0  # for actions or answers
-    put: float = 0.0
 
 
 class EnvWorker(Worker):
@@ -44,14 +34,13 @@ class EnvWorker(Worker):
 
     def move(self, to: Residency) -> MoveReport:
         """Account for the environment's memory. Its state stays on the host."""
-        began, device = time.perf_counter(), self.context.device
+        device = self.context.device
         if to == Residency.FULL:
             device.acquire(self.config.config.env.accelerator_memory, self.holds)
         else:
             device.release(self.holds)
         self._residency = to
-        seconds = time.perf_counter() - began
-        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0, seconds=seconds)
+        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
 
     def _require_full(self, method: str) -> None:
         if self._residency != Residency.FULL:
@@ -71,28 +60,27 @@ class Recording:
     """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
-        discrete = isinstance(spaces.actions, DiscreteActions)
-        action_shape = () if isinstance(spaces.actions, DiscreteActions) else spaces.actions.shape
-        self.observations = np.empty((steps + 1, rows, *spaces.observation_shape), np.float32)
-        self.actions = np.empty((steps, rows, *action_shape), np.int64 if discrete else np.float32)
-        self.rewards, self._logprobs, self._values = (np.empty((steps, rows), np.float32) for _ in range(3))
-        self._terminated, self._truncated = (np.empty((steps, rows), np.bool_) for _ in range(2))
-        self._finals = [np.empty((0, *spaces.observation_shape), np.float32)]
+        actions, shape = spaces.actions, spaces.observation_shape
+        kind, each = (np.int64, ()) if isinstance(actions, DiscreteActions) else (np.float32, actions.shape)
+        self.observations = np.empty((steps + 1, rows, *shape), np.float32)
+        self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
+        self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}  # of a Trajectory, by its names
+        self._arrays |= {name: np.empty((steps, rows), np.float32) for name in ("logprobs", "values", "rewards")}
+        self._arrays |= {name: np.empty((steps, rows), np.bool_) for name in ("terminated", "truncated")}
+        self._finals = [np.empty((0, *shape), np.float32)]
         self.versions: set[int] = set()  # of the policies that decided
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
 
     def decision(self, step: int, columns: slice, chunk: ActionChunk) -> None:
-        self.actions[step, columns] = chunk.actions
-        self._logprobs[step, columns] = chunk.logprobs
-        self._values[step, columns] = chunk.values
+        for name in ("actions", "logprobs", "values"):
+            self._arrays[name][step, columns] = getattr(chunk, name)
         self.versions.add(chunk.version)
 
     def result(self, step: int, columns: slice, result: StepResult) -> None:
         self.observations[step + 1, columns] = result.observations
-        self.rewards[step, columns] = result.rewards
-        self._terminated[step, columns] = result.terminated
-        self._truncated[step, columns] = result.truncated
+        for name in ("rewards", "terminated", "truncated"):
+            self._arrays[name][step, columns] = getattr(result, name)
         # Blocks come in the order of numpy.argwhere(truncated), so these need no sorting.
         self._finals.append(result.final_observations)
         self.episode_returns += result.episode_returns
@@ -105,23 +93,10 @@ class Recording:
             version_min=min(self.versions),
             version_max=max(self.versions),
             observations=self.observations[:-1],
-            actions=self.actions,
-            logprobs=self._logprobs,
-            values=self._values,
-            rewards=self.rewards,
-            terminated=self._terminated,
-            truncated=self._truncated,
             last_observations=self.observations[-1],
             final_observations=np.concatenate(self._finals),
+            **self._arrays,
         )
-
-
-class Piece(NamedTuple):
-    """Rows of a stage group that one rollout rank decides on."""
-
-    key: str  # of the observations channel
-    first_row: int  # global
-    rows: slice  # within the group
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -131,7 +106,6 @@ class StageGroup:
     index: int
     first_row: int  # global
     columns: slice  # its rows within the rank
-    pieces: tuple[Piece, ...]
     simulator: Simulator
     observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
 
@@ -148,22 +122,21 @@ class VectorEnvWorker(EnvWorker):
         super().__init__(config, context)
         self._groups: list[StageGroup] = []
         self._rows = config.config.simulator_env.total_num_envs // context.world_size
+        shares = config.routes.observations.sends(context.rank)
+        # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
+        self._cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
 
     def setup(self) -> None:
-        config, rank = self.config.config, self.context.rank
-        adapter = find_adapter(config.simulator_env.kind)
-        shares = self.config.routes.observations.sends(rank)
-        block = shares[0].start  # first group row of this rank; every stage group is cut over rollout ranks alike
-        rows = self._rows // config.torch_rollout.pipeline_stage_num
-        for index in range(config.torch_rollout.pipeline_stage_num):
-            first_row = rank * self._rows + index * rows
-            cuts = [(str(share.target), share.start - block, share.stop - block) for share in shares]
+        config = self.config.config
+        adapter, groups = find_adapter(config.simulator_env.kind), config.torch_rollout.pipeline_stage_num
+        rows = self._rows // groups
+        for index in range(groups):
+            first_row = self.context.rank * self._rows + index * rows
             simulator = adapter.make(config.simulator_env, rows)
             group = StageGroup(
                 index=index,
                 first_row=first_row,
                 columns=slice(index * rows, (index + 1) * rows),
-                pieces=tuple(Piece(key, first_row + start, slice(start, stop)) for key, start, stop in cuts),
                 simulator=simulator,
                 observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
             )
@@ -172,56 +145,54 @@ class VectorEnvWorker(EnvWorker):
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times and send one trajectory; return when its last piece is put."""
         self._require_full("run")
-        steps, seconds = self.config.config.algorithm.rollout_steps, Seconds()
+        steps, watch = self.config.config.algorithm.rollout_steps, Stopwatch("sim", "wait", "put")
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
-            self._ask(group, 0, seconds)
+            self._ask(group, 0)
+        watch.lap("put")
         for step in range(steps):
             for group in self._groups:
                 if self.context.cancelled.is_set():
                     raise cancelled(self.context.owner, "run")
-                self._receive(group, step, recording, seconds)
-                began = time.perf_counter()
+                self._receive(group, step, recording)
+                watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])
-                seconds.sim += time.perf_counter() - began
                 group.observations = result.observations
                 recording.result(step, group.columns, result)
+                watch.lap("sim")
                 if step + 1 < steps:
-                    self._ask(group, step + 1, seconds)
-        self._send(recording, seconds)
+                    self._ask(group, step + 1)
+                    watch.lap("put")
+        self._send(recording)
+        watch.lap("put")
         returns, lengths = recording.episode_returns, recording.episode_lengths
         episodes = len(returns)
         return {
             "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
             "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
             "env/episodes": Metric(episodes, "sum"),
-            "env/steps": Metric(recording.rewards.size, "sum"),
-            "env/sim_s": Metric(seconds.sim, "max"),
-            "env/wait_s": Metric(seconds.wait, "max"),
-            "env/put_s": Metric(seconds.put, "max"),
+            "env/steps": Metric(steps * self._rows, "sum"),
+            **watch.metrics("env"),
         }
 
-    def _ask(self, group: StageGroup, step: int, seconds: Seconds) -> None:
+    def _ask(self, group: StageGroup, step: int) -> None:
         """Put the group's observations to the rollout ranks that decide on them."""
-        began, channel = time.perf_counter(), self.context.channels[OBSERVATIONS]
-        for piece in group.pieces:
+        for rank, rows in self._cuts.items():
             observation = Observation(
                 env_rank=self.context.rank,
                 stage_group=group.index,
                 step=step,
-                first_row=piece.first_row,
-                observations=group.observations[piece.rows],
+                first_row=group.first_row + rows.start,
+                observations=group.observations[rows],
             )
-            channel.put(observation, key=piece.key, weight=observation.weight)
-        seconds.put += time.perf_counter() - began
+            self.context.channels[OBSERVATIONS].put(observation, key=str(rank), weight=observation.weight)
 
-    def _receive(self, group: StageGroup, step: int, recording: Recording, seconds: Seconds) -> None:
+    def _receive(self, group: StageGroup, step: int, recording: Recording) -> None:
         """Wait for the answers of all rollout ranks to the group's observations, in any order."""
-        began, channel = time.perf_counter(), self.context.channels[ACTIONS]
-        due = {piece.first_row: piece.rows.stop - piece.rows.start for piece in group.pieces}
+        due = {group.first_row + rows.start: rows.stop - rows.start for rows in self._cuts.values()}
         while due:
-            chunk: ActionChunk = channel.get(key=f"{self.context.rank}/{group.index}")
+            chunk: ActionChunk = self.context.channels[ACTIONS].get(key=f"{self.context.rank}/{group.index}")
             rows = due.pop(chunk.first_row, None)
             if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
                 raise out_of_step(
@@ -232,15 +203,13 @@ class VectorEnvWorker(EnvWorker):
                 )
             start = group.columns.start + chunk.first_row - group.first_row
             recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
-        seconds.wait += time.perf_counter() - began
 
-    def _send(self, recording: Recording, seconds: Seconds) -> None:
-        began, first_row = time.perf_counter(), self.context.rank * self._rows
+    def _send(self, recording: Recording) -> None:
+        first_row = self.context.rank * self._rows
         trajectory = recording.trajectory(first_row=first_row, env_rank=self.context.rank)
         for share in self.config.routes.trajectories.sends(self.context.rank):
             piece = trajectory.split(share.start - first_row, share.stop - first_row)
             self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
-        seconds.put += time.perf_counter() - began
 
     def close(self) -> None:
         for group in self._groups:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,30 +21,7 @@ from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries, tran
 _POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
 
 
-class StreamingScorer(Scorer):
-    """Base of scorers that work outside of this thread: submits samples as they arrive, puts scores as they finish."""
-
-    def _submit(self, samples: Samples) -> None:
-        raise NotImplementedError
-
-    def _finished(self) -> tuple[list[Sample], list[float]]:
-        """Wait for some of the submitted samples; return them with their scores, maybe none."""
-        raise NotImplementedError
-
-    def _score(self, scoring: Scoring) -> None:
-        in_flight = 0
-        while scoring.due or in_flight:
-            self._check_cancelled()
-            arrived = scoring.take(wait=not in_flight)
-            self._submit(arrived)
-            began = time.perf_counter()
-            samples, scores = self._finished()
-            scoring.busy_s += time.perf_counter() - began
-            in_flight += len(arrived) - len(samples)
-            self._put(samples, [np.array([score], np.float32) for score in scores], scoring)
-
-
-class RewardFunctionWorker(StreamingScorer):
+class RewardFunctionWorker(Scorer):
     """Scores by a shipped function, or by the user's own in processes with limits of time and memory.
 
     Owns its grader, whose processes live until it is closed. Uses no accelerator. Scoring raises RewardError, naming
@@ -59,7 +35,6 @@ class RewardFunctionWorker(StreamingScorer):
         assert block.function is not None, "this worker is for functions"
         self._key = config.key_of(self.component)
         self._reward = reward_of_config(block.function, block.kwargs, key=self._key)
-        self._samples: dict[tuple[int, int], Sample] = {}
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
@@ -67,20 +42,18 @@ class RewardFunctionWorker(StreamingScorer):
             processes=config.text_env.reward_processes,
         )
 
-    def _submit(self, samples: Samples) -> None:
+    def _score(self, scoring: Scoring) -> None:
         assert self._grader is not None, "setup comes first"
-        for sample in samples:
-            self._samples[sample.group, sample.sample] = sample
-            case = Case(group=sample.group, sample=sample.sample, transcript=transcript_of(sample))
+        grading: dict[tuple[int, int], Sample] = {}
+        while scoring.due or grading:
             with self._own_keys():
-                self._grader.submit(case)
-
-    def _finished(self) -> tuple[list[Sample], list[float]]:
-        assert self._grader is not None, "setup comes first"
-        with self._own_keys():
-            graded = self._grader.done(wait=True)
-        samples = [self._samples.pop((case.group, case.sample)) for case, _ in graded]
-        return samples, [rewards[self._reward.name] for _, rewards in graded]
+                for sample in scoring.take(wait=not grading):
+                    grading[sample.group, sample.sample] = sample
+                    case = Case(group=sample.group, sample=sample.sample, transcript=transcript_of(sample))
+                    self._grader.submit(case)
+                graded = self._grader.done(wait=True)
+            samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
+            scoring.put(samples, [np.array([rewards[self._reward.name]], np.float32) for _, rewards in graded])
 
     @contextmanager
     def _own_keys(self) -> Iterator[None]:
@@ -97,7 +70,7 @@ class RewardFunctionWorker(StreamingScorer):
             self._grader = None
 
 
-class RewardEndpointWorker(StreamingScorer):
+class RewardEndpointWorker(Scorer):
     """Scores by an HTTP endpoint: batches of samples, several requests at a time.
 
     Owns its threads, one for each request at a time. Uses no accelerator. Scoring raises RewardError for what the
@@ -113,24 +86,20 @@ class RewardEndpointWorker(StreamingScorer):
         self._client = RewardClient(block, config.key_of(self.component), self.context.cancelled)
         self._tokenizer = Tokenizer.load(self.config.model)
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
-        self._requests: dict[Future[list[float]], Samples] = {}
         self._threads = ThreadPoolExecutor(block.concurrency, thread_name_prefix=self.context.owner)
 
-    def _submit(self, samples: Samples) -> None:
+    def _score(self, scoring: Scoring) -> None:
         assert self._threads is not None, "setup comes first"
-        for batch in (samples[i : i + self._batch] for i in range(0, len(samples), self._batch)):
-            texts, prompts = queries(batch, self._tokenizer)
-            labels = [label_of(transcript_of(sample)) for sample in batch]
-            self._requests[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
-
-    def _finished(self) -> tuple[list[Sample], list[float]]:
-        done, _ = concurrent.futures.wait(self._requests, _POLL_S, concurrent.futures.FIRST_COMPLETED)
-        samples: list[Sample] = []
-        scores: list[float] = []
-        for request in done:
-            samples += self._requests.pop(request)
-            scores += request.result()
-        return samples, scores
+        asked: dict[Future[list[float]], Samples] = {}
+        while scoring.due or asked:
+            arrived = scoring.take(wait=not asked)
+            for batch in (arrived[i : i + self._batch] for i in range(0, len(arrived), self._batch)):
+                texts, prompts = queries(batch, self._tokenizer)
+                labels = [label_of(transcript_of(sample)) for sample in batch]
+                asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
+            done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
+            for request in done:
+                scoring.put(asked.pop(request), [np.array([score], np.float32) for score in request.result()])
 
     def close(self) -> None:
         if self._threads is not None:

@@ -7,9 +7,10 @@ language models.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS, WorkerArguments
 from rlplace.workers.engines.contract import Engine
+from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
 
 if TYPE_CHECKING:
@@ -28,21 +30,18 @@ if TYPE_CHECKING:
     from rlplace.workers.engines.torch import Decision, TorchEngine
     from rlplace.workers.engines.weights import KeptWeights
 
-
-E = TypeVar("E", bound=Engine)
-
 _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
 
 
-class RolloutWorker(Worker, Generic[E]):
+class RolloutWorker(Worker):
     """Owns an engine, and its rank's end of the weight sync: the receiver and the kept weights.
 
-    A subclass builds the engine and adds `generate`.
+    A subclass opens it with its engine in `setup`, and adds `generate`.
     """
 
     config: WorkerArguments
 
-    engine: E
+    engine: Engine
     _receiver: WeightReceiver
     _kept: KeptWeights
     _probe: SyncProbe | None = None
@@ -51,18 +50,15 @@ class RolloutWorker(Worker, Generic[E]):
         super().__init__(config, context)
         self._opened = contextlib.ExitStack()
 
-    def _build_engine(self) -> E:
-        raise NotImplementedError
-
-    def setup(self) -> None:
+    def _open(self, engine: Engine) -> None:
         import torch  # here, not at import: the driver imports this module too
 
         from rlplace.comm.weights.receiver import receiver_of
         from rlplace.workers.engines.weights import KeptWeights
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-        self.engine = self._build_engine()
-        self._opened.callback(self.engine.close)
+        self.engine = engine
+        self._opened.callback(engine.close)
         actor, context = self.config.config.actor, self.context
         self._receiver = receiver_of(
             context.channels[WEIGHTS],
@@ -77,10 +73,7 @@ class RolloutWorker(Worker, Generic[E]):
         self._opened.callback(self._kept.close)
 
     def move(self, to: Residency) -> MoveReport:
-        began = time.perf_counter()
-        held = self.engine.move(to)
-        seconds = time.perf_counter() - began
-        return MoveReport(residency=to, accelerator_bytes=held, host_bytes=self.engine.host_bytes, seconds=seconds)
+        return MoveReport(residency=to, accelerator_bytes=self.engine.move(to), host_bytes=self.engine.host_bytes)
 
     def pull_weights(self, version: int) -> Metrics:
         """Pull the weights that the actor pushes as `version`; block until they are here, verified and loaded.
@@ -109,7 +102,7 @@ class RolloutWorker(Worker, Generic[E]):
         self._opened.close()
 
 
-class VectorRolloutWorker(RolloutWorker["TorchEngine"]):
+class VectorRolloutWorker(RolloutWorker):
     """Answers every observation of an iteration with sampled actions, in order of arrival.
 
     One by one, a batch is always what one env rank sent, so answers do not depend on timing. With
@@ -117,28 +110,21 @@ class VectorRolloutWorker(RolloutWorker["TorchEngine"]):
     may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
-    def _build_engine(self) -> TorchEngine:
-        from rlplace.models.mlp import build_policy
-        from rlplace.workers.engines.torch import TorchEngine
-
-        config, context = self.config.config, self.context
-        return TorchEngine(
-            build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed),
-            device=context.device,
-            owner=context.owner,
-            workspace_bytes=config.torch_rollout.workspace_memory,
-        )
+    engine: TorchEngine
 
     def setup(self) -> None:
-        from rlplace.models.mlp import noise_shape
+        from rlplace.models.mlp import build_policy, noise_shape
+        from rlplace.workers.engines.torch import TorchEngine
 
-        super().setup()
-        config, actions = self.config.config, self.config.spaces.actions
+        config, context, spaces = self.config.config, self.context, self.config.spaces
+        policy = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
+        workspace = config.torch_rollout.workspace_memory
+        self._open(TorchEngine(policy, device=context.device, owner=context.owner, workspace_bytes=workspace))
         self._noise = RowNoise(
             seed=config.runner.seed,
             rows=config.simulator_env.total_num_envs,
-            shape=noise_shape(actions),
-            uniform=isinstance(actions, DiscreteActions),
+            shape=noise_shape(spaces.actions),
+            uniform=isinstance(spaces.actions, DiscreteActions),
         )
 
     def generate(self, iteration: int) -> Metrics:
@@ -147,29 +133,20 @@ class VectorRolloutWorker(RolloutWorker["TorchEngine"]):
         source, key = context.channels[OBSERVATIONS], str(context.rank)
         due = sum(share.stop - share.start for share in self.config.routes.observations.receives(context.rank))  # rows
         due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
-        wait_s = policy_s = put_s = 0.0
-        batches = 0
+        batches, watch = 0, Stopwatch("policy", "wait", "put")
         while due:
             if context.cancelled.is_set():
                 raise cancelled(context.owner, "generate")
-            began = time.perf_counter()
             arrived = source.get_batch(due, key=key) if config.merge_requests else [source.get(key=key)]
-            waited = time.perf_counter()
+            watch.lap("wait")
             noise = [self._noise.rows(iteration, o.step, o.first_row, len(o.observations)) for o in arrived]
             decision = self.engine.decide(np.concatenate([o.observations for o in arrived]), np.concatenate(noise))
-            decided = time.perf_counter()
+            watch.lap("policy")
             self._answer(arrived, decision)
-            wait_s += waited - began
-            policy_s += decided - waited
-            put_s += time.perf_counter() - decided
+            watch.lap("put")
             due -= len(decision.values)
             batches += 1
-        return {
-            "rollout/policy_s": Metric(policy_s, "max"),
-            "rollout/wait_s": Metric(wait_s, "max"),
-            "rollout/put_s": Metric(put_s, "max"),
-            "rollout/batches": Metric(batches, "sum"),
-        }
+        return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def _answer(self, observations: Sequence[Observation], decision: Decision) -> None:
         start = 0
@@ -205,18 +182,16 @@ class RowNoise:
     def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool) -> None:
         """`uniform`: in [0, 1); else standard normal."""
         self._seed, self._shape, self._uniform = seed, (rows, *shape), uniform
-        self._kept: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._step = functools.lru_cache(maxsize=_KEPT_STEPS)(self._draw)
 
     def rows(self, iteration: int, step: int, first: int, count: int) -> NDArray[np.float32]:
         """Noise of `count` global rows from `first` on, [count, *shape]; a read-only view."""
-        drawn = self._kept.get((iteration, step))
-        if drawn is None:
-            counter = (iteration << 128) | (step << 64)
-            generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
-            draw = generator.random if self._uniform else generator.standard_normal
-            drawn = draw(self._shape, dtype=np.float32)
-            drawn.flags.writeable = False
-            while len(self._kept) >= _KEPT_STEPS:
-                del self._kept[next(iter(self._kept))]
-            self._kept[iteration, step] = drawn
-        return drawn[first : first + count]
+        return self._step(iteration, step)[first : first + count]
+
+    def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
+        counter = (iteration << 128) | (step << 64)
+        generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
+        draw = generator.random if self._uniform else generator.standard_normal
+        drawn = draw(self._shape, dtype=np.float32)
+        drawn.flags.writeable = False
+        return drawn

@@ -15,6 +15,7 @@ the next group like any reader of a channel, and ends after the last group of th
 
 from __future__ import annotations
 
+import abc
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.comm.channel import Channel
+from rlplace.config import FrozenConfig
 from rlplace.config.schema import FrozenConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
@@ -35,8 +36,17 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
-from rlplace.workers.roles.checks import TRIED_CHAT, same_tokens
-from rlplace.workers.worker import MoveReport, Worker, cancelled, not_resident, out_of_step, score_not_finite
+from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
+from rlplace.workers.roles.stopwatch import Stopwatch
+from rlplace.workers.worker import (
+    MoveReport,
+    Worker,
+    WorkerContext,
+    cancelled,
+    not_resident,
+    out_of_step,
+    score_not_finite,
+)
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
@@ -51,43 +61,64 @@ _WORKSPACE = "gathered weights"
 
 
 class Scoring:
-    """One iteration of a scorer rank: reads its `due` of all `groups` in order of arrival, measures the work."""
+    """One iteration of a scorer rank: takes its `due` of all `groups` in order of arrival, puts scores, counts."""
 
-    def __init__(self, channel: Channel, due: int, groups: int, owner: str) -> None:
-        self._channel, self._groups, self._owner = channel, groups, owner
+    def __init__(self, context: WorkerContext, *, groups: int, due: int) -> None:
+        self._context, self._component, self._groups = context, context.slot.component, groups
         self._seen: set[int] = set()
         self.due = due
-        self.samples = self.tokens = 0  # scored
-        self.wait_s = self.busy_s = 0.0
+        self._samples = self._tokens = 0  # scored
+        self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
         """Return the samples of all groups that are there; with `wait`, of one group at least.
 
         Raises ChannelTimeout, ChannelBroken; ChannelMisuse for a group that is not of this iteration.
         """
-        taken: list[Sample] = []
-        began = time.perf_counter()
+        self._check_cancelled()
+        channel, taken = self._context.channels[samples_for(self._component)], list[Sample]()
         while self.due:
             try:
-                group = self._channel.get() if wait and not taken else self._channel.get_nowait()
+                group = channel.get() if wait and not taken else channel.get_nowait()
             except ChannelEmpty:
                 break
             number = group[0].group
             if number in self._seen or not 0 <= number < self._groups:
                 got, expected = f"group {number}", f"each of the groups 0-{self._groups - 1} once"
-                raise out_of_step(self._owner, "samples are not of this iteration", got=got, expected=expected)
+                owner = self._context.owner
+                raise out_of_step(owner, "samples are not of this iteration", got=got, expected=expected)
             self._seen.add(number)
             self.due -= 1
             taken += group
-        self.wait_s += time.perf_counter() - began
+        self.watch.lap("wait")
         return tuple(taken)
 
-    def metrics(self, component: str) -> Metrics:
+    def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values]) -> None:
+        """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned."""
+        self.watch.lap("infer")
+        self._check_cancelled()
+        scores = [
+            Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
+            for sample, value in zip(samples, values, strict=True)
+        ]
+        for score in scores:
+            if not np.isfinite(score.values).all():
+                raise score_not_finite(self._component, score)
+        self._samples += len(scores)
+        self._tokens += sum(len(sample.tokens) for sample in samples)
+        if scores:
+            self._context.channels[scores_of(self._component)].put(tuple(scores), weight=len(scores))
+
+    def _check_cancelled(self) -> None:
+        if self._context.cancelled.is_set():
+            raise cancelled(self._context.owner, "infer")
+
+    def metrics(self) -> Metrics:
+        busy_s = self.watch.seconds["infer"]
         return {
-            f"{component}/samples": Metric(self.samples, "sum"),
-            f"{component}/tokens_per_s": Metric(self.tokens / self.busy_s if self.busy_s else 0.0, "sum"),
-            f"{component}/infer_s": Metric(self.busy_s, "max"),
-            f"{component}/wait_s": Metric(self.wait_s, "max"),
+            f"{self._component}/samples": Metric(self._samples, "sum"),
+            f"{self._component}/tokens_per_s": Metric(self._tokens / busy_s if busy_s else 0.0, "sum"),
+            **self.watch.metrics(self._component),
         }
 
 
@@ -100,12 +131,13 @@ class ModelInput(NamedTuple):
     mask: NDArray[np.bool_]  # [L'], true at the tokens to score
 
 
-class Scorer(Worker):
+class Scorer(Worker, abc.ABC):
     """Base of all scorers. Ranks share one channel: each reads its even share of whole groups."""
 
     config: WorkerArguments
 
     _residency = Residency.OFF
+    _sharded = False  # rank 0 reads for all
 
     @property
     def component(self) -> str:
@@ -120,36 +152,14 @@ class Scorer(Worker):
         context, groups = self.context, self.config.prompts
         if self._residency < Residency.FULL:
             raise not_resident(context.owner, "infer", has=self._residency, needs=Residency.FULL)
-        scoring = Scoring(context.channels[samples_for(self.component)], self._groups_due(), groups, context.owner)
+        first, stop = block_edges(groups, context.world_size)[context.rank :][:2]
+        scoring = Scoring(context, groups=groups, due=groups if self._sharded else stop - first)
         self._score(scoring)
-        return scoring.metrics(self.component)
+        return scoring.metrics()
 
-    def _groups_due(self) -> int:
-        """Count the groups of an iteration that this rank reads."""
-        first, stop = block_edges(self.config.prompts, self.context.world_size)[self.context.rank :][:2]
-        return stop - first
-
+    @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Read, score and put until nothing is due."""
-        raise NotImplementedError
-
-    def _check_cancelled(self) -> None:
-        if self.context.cancelled.is_set():
-            raise cancelled(self.context.owner, "infer")
-
-    def _put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values], scoring: Scoring) -> None:
-        """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned."""
-        scores = [
-            Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
-            for sample, value in zip(samples, values, strict=True)
-        ]
-        for score in scores:
-            if not np.isfinite(score.values).all():
-                raise score_not_finite(self.component, score)
-        scoring.samples += len(scores)
-        scoring.tokens += sum(len(sample.tokens) for sample in samples)
-        if scores:
-            self.context.channels[scores_of(self.component)].put(tuple(scores), weight=len(scores))
+        """Take, score and put until nothing is due."""
 
 
 class ModelScorer(Scorer):
@@ -162,32 +172,23 @@ class ModelScorer(Scorer):
     _lm: FrozenLm[Any]
     _weights: Offloadable | None = None  # None: they live on the host
 
-    def _kind(self) -> type[PackedLm]:
-        raise NotImplementedError
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        block = config.config.block_of(self.component)
+        assert isinstance(block, FrozenConfig), "scorers that are models are not trained"
+        self._block, self._own_folder = block, folder_of(block.model)
+        self._sharded = block.sharded and context.world_size > 1  # a single rank has the whole model
+        self.folder = self._own_folder or config.model
 
-    def _input(self, sample: Sample) -> ModelInput:
-        return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
+    @abc.abstractmethod
+    def _kind(self) -> type[PackedLm]: ...
 
+    @abc.abstractmethod
+    def _input(self, sample: Sample) -> ModelInput: ...
+
+    @abc.abstractmethod
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
         """Score each sample of a micro-batch by one pass."""
-        raise NotImplementedError
-
-    @property
-    def _block(self) -> FrozenConfig:
-        block = self.config.config.block_of(self.component)
-        assert isinstance(block, FrozenConfig), "scorers that are models are not trained"
-        return block
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the component's own model, or of the job's."""
-        own = (self._block.model or {}).get("path")
-        return self.config.model if own is None else Path(str(own))
-
-    @property
-    def _sharded(self) -> bool:
-        """A single rank has the whole model: nothing is to be gathered."""
-        return self._block.sharded and self.context.world_size > 1
 
     def setup(self) -> None:
         import torch
@@ -196,12 +197,11 @@ class ModelScorer(Scorer):
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.ranks import FromRank0, join_group
 
-        context, block = self.context, self._block
+        config, context, block = self.config.config, self.context, self._block
         self._ranks = ranks = join_group(context)
-        self._from_rank_0 = FromRank0(ranks, context, self.config.config.runner.stage_timeout_s)
+        self._from_rank_0 = FromRank0(ranks, context, config.runner.stage_timeout_s)
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
-        own_folder = "path" in (block.model or {})
-        key = f"{self.config.config.key_of(self.component)}.model.path" if own_folder else "actor.model.path"
+        key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
         self._lm = FrozenLm(self._kind(), self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
         for module in self._lm.fsdp_modules:
@@ -212,37 +212,26 @@ class ModelScorer(Scorer):
 
     def move(self, to: Residency) -> MoveReport:
         """Bring the weights on or off; those that live on the host stay there."""
-        began = time.perf_counter()
         weights = self._weights
-        if weights is not None:
+        if weights is None:
+            on_accelerator, on_host = 0, sum(tensor.nbytes for tensor in self._lm.weight_tensors())
+        else:
             weights.offload() if to is Residency.OFF else weights.onload()
+            on_accelerator, on_host = weights.accelerator_bytes, weights.host_bytes
         self._residency = to
-        on_host = sum(tensor.nbytes for tensor in self._lm.weight_tensors()) if weights is None else weights.host_bytes
-        return MoveReport(
-            residency=to,
-            accelerator_bytes=0 if weights is None else weights.accelerator_bytes,
-            host_bytes=on_host,
-            seconds=time.perf_counter() - began,
-        )
+        return MoveReport(residency=to, accelerator_bytes=on_accelerator, host_bytes=on_host)
 
     def close(self) -> None:
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
 
-    def _groups_due(self) -> int:
-        return self.config.prompts if self._sharded else super()._groups_due()
-
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
         self.context.device.acquire(self._lm.gathered_bytes, _WORKSPACE)
         try:
             for batch in self._micro_batches(scoring):
-                self._check_cancelled()
-                began = time.perf_counter()
-                values = self._values(batch)
-                scoring.busy_s += time.perf_counter() - began
-                self._put(batch, values, scoring)
+                scoring.put(batch, self._values(batch))
         finally:
             self._lm.drop_gathered()
             self.context.device.release(_WORKSPACE)
@@ -255,16 +244,15 @@ class ModelScorer(Scorer):
         """
         from rlplace.algo.packing import pack
 
-        sharded = self._sharded
-        due = scoring.due
+        due, ranks = scoring.due, self.context.world_size if self._sharded else 1
         while due:
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
-            if not sharded or self.context.rank == 0:
+            if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
-                ranks, budget = self.context.world_size if sharded else 1, self._block.token_budget
-                packing = pack([len(each.tokens) for each in inputs], ranks, budget)
+                packing = pack([len(each.tokens) for each in inputs], ranks, self._block.token_budget)
                 parts = [(scoring.due, [[inputs[i] for i in picks] for picks in rank]) for rank in packing.ranks]
-            due, batches = self._from_rank_0.scatter(parts, "samples") if sharded or parts is None else parts[0]
+            due, batches = self._from_rank_0.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
+            scoring.watch.lap("wait")
             yield from batches
 
     def _forward(self, batch: Sequence[ModelInput], *others: object) -> Any:
@@ -287,6 +275,9 @@ class ReferenceWorker(ModelScorer):
         from rlplace.models.causal_lm import CausalLm
 
         return CausalLm
+
+    def _input(self, sample: Sample) -> ModelInput:
+        return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
 
     def setup(self) -> None:
         super().setup()
@@ -357,8 +348,8 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
     if role_of(component) != "reward":
         return False
     block = job.config.reward_of(component)
-    own = (block.model or {}).get("path")
-    return block.kind != "model" or (own is not None and not same_tokens(job.model, Path(str(own))))
+    own = folder_of(block.model)
+    return block.kind != "model" or (own is not None and not same_tokens(job.model, own))
 
 
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:

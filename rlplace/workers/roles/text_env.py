@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -23,9 +22,10 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokens
 from rlplace.tokens import Completion, Episode, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
-from rlplace.workers.roles.env import EnvWorker, Seconds
+from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.prompts import Prompts
 from rlplace.workers.roles.scorer import reads_text
+from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.worker import cancelled, out_of_step
 
 Group = tuple[Sample, ...]  # in the order of their numbers
@@ -79,7 +79,7 @@ class TextEnvWorker(EnvWorker):
 
         play = Pass(self, self.prompts["train"], iteration)
         play.through(groups, job.config.algorithm.samples_per_prompt, deliver)
-        return _metrics("env", samples, self.rewards, play.seconds)
+        return _metrics("env", samples, self.rewards, play.watch)
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
@@ -91,7 +91,7 @@ class TextEnvWorker(EnvWorker):
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
         play.through(groups, 1, samples.extend)
-        return _metrics("eval", samples, self.rewards, play.seconds)
+        return _metrics("eval", samples, self.rewards, play.watch)
 
     def close(self) -> None:
         if self.grader is not None:
@@ -99,7 +99,7 @@ class TextEnvWorker(EnvWorker):
         super().close()
 
 
-def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], seconds: Seconds) -> Metrics:
+def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], watch: Stopwatch) -> Metrics:
     """Means are over episodes, so ranks with more of them count more."""
     episodes = len(samples)
 
@@ -114,12 +114,9 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
         "turns": mean(sum(sample.turns for sample in samples)),
         "truncated": mean(sum(sample.truncated for sample in samples)),
         "episodes": Metric(episodes, "sum"),
-        "sim_s": Metric(seconds.sim + seconds.reward, "max"),  # all work of the environment: the loop reads it
-        "reward_s": Metric(seconds.reward, "max"),
-        "wait_s": Metric(seconds.wait, "max"),
-        "put_s": Metric(seconds.put, "max"),
+        "sim_s": Metric(watch.seconds["sim"] + watch.seconds["reward"], "max"),  # all its work: the loop reads it
     }
-    return {f"{component}/{name}": metric for name, metric in numbers.items()}
+    return {**watch.metrics(component), **{f"{component}/{name}": metric for name, metric in numbers.items()}}
 
 
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +159,8 @@ class Pass:
         self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
         self._done_ranks = 0  # other env ranks whose Done has arrived
-        self.seconds = Seconds()
+        # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
+        self.watch = Stopwatch("sim", "reward", "wait", "put")
 
     def through(self, groups: Mapping[int, int], samples: int, deliver: Callable[[Group], None]) -> None:
         """Play `samples` episodes of each group, then end the iteration; `groups` maps a group to its prompt's number.
@@ -172,64 +170,57 @@ class Pass:
         """
         left = deque(groups.items())
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
-        while left or self._to_ask or self._due or self._grading:
+        while whole:
             if self._context.cancelled.is_set():
                 raise cancelled(self._context.owner, "run")
             if left and not self._to_ask:
-                began = time.perf_counter()
                 group, number = left.popleft()
                 prompt, dialogues = self._prompts.episodes(number, samples)
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
                 self._to_ask.append(self._request(group, 0, samples, 0, prompt))  # the engine reads the prompt once
-                self.seconds.sim += time.perf_counter() - began
-            if self._to_ask and self._ask(self._to_ask[0]):
-                self._to_ask.popleft()
+                self.watch.lap("sim")
+            if self._to_ask and self._ask():
                 continue
             if self._due:
                 self._take()
             for graded in self._graded(wait=not self._due and not self._to_ask):
                 whole[graded.group].append(graded)
                 if len(whole[graded.group]) == samples:
-                    began = time.perf_counter()
                     deliver(tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample)))
-                    self.seconds.put += time.perf_counter() - began
+                    self.watch.lap("put")
         self._end()
 
     def _end(self) -> None:
         """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
-        began, context, ranks = time.perf_counter(), self._context, self._worker.config.ranks
-        if context.rank:
-            done = Done(iteration=self._iteration, env_rank=context.rank)
-            context.channels[COMPLETIONS].put(done, key="0", weight=done.weight)
+        channels, ranks = self._context.channels, self._worker.config.ranks
+        if self._context.rank:
+            channels[COMPLETIONS].put(Done(iteration=self._iteration, env_rank=self._context.rank), key="0")
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
             for _ in range(ranks["rollout"]):
-                end = EndOfIteration(iteration=self._iteration)
-                context.channels[REQUESTS].put(end, weight=end.weight)
-        self.seconds.put += time.perf_counter() - began
+                channels[REQUESTS].put(EndOfIteration(iteration=self._iteration))
+        self.watch.lap("put")
 
-    def _ask(self, request: Request) -> bool:
-        """Put the request; return False when there is no room. With no answer due, wait for room."""
-        began, channel = time.perf_counter(), self._context.channels[REQUESTS]
+    def _ask(self) -> bool:
+        """Put the next request; return False when there is no room. With no answer due, wait for room."""
+        channel, request = self._context.channels[REQUESTS], self._to_ask[0]
         try:
             (channel.put_nowait if self._due else channel.put)(request, weight=request.weight)
         except ChannelFull:
             return False
         finally:
-            self.seconds.put += time.perf_counter() - began
-        self._due += request.samples
+            self.watch.lap("put")
+        self._due += self._to_ask.popleft().samples
         return True
 
     def _take(self) -> None:
         """Wait for one answer, and continue its episode; where that is over, grade it."""
-        began = time.perf_counter()
         owner, rank = self._context.owner, self._context.rank
         item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank))
-        arrived = time.perf_counter()
-        self.seconds.wait += arrived - began
+        self.watch.lap("wait")
         if isinstance(item, Done):
             if item.iteration != self._iteration:
                 got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"
@@ -248,14 +239,13 @@ class Pass:
             )
         following = self._continued(episode, item)
         self._due -= 1
-        played = time.perf_counter()
-        self.seconds.sim += played - arrived
+        self.watch.lap("sim")
         if following is not None:
             self._to_ask.append(following)
             return
         self._grading[place] = self._open.pop(place)
         self._grader.submit(Case(group=item.group, sample=item.sample, transcript=episode.transcript()))
-        self.seconds.reward += time.perf_counter() - played
+        self.watch.lap("reward")
 
     def _continued(self, episode: OpenEpisode, completion: Completion) -> Request | None:
         """Add an answer; return the next turn's request, or None when the episode is over."""
@@ -289,11 +279,10 @@ class Pass:
         )
 
     def _graded(self, *, wait: bool) -> list[Sample]:
-        began = time.perf_counter()
+        weights = {reward.name: reward.weight for reward in self._worker.rewards}
         finished = []
         for case, rewards in self._grader.done(wait=wait):
-            episode = self._grading.pop((case.group, case.sample))
-            sample = episode.tokens.finish(rewards, {reward.name: reward.weight for reward in self._worker.rewards})
+            sample = self._grading.pop((case.group, case.sample)).tokens.finish(rewards, weights)
             finished.append(dataclasses.replace(sample, transcript=case.transcript))
-        self.seconds.reward += time.perf_counter() - began
+        self.watch.lap("reward")
         return finished

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +76,6 @@ class TrainedWorker(Worker):
 
     def move(self, to: Residency) -> MoveReport:
         """Bring weights and optimizer state on or off; they come back equal to the bit. Gradients are never kept."""
-        began = time.perf_counter()
         if to < Residency.FULL:
             self._optimizer_state.offload()
         if to < Residency.WEIGHTS:
@@ -92,7 +90,6 @@ class TrainedWorker(Worker):
             residency=self.residency,
             accelerator_bytes=sum(part.accelerator_bytes for part in parts),
             host_bytes=sum(part.host_bytes for part in parts) + always_on_host,
-            seconds=time.perf_counter() - began,
         )
 
     def save_model(self, path: str) -> None:

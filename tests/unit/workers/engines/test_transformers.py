@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_of(folder: Path, memory: int = 0, **settings: Any) -> TransformersEngine:
     rollout = TextRolloutConfig(dtype="fp32", step_sequences=4, **settings)
     built = EngineSettings(rollout=rollout, model=folder, context=CONTEXT, emulated_memory=memory)
-    return TransformersEngine(built, device=Ledger(), owner="rollout rank 0", rank=0)
+    return TransformersEngine(built, device=Ledger(), owner="rollout rank 0")
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 1), (3, 3), (9, 4)])

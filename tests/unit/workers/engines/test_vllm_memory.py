@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Level
+from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -41,32 +41,17 @@ class Memory(EngineMemory):
     def wake_weights(self) -> None:
         self._step("wake weights")
 
-    def weight_bytes(self) -> int:
-        return WEIGHT_BYTES
-
-    def cache_bytes(self) -> int:
-        return CACHE_BYTES
-
-    def held_bytes(self) -> int:
-        return self.device.held_bytes()
-
-    def host_bytes(self) -> int:
-        return 0
+    def _measure(self) -> list[Held]:
+        return [Held(weights=WEIGHT_BYTES, cache=CACHE_BYTES, accelerator=0, host=0)]
 
 
 def asleep(level: Level = 2, limit: int | None = None) -> Memory:
     """As an engine has it after it was built."""
     memory = Memory(Ledger(limit), level)
-    memory.fall_asleep()
+    memory.move(OFF, level=2)
+    assert ([step for step, _ in memory.log], memory.residency) == (["drop cache", "sleep 2"], OFF)
     memory.log.clear()
     return memory
-
-
-def test_a_new_engine_falls_asleep_without_copying_random_weights() -> None:
-    memory = Memory(Ledger(), level=1)
-    memory.fall_asleep()
-    assert [step for step, _ in memory.log] == ["drop cache", "sleep 2"]
-    assert (memory.residency, memory.device.held) == (OFF, {})
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -103,7 +88,7 @@ class Gpu:
         self.calls: list[tuple[object, ...]] = []
 
     def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
-        return [1]
+        return [Held(weights=1, cache=1, accelerator=2, host=0)]
 
     def sleep(self, level: int = 1) -> None:
         self.calls.append(("sleep", level))
@@ -151,11 +136,11 @@ class Cpu(Gpu):
 def test_the_cache_is_emptied_in_place_and_comes_back_as_zeros() -> None:
     cpu = Cpu()
     memory = CpuMemory(cpu, Ledger(), 2)
-    assert memory.cache_bytes() == 4096
+    assert memory.held() == (48, 4096, 4096 + 48, 0)
     memory.drop_cache()
-    assert memory.cache_bytes() == 0
+    assert memory.held().accelerator == 48
     memory.wake_cache()
-    assert memory.cache_bytes() == 4096
+    assert memory.held().cache == 4096
     assert [int(cache.count_nonzero()) for cache in cpu.caches] == [0, 0]
     cpu.caches[1].fill_(1)
     assert int(cpu.caches[0].count_nonzero()) == 0
@@ -176,6 +161,8 @@ def test_at_level_1_weights_stay_on_the_host() -> None:
     cpu = Cpu()
     memory, before = CpuMemory(cpu, Ledger(), 2), cpu.model.weight.clone()
     memory.sleep(1)
+    assert (memory.held().accelerator, memory.held().host) == (4096, 48)
     memory.wake_weights()
+    assert memory.held().host == 0
     assert torch.equal(cpu.model.weight, before)
     assert cpu.model.cpu_linear is not None

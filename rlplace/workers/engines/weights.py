@@ -21,14 +21,10 @@ from typing import TYPE_CHECKING
 
 from rlplace.errors import Problem, WeightSyncError
 from rlplace.models.heads import weight_shapes
+from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlplace.comm.weights.version import ReceivedWeights
-    from rlplace.models.lora import Factors
-
-Loadable = tuple[Mapping[str, "Tensor"], Mapping[str, "Factors"]]  # all weights, and the factors to add to some
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which every model computes for itself
@@ -45,7 +41,7 @@ class KeptWeights:
         self._kept: ReceivedWeights | None = None
 
     @contextlib.contextmanager
-    def completed(self, received: ReceivedWeights) -> Iterator[Loadable]:
+    def completed(self, received: ReceivedWeights) -> Iterator[tuple[Weights, FactorsOf]]:
         """Give all weights of the received version; release it afterwards, or keep it. Raises WeightSyncError."""
         with contextlib.ExitStack() as releasing:
             releasing.enter_context(received)
@@ -55,8 +51,8 @@ class KeptWeights:
                 self.close()
                 self._kept = received
 
-    def _completed(self, received: ReceivedWeights) -> Loadable:
-        weights: Mapping[str, Tensor] = received.tensors  # no copy: a release lets go of what is in there
+    def _completed(self, received: ReceivedWeights) -> tuple[Weights, FactorsOf]:
+        weights: Weights = received.tensors  # no copy: a release lets go of what is in there
         if received.partial:
             if self._kept is None:
                 raise WeightSyncError(
@@ -70,7 +66,7 @@ class KeptWeights:
                 )
             weights = {**self._kept.tensors, **weights}
         if self._scale is None:
-            return weights, {}
+            return weights, NO_FACTORS
         from rlplace.models.lora import take_factors
 
         weights, factors = take_factors(weights, self._scale)
@@ -108,16 +104,14 @@ class ExpectedWeights:
         """Number of weights, a tied one counted once."""
         return sum(math.prod(shape) for name, shape in self.shapes.items() if not (self.tied and name == HEAD))
 
-    def complete(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def complete(self, weights: Weights) -> Weights:
         """Add a tied head under its own name: an engine that packs its head does not see that it is the embedding."""
         if self.tied and HEAD not in weights and EMBEDDING in weights:
             return {**weights, HEAD: weights[EMBEDDING]}
         return weights
 
 
-def check_fit(
-    given: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int, noun: str
-) -> None:
+def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int, noun: str) -> None:
     """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [f"{name} is not the {noun}'s" for name in sorted(given.keys() - expected.keys())]

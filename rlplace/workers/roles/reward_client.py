@@ -11,6 +11,7 @@ is the protocol of OpenRLHF's remote reward models (`--remote_rm_url`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -60,14 +61,12 @@ class RewardClient:
         answer = self._retried(body.encode())
         try:
             numbers = [float(reward) for reward in json.loads(answer)["rewards"]]
-            short = len(numbers) != len(queries)
-            why = (
-                f"it has {len(numbers)} rewards for {len(queries)} queries" if short else "a reward is a finite number"
-            )
         except (ValueError, KeyError, TypeError, OverflowError):
-            numbers, why = [], 'it is not {"rewards": [number, ...]}'
-        if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
-            return numbers
+            why = 'it is not {"rewards": [number, ...]}'
+        else:
+            if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
+                return numbers
+            why = f"it has {len(numbers)} rewards for {len(queries)} queries, or one that is not finite"
         fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
         raise self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
 
@@ -98,8 +97,7 @@ class RewardClient:
 
         Redirects are not followed: a post would lose its body, and the token is for the host that was named.
         """
-        deadline, pieces = time.monotonic() + self._timeout_s, list[bytes]()
-        status: int | None = None
+        deadline, pieces, status = time.monotonic() + self._timeout_s, list[bytes](), 0
         try:
             response = self._pool.request(
                 "GET" if body is None else "POST",
@@ -111,26 +109,22 @@ class RewardClient:
                 preload_content=False,
             )
             status = response.status
-            try:
+            with contextlib.closing(response):
                 while piece := response.read1(_CHUNK):
                     pieces.append(piece)
                     if time.monotonic() > deadline:  # a socket's own timeout begins anew with every byte
                         raise urllib3.exceptions.TimeoutError
-            finally:
-                response.close()
         except urllib3.exceptions.HTTPError as error:
-            if status is None or status == HTTPStatus.OK:
+            if status in (0, HTTPStatus.OK):
                 timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
                 late = isinstance(error, timeout) and not isinstance(error, refused)
                 why = f"no whole answer within {self._timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
                 raise _TransientError(why) from error
         text = b"".join(pieces).decode(errors="replace")  # of a refusal, as much as came
-        if body is None:
-            if status in _NO_SERVER_BEHIND:
-                raise _TransientError(f"HTTP {status}")
-        elif status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+        overloaded = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+        if status in _NO_SERVER_BEHIND if body is None else overloaded:
             raise _TransientError(f"HTTP {status}: {_short(text)}")
-        elif status >= HTTPStatus.MULTIPLE_CHOICES:
+        if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
             fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"
             raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
         return text

@@ -13,7 +13,6 @@ Where the actor learns while answers are in flight, the rest of an answer is sam
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -157,10 +156,6 @@ class TextRolloutWorker(RolloutWorker):
             counts.tokens += len(completion.tokens)
         counts.answers += len(finished)
         counts.watch.lap("put")
-
-    def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Log-probabilities of `tokens` by the engine's weights, from the second on: to compare with the actor's."""
-        return self.engine.logprobs(tokens)
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:

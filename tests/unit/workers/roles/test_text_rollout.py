@@ -202,7 +202,7 @@ def test_answers_are_of_the_weights_that_were_pulled(start: Start, model: nn.Mod
         expected = logprobs.gather(-1, whole[0, len(prompt) :, None])[:, 0].numpy()
         assert np.abs(answer.logprobs - expected).max() < 1e-4
         assert set(answer.versions) == {3}
-        assert np.allclose(rank.worker.logprobs(whole[0].tolist())[len(prompt) - 1 :], expected, atol=1e-4)
+        assert np.allclose(rank.worker.engine.logprobs(whole[0].tolist())[len(prompt) - 1 :], expected, atol=1e-4)
 
 
 def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(start: Start, model: nn.Module) -> None:

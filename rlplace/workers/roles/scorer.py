@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.config import FrozenConfig
 from rlplace.config.schema import FrozenConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty

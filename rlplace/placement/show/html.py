@@ -8,12 +8,12 @@ from html import escape
 from rlplace.errors import Problem
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.show.svg import colour, render_svg
-from rlplace.placement.show.view import PlanView, clipped
+from rlplace.placement.show.view import ELLIPSIS, PlanView, clipped, show_move
 from rlplace.units import show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
-_CLIP = (40, " \u2026")  # most characters of numbers, and the mark of those cut
+_CLIP = (40, ELLIPSIS)  # most characters of numbers, and the mark of those cut
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Colours follow the light or dark setting of the browser.
 CSS = """
@@ -159,11 +159,11 @@ def _tables(view: PlanView) -> Iterator[str]:
     rows = []
     for stage in view.stages:
         moved = [
-            f"{arrow} " + ", ".join(f"{m.component} {m.before.word} \u2192 {m.after.word}" for m in moves)
+            f"{arrow} " + ", ".join(map(show_move, moves))
             for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires))
             if moves
         ]
-        rows.append((stage.name, *(h.word for h in stage.held.values()), "; ".join(moved) or "nothing moves"))
+        rows.append((stage.name, *map(stage.word, stage.held), "; ".join(moved) or "nothing moves"))
     note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
     header: tuple[str, ...] = ("stage", *(c.name for c in view.components), "moves on entry")
     yield f"<h2>Residency by stage</h2>\n{note}\n" + _table(header, rows)

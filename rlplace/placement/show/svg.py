@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import textwrap
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.memory.ledger import Load
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.view import Held, NodeFold, PlanView, StageView, clipped
+from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, clipped, show_move
 from rlplace.units import show_bytes
 
 WIDTH, _MARGIN, _GAP = 960, 28, 30
@@ -25,6 +27,8 @@ _BETWEEN_NODES = 16
 _MOST_FOLDS = 24
 _BLOCK_GAP = 6  # pixels between blocks of one column
 _USUAL_FONT, _LEAST_FONT = 12, 10
+_AT_END, _MIDDLE = ' text-anchor="end"', ' text-anchor="middle"'
+_NO_BREAK = "\u00a0"
 _TWO_LINES = 44  # pixels of height from which name and state have a line each
 # (fill, ink on a light page, ink on a dark page); the fills carry white text and differ for the colour-blind.
 PALETTE = (
@@ -74,7 +78,7 @@ def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
     return len(text) * size * (0.58 if bold else 0.5)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """One band of accelerators of one fold, placed on the page."""
 
@@ -99,6 +103,16 @@ class Row:
     def label_below(self) -> bool:
         """Whether the numbers are on a second line, below the label of the nodes."""
         return self.starts_fold and self.height >= 2 * _LEAST_ROW
+
+
+class Cell(NamedTuple):
+    """What a row holds in one stage; neighbouring rows with the same cell are one block."""
+
+    nodes: range
+    residents: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes of each resident; 0 where not known
+    total: int  # bytes on the fullest accelerator
+    capacity: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,15 +141,16 @@ def render_svg(view: PlanView) -> str:
     beside = _MARGIN + left + _GAP * (len(stages) - 1)
     page = max(WIDTH, int(beside + _LEAST_COLUMN * len(stages)))
     width = (page - beside) / len(stages)
-    notes = {stage.name: _notes(stage, width) for stage in stages}
+    notes = [_notes(stage, width) for stage in stages]
     names, extra = _names(view, page)
-    top = _HEAD + extra + _LINE * max(map(len, notes.values()))
+    top = _HEAD + extra + _LINE * max(map(len, notes))
     rows = [dataclasses.replace(row, y=row.y + top) for row in rows]
     bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
     below = [f"and {len(folds) - _MOST_FOLDS} more kinds of node"] if len(folds) > _MOST_FOLDS else []
     below += [f"{c.name} is on {c.pool.noun}s: {c.render()}" for c in view.components if not c.accelerators]
-    legend, legend_height = _legend(view, left, bottom + 40 + _LINE * len(below), page)
-    height = bottom + legend_height + 40 + _LINE * len(below)
+    height = bottom + 40 + _LINE * len(below)
+    legend, legend_height = _legend(view, left, height, page)
+    height += legend_height
     ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
     placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
     summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}", {'"': "&quot;"})
@@ -144,24 +159,33 @@ def render_svg(view: PlanView) -> str:
         f'role="img" aria-label="{summary}" font-family="{FONT}">',
         style(len(view.components)),
         f'<rect class="page" x="0.5" y="0.5" width="{page - 1}" height="{height - 1}" rx="12"/>',
-        f'<text class="title ink" x="{_MARGIN}" y="44">{plan.placement.mode} placement</text>',
-        f'<text class="soft" x="{_MARGIN}" y="66">{escape(plan.topology.describe() + ahead)}</text>',
+        _text(_MARGIN, 44, f"{plan.placement.mode} placement", "title ink"),
+        _text(_MARGIN, 66, escape(plan.topology.describe() + ahead)),
         *names,
         *(_scale(rows, left, several) if rows else ()),
     ]
     for at, stage in enumerate(stages):
         x = left + at * (width + _GAP)
-        parts += _stage_head(stage.name, at, x, extra, notes[stage.name])
-        # Neighbouring rows of a node that hold the same in this stage are one block.
-        for _, run in itertools.groupby(rows, key=lambda row: _held(view, stage, row)):
-            parts += _draw_run(view, stage, list(run), x, width, page)
+        parts.append(_text(x, 102 + extra, f'<tspan class="soft">{at + 1}</tspan> {escape(stage.name)}', "stage ink"))
+        for line, (arrow, note) in enumerate(notes[at]):
+            y = 122 + extra + _LINE * line
+            parts += [_text(x, y, arrow)] * bool(arrow.strip()) + [_text(x + 14 * bool(arrow), y, escape(note))]
+        for cell, run in itertools.groupby(rows, key=lambda row: _cell(view, stage, row)):
+            parts += _draw_run(view, stage, cell, list(run), x, width, page)
         if at and rows:
             middle = (rows[0].y + bottom) / 2
             parts.append(f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>')
-    for at, line in enumerate(below):
-        y = bottom + 18 + _LINE * at
-        parts.append(f'<text class="soft" x="{left}" y="{y}">{escape(clipped(line, 110))}</text>')
+    parts += [_text(left, bottom + 18 + _LINE * at, escape(clipped(line, 110))) for at, line in enumerate(below)]
     return "\n".join([*parts, *legend, "</svg>", ""])
+
+
+def _text(x: float, y: float, shown: str, look: str = "soft", more: str = "") -> str:
+    """Write a text, which is escaped already, with `more` attributes."""
+    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}"{more}>{shown}</text>'
+
+
+def _swatch(x: float, y: float, width: int, look: str) -> str:
+    return f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width}" height="14" rx="4"/>'
 
 
 def _rows(folds: Sequence[NodeFold]) -> list[Row]:
@@ -173,9 +197,8 @@ def _rows(folds: Sequence[NodeFold]) -> list[Row]:
         bands = fold.bands()
         least = _LEAST_FOLD if len(bands) == 1 and len(folds) <= 8 else _LEAST_ROW
         for accelerators, components in bands:
-            height = max(least, unit * len(accelerators))
-            rows.append(Row(fold=fold, accelerators=accelerators, components=components, y=y, height=height))
-            y += height
+            rows.append(Row(fold, accelerators, components, y, max(least, unit * len(accelerators))))
+            y += rows[-1].height
         y += _BETWEEN_NODES
     return rows
 
@@ -194,137 +217,107 @@ def _names(view: PlanView, page: int) -> tuple[list[str], int]:
 
     Returns the parts and by how many pixels everything else moves down.
     """
-    texts = {c.name: clipped(str(c.accelerators) or c.render(), 24, " \u2026") for c in view.components}
-    widths = {c: 38 + width_of(f"{c}: {t}", 13.3) for c, t in texts.items()}
-    x, y, extra = page - _MARGIN - sum(widths.values()) + 18, 43, 0
+    texts = [f"{c.name}: {clipped(str(c.accelerators) or c.render(), 24, ELLIPSIS)}" for c in view.components]
+    widths = [38 + width_of(text, 13.3) for text in texts]
+    x, y, extra = page - _MARGIN - sum(widths) + 18, 43, 0
     if x < 330:
         x, y, extra = float(_MARGIN), 94, 28
     parts: list[str] = []
-    for at, (component, text) in enumerate(texts.items()):
-        if x + widths[component] > page and x > _MARGIN:
+    for at, (text, width) in enumerate(zip(texts, widths, strict=True)):
+        if x + width > page and x > _MARGIN:
             x, y, extra = float(_MARGIN), y + 22, extra + 22
-        parts.append(f'<rect class="f{colour(at)}" x="{x:.1f}" y="{y - 12}" width="14" height="14" rx="4"/>')
-        shown = f'<tspan class="name">{escape(component)}</tspan>: {escape(text)}'
-        parts.append(f'<text class="ink" x="{x + 20:.1f}" y="{y}" style="font-size:13px">{shown}</text>')
-        x += widths[component]
+        component, _, place = escape(text).partition(":")
+        shown = f'<tspan class="name">{component}</tspan>:{place}'
+        parts += [_swatch(x, y - 12, 14, f"f{colour(at)}"), _text(x + 20, y, shown, "ink", ' style="font-size:13px"')]
+        x += width
     return parts, extra
 
 
 def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
     """Write accelerator numbers at the left: each where there is room, else each band's."""
-    yield f'<text class="soft" x="{_MARGIN}" y="{rows[0].y - 11:.1f}">accelerator</text>'
+    yield _text(_MARGIN, rows[0].y - 11, "accelerator")
     for row in rows:
-        if several and row.starts_fold:
-            yield f'<text class="ink name" x="{_MARGIN}" y="{row.y + 17:.1f}">{row.fold.label}</text>'
         each = row.height / len(row.accelerators)
-        if several or each < 18:
-            below = several and row.label_below
-            x, anchor, drop = (_MARGIN, "start", 33) if below else (left - 10, "end", 17)
-            nodes = f"{len(row.fold.nodes)} \u00d7 " if below and len(row.fold.nodes) > 1 else ""
-            yield f'<text class="soft" x="{x}" y="{row.y + drop:.1f}" text-anchor="{anchor}">{nodes}{row.label}</text>'
-            continue
-        for at, number in enumerate(row.accelerators):
-            y = row.y + (at + 0.5) * each + 4
-            yield f'<text class="soft" x="{left - 14}" y="{y:.1f}" text-anchor="end">{row.fold.first + number}</text>'
+        if several and row.starts_fold:
+            yield _text(_MARGIN, row.y + 17, row.fold.label, "ink name")
+        if several and row.label_below:
+            nodes = f"{len(row.fold.nodes)} \u00d7 " if len(row.fold.nodes) > 1 else ""
+            yield _text(_MARGIN, row.y + 33, nodes + row.label)
+        elif several or each < 18:
+            yield _text(left - 10, row.y + 17, row.label, more=_AT_END)
+        else:
+            for at, number in enumerate(row.accelerators):
+                yield _text(left - 14, row.y + (at + 0.5) * each + 4, str(row.fold.first + number), more=_AT_END)
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
     """Return (arrow, text) lines as wide as a stage: releases, then acquires."""
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
-        words = [f"{move.component} {move.before.word} \u2192 {move.after.word}" for move in moves]
-        for at, word in enumerate(words):
-            if at and width_of(f"{lines[-1][1]}, {word},") + 14 <= width:
-                lines[-1] = (lines[-1][0], f"{lines[-1][1]}, {word}")
-                continue
-            if at:
-                lines[-1] = (lines[-1][0], lines[-1][1] + ",")
-            lines.append((" " if at else arrow, word))
+        words = ", ".join(show_move(move).replace(" ", _NO_BREAK) for move in moves)
+        wrapped = textwrap.wrap(words, int((width - 14) / width_of("x")), break_long_words=False)
+        lines += [(" " if at else arrow, line.replace(_NO_BREAK, " ")) for at, line in enumerate(wrapped)]
     return lines or [("", "nothing moves")]
-
-
-def _stage_head(stage: str, at: int, x: float, extra: int, notes: Sequence[tuple[str, str]]) -> Iterator[str]:
-    y = 102 + extra
-    yield f'<text class="stage ink" x="{x:.1f}" y="{y}"><tspan class="soft">{at + 1}</tspan> {escape(stage)}</text>'
-    for line, (arrow, text) in enumerate(notes):
-        y = 122 + extra + _LINE * line
-        if arrow.strip():
-            yield f'<text class="soft" x="{x:.1f}" y="{y}">{arrow}</text>'
-        yield f'<text class="soft" x="{x + (14 if arrow else 0):.1f}" y="{y}">{escape(text)}</text>'
 
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
     """Draw the meaning of the looks that occur; also return the height it takes."""
-    looks = {_look(held) for stage in view.stages for held in stage.held.values()}
+    looks = {stage.look(c) for stage in view.stages for c in stage.held}
     parts: list[str] = []
     x = float(left)
-    for look, kind, text in (
+    for look, kind, meaning in (
         ("full", "f0", "full: at work with all its state"),
         ("weights", "s0 weights", "weights only"),
         ("waits", "s0 waits", "waits: resident, not needed"),
     ):
         if look in looks:
-            parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{y - 11:.1f}" width="22" height="14" rx="4"/>')
-            parts.append(f'<text class="soft" x="{x + 30:.1f}" y="{y:.1f}">{escape(text)}</text>')
-            x += 56 + width_of(text)
+            parts += [_swatch(x, y - 11, 22, kind), _text(x + 30, y, meaning)]
+            x += 56 + width_of(meaning)
     numbers = ", ".join(str(i + 1) for i in range(len(view.stages)))
     text = "\u2193 released first, then \u2191 acquired; " * bool(view.moves) + f"{numbers}, and again"
     extra = _LINE + 4 if x + width_of(text) > page - _MARGIN else 0
-    end = f'<text class="soft" x="{page - _MARGIN}" y="{y + extra:.1f}" text-anchor="end">{text}</text>'
-    return [*parts, end], 26 + extra
+    return [*parts, _text(page - _MARGIN, y + extra, text, more=_AT_END)], 26 + extra
 
 
-def _look(held: Held) -> str:
-    return "waits" if held.waits else held.level.word
-
-
-def _held(view: PlanView, stage: StageView, row: Row) -> tuple[range, list[str], list[int] | None]:
-    """Return the nodes of a row, its residents in a stage, and the bytes of each, where known."""
-    resident = [c for c in row.components if stage.held[c].level > Residency.OFF]
-    load = _load_of(view, stage, row)
-    return row.fold.nodes, resident, None if load is None else [load[0].of(c) for c in resident]
-
-
-def _load_of(view: PlanView, stage: StageView, row: Row) -> tuple[Load, int] | None:
-    """Return what the fullest accelerator of a row holds in a stage, and its capacity; None where not known."""
+def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
+    """Return what the fullest accelerator of a row holds in a stage."""
+    residents = tuple(c for c in row.components if stage.held[c] > Residency.OFF)
     first = row.fold.first
     window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
     found = [
-        (load, account.capacity_bytes)
+        (load.total_bytes, account.capacity_bytes, tuple(load.of(c) for c in residents))
         for account in view.ledger.accelerators
         if account.numbers & window
         for load in account.loads
         if load.moment.stage == stage.name and not load.moment.entering
     ]
-    return max(found, key=lambda pair: pair[0].total_bytes, default=None)
+    total, capacity, sizes = max(found, key=itemgetter(0), default=(0, 0, (0,) * len(residents)))
+    return Cell(row.fold.nodes, residents, sizes, total, capacity)
 
 
-def _draw_run(view: PlanView, stage: StageView, run: Sequence[Row], x: float, width: float, page: int) -> Iterator[str]:
+def _draw_run(
+    view: PlanView, stage: StageView, cell: Cell, run: Sequence[Row], x: float, width: float, page: int
+) -> Iterator[str]:
     """Draw one block for each resident component, side by side."""
     box = Box(x, run[0].y + 2, width, run[-1].y + run[-1].height - run[0].y - 4)
-    _, resident, sizes = _held(view, stage, run[0])
-    if not resident:
+    if not cell.residents:
         yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
-        middle = f'x="{box.x + box.width / 2:.1f}" y="{box.y + box.height / 2 + 4:.1f}"'
-        yield f'<text class="soft" {middle} text-anchor="middle">free</text></g>'
-    each = (width - _BLOCK_GAP * (len(resident) - 1)) / max(1, len(resident))
-    for at, component in enumerate(resident):
-        part = Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height)
-        yield from _block(view, stage, component, run, part, sizes[at] if sizes else 0)
-    found = _load_of(view, stage, run[0])
-    if found is not None and 0 < found[1] < found[0].total_bytes:
-        text = f"{show_bytes(found[0].total_bytes)} of {show_bytes(found[1])}: does not fit"
+        yield _text(box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE) + "</g>"
+    each = (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(1, len(cell.residents))
+    for at, (component, size) in enumerate(zip(cell.residents, cell.sizes, strict=True)):
+        yield from _block(view, stage, component, run, Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height), size)
+    if 0 < cell.capacity < cell.total:
+        text = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}: does not fit"
         at_end = box.x + width_of(text, bold=True) > page - _MARGIN
-        where = f'x="{box.x + box.width:.1f}" text-anchor="end"' if at_end else f'x="{box.x:.1f}"'
         yield f'<g><title>{text}</title><rect class="over" {box}/>'
-        yield f'<text class="alarm" {where} y="{box.y - 5:.1f}">{text}</text></g>'
+        yield _text(box.x + box.width * at_end, box.y - 5, text, "alarm", _AT_END * at_end) + "</g>"
 
 
 def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:
-    look, number = _look(stage.held[component]), colour(view.plan.placement.components.index(component))
-    rows = f"{run[0].label}, " if len(run) == 1 else f"{run[0].label} to {run[-1].label}, "
+    look, number = stage.look(component), colour(view.plan.placement.components.index(component))
+    rows = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
     bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
-    title = f"{component} on {rows}{run[0].fold.label}, {look} in {stage.name}{bytes_held}"
+    title = f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}"
     solid = look == Residency.FULL.word
     yield f"<g><title>{escape(title)}</title>"
     yield f'<rect class="{f"f{number}" if solid else f"s{number} {look}"}" {box}/>'
@@ -341,20 +334,19 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
     """Write name, state and bytes below each other; on one line where the block is low, turned where it is narrow."""
     words = component.split(".")  # reward.math on two lines
     fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
-    named = f'<tspan class="name">{escape(component)}</tspan>'
+    whole, named = f"{component} {state}", f'<tspan class="name">{escape(component)}</tspan>'
     x, y = box.x + box.width / 2, box.y + box.height / 2
     if box.height < _TWO_LINES:
-        room, whole = box.width - 8, f"{component} {state}"
-        size_px, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"
-        if size_px < _LEAST_FONT:
-            size_px, shown = max(7.0, min(12.0, room / width_of(component, 1, bold=True))), named
+        room = box.width - 8
+        size, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"
+        if size < _LEAST_FONT:
+            size, shown = max(7.0, min(12.0, room / width_of(component, 1, bold=True))), named
         elif bytes_held and width_of(f"{whole} {bytes_held}", bold=True) <= room:
             shown += f" {bytes_held}"
-        yield _text(look, x, y + 4, size_px, shown)
+        yield _text(x, y + 4, shown, look, _sized(size))
     elif fitting < _LEAST_FONT and box.height > box.width:
-        size_px = min(14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True))
-        turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"'
-        yield _text(look, x, y + 4, size_px, f"{named} {state}", turned)
+        size = min(14.0, (box.height - 12) / width_of(whole, 1, bold=True))
+        yield _text(x, y + 4, f"{named} {state}", look, f' transform="rotate(-90 {x:.1f} {y:.1f})"{_sized(size)}')
     else:
         if width_of(component, 15, bold=True) <= box.width - 8:
             words = [component]
@@ -362,10 +354,9 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
         if bytes_held and box.height >= 17 * len(lines) + 28 and width_of(bytes_held) <= box.width - 6:
             lines.append((bytes_held, 12.0, ""))
         top = y - 3 - 8 * (len(lines) - 2)
-        for at, (line, size_px, weight) in enumerate(lines):
-            yield _text(look + weight, x, top + 17 * at + (at > 0), size_px, escape(line))
+        for at, (line, size, weight) in enumerate(lines):
+            yield _text(x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size))
 
 
-def _text(look: str, x: float, y: float, size_px: float, shown: str, more: str = "") -> str:
-    size = "" if size_px == _USUAL_FONT else f' style="font-size:{size_px:.4g}px"'
-    return f'<text class="{look}"{more} x="{x:.1f}" y="{y:.1f}" text-anchor="middle"{size}>{shown}</text>'
+def _sized(size: float) -> str:
+    return _MIDDLE + ("" if size == _USUAL_FONT else f' style="font-size:{size:.4g}px"')

@@ -26,17 +26,13 @@ def render_text(view: PlanView) -> str:
     """Write every section that has something to show."""
     topology, placement = view.plan.topology, view.plan.placement
     order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
-    sections = [
-        f"plan: {placement.mode}, {view.machines}{order}",
-        _places(view),
-        *_pairs(placement),
-    ]
-    sections += [_stages(view), *_transfers(view), *_transports(view)]
+    sections = [f"plan: {placement.mode}, {view.machines}{order}", _places(view), *_pairs(placement), _stages(view)]
+    sections += [*_transfers(view), *_transports(view)]
     if view.channels:
-        rows = [("name", "capacity", "on"), *((c.name, f"{c.capacity_items} items", at) for c, at in view.channels)]
-        sections.append(chapter("channels", _beside(table(rows), ["because", *(c.why for c, _ in view.channels)])))
+        rows = [(c.name, f"{c.capacity_items} items", at, c.why) for c, at in view.channels]
+        sections.append(chapter("channels", _wrapped([("name", "capacity", "on", "because"), *rows])))
     if view.counts:
-        lines = _beside(table([(c.subject, c.count) for c in view.counts]), [c.why for c in view.counts])
+        lines = _wrapped([(c.subject, c.count, c.why) for c in view.counts])
         sections.append(chapter("counts: what each number follows from", lines))
     sections += [*_savings(view), *_traffic(view)]
     notes = [line for note in view.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
@@ -59,12 +55,12 @@ def chapter(title: str, lines: Iterable[str]) -> str:
 
 
 def _places(view: PlanView) -> str:
-    rows = [("component", "ranks", "each rank has")]
+    rows = [("component", "ranks", "each rank has", "placement")]
     for c in view.components:
         shapes = {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in c.segments}
         words = {f"1/{n} of an accelerator" if n > 1 else f"{each} accelerator{'s' * (each > 1)}" for n, each in shapes}
-        rows.append((c.name, str(c.world_size), " or ".join(sorted(words)) or "no accelerator"))
-    lines = _beside(table(rows), ["placement", *(c.render() for c in view.components)])
+        rows.append((c.name, str(c.world_size), " or ".join(sorted(words)) or "no accelerator", c.render()))
+    lines = _wrapped(rows)
     for fold in view.folds[:_MOST_FOLDS]:
         if 0 < fold.accelerators <= _WIDEST_MAP:
             lines += ["", *_map(fold)]
@@ -105,21 +101,19 @@ def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
 
 
 def _stages(view: PlanView) -> str:
-    names = [c.name for c in view.components]
-    held = [[stage.held[c].word for c in names] for stage in view.stages]
-    grid = table([("stage", *names), *((s.name, *row) for s, row in zip(view.stages, held, strict=True))])
-    moves = []
+    rows = [("stage", *(c.name for c in view.components), "on entry: release first, wait for all, then acquire")]
     for stage in view.stages:
         sides = (", ".join(map(_move, side)) or "-" for side in (stage.releases, stage.acquires))
-        moves.append(" | ".join(sides) if stage.releases or stage.acquires else "nothing moves")
-    heading = "on entry: release first, wait for all, then acquire"
-    if max(map(len, grid)) + 4 + len(heading) > WIDTH:  # too many components for both beside each other
-        lines = [*grid, heading, *_beside([stage.name for stage in view.stages], moves, gap=4)]
+        moves = " | ".join(sides) if stage.releases or stage.acquires else "nothing moves"
+        rows.append((stage.name, *map(stage.word, stage.held), moves))
+    grid = table([row[:-1] for row in rows])
+    if max(map(len, grid)) + 4 + len(rows[0][-1]) > WIDTH:  # too many components for both beside each other
+        lines = [*grid, rows[0][-1], *_wrapped([(row[0], row[-1]) for row in rows[1:]], gap=4)]
     else:
-        lines = _beside(grid, [heading, *moves], gap=4)
+        lines = _wrapped(rows, gap=4)
     first = view.plan.schedule.first
     notes = [f"rollout || learn: rollout continues in every stage, {view.ahead}"] if view.ahead else []
-    if any(cell.waits for stage in view.stages for cell in stage.held.values()):
+    if any(stage.waiting for stage in view.stages):
         notes.append("(full): not needed in this stage, and no other component needs the room")
     start = ", ".join(map(_move, first.acquires)) or "nothing"
     notes.append(f"at the start everything is off; the first {first.stage} acquires {start}")
@@ -134,16 +128,14 @@ def _move(move: Move) -> str:
 def _transfers(view: PlanView) -> Iterator[str]:
     if not view.transfers:
         return
-    heading, transports = "transport: pairs of ranks", [t.by_transport for t in view.transfers]
-    rows: list[tuple[str, ...]] = [("what", "from -> to", "ranks", "how much")]
+    heading = "transport: pairs of ranks"
+    rows: list[tuple[str, ...]] = [("what", "from -> to", "ranks", "how much", heading)]
     for t in view.transfers:
         sizes = (str(view.plan.placement.world_size(c)) for c in (t.source, t.target))
-        rows.append((t.name, f"{t.source} -> {t.target}", " -> ".join(sizes), t.amount))
-    if max(map(len, table(rows))) + 3 + len(heading) > WIDTH - 2:  # long names: amounts join the last column
-        heading = f"how much; {heading}"
-        transports = [f"{t.amount}; {t.by_transport}" for t in view.transfers]
-        rows = [row[:3] for row in rows]
-    yield chapter("routes: which component sends to which", _beside(table(rows), [heading, *transports]))
+        rows.append((t.name, f"{t.source} -> {t.target}", " -> ".join(sizes), t.amount, t.by_transport))
+    if max(map(len, table([row[:-1] for row in rows]))) + 3 + len(heading) > WIDTH - 2:  # long names
+        rows = [(*row[:-2], f"{row[-2]}; {row[-1]}") for row in rows]
+    yield chapter("routes: which component sends to which", _wrapped(rows))
 
 
 def _transports(view: PlanView) -> Iterator[str]:
@@ -155,13 +147,14 @@ def _transports(view: PlanView) -> Iterator[str]:
     yield chapter("transports: how far apart two ranks are, and what carries data between them", lines)
 
 
-def _beside(rows: Sequence[str], texts: Sequence[str], gap: int = 3) -> list[str]:
-    """Put a text beside each row, wrapped in a column of its own."""
-    left = max(map(len, rows)) + gap
+def _wrapped(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
+    """Write a table whose last column is wrapped at the edge of the page."""
+    texts = table([row[:-1] for row in rows])
+    left = max(map(len, texts)) + gap
     lines: list[str] = []
-    for row, text in zip(rows, texts, strict=True):
-        first, *more = textwrap.wrap(text, max(30, WIDTH - 2 - left)) or [""]
-        lines += [f"{row:<{left}}{first}", *(" " * left + line for line in more)]
+    for text, row in zip(texts, rows, strict=True):
+        first, *more = textwrap.wrap(row[-1], max(30, WIDTH - 2 - left)) or [""]
+        lines += [f"{text:<{left}}{first}", *(" " * left + line for line in more)]
     return lines
 
 

@@ -28,17 +28,7 @@ from rlplace.placement.transfers import (
 )
 from rlplace.units import show_bytes
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What one component keeps on its accelerators in one stage."""
-
-    level: Residency
-    waits: bool  # resident without being needed
-
-    @property
-    def word(self) -> str:
-        return f"({self.level.word})" if self.waits else self.level.word
+ELLIPSIS = " \u2026"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +36,19 @@ class StageView:
     """One stage and the moves on entering it; all releases come before any acquire."""
 
     name: str
-    held: Mapping[str, Held]
+    held: Mapping[str, Residency]  # what each component keeps on its accelerators
+    waiting: frozenset[str]  # components that are resident without being needed
     releases: tuple[Move, ...]
     acquires: tuple[Move, ...]
+
+    def word(self, component: str) -> str:
+        """Write `full`, or `(full)` for a component that waits."""
+        word = self.held[component].word
+        return f"({word})" if component in self.waiting else word
+
+    def look(self, component: str) -> str:
+        """Return how pictures show it: off, weights, full or waits."""
+        return "waits" if component in self.waiting else self.held[component].word
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Cou
     placement, schedule, ledger = plan.placement, plan.schedule, case.ledger()
     stages = []
     for stage in schedule.stages:
-        held = {
-            c: Held(level=level, waits=level > Residency.OFF and schedule.needs.of(stage, c) is Residency.OFF)
-            for c, level in schedule.residency[stage].items()
-        }
-        entry = schedule.entries[stage]
-        stages.append(StageView(name=stage, held=held, releases=entry.releases, acquires=entry.acquires))
+        held, entry = schedule.residency[stage], schedule.entries[stage]
+        needless = (c for c in held if schedule.needs.of(stage, c) is Residency.OFF)
+        waiting = frozenset(c for c in needless if held[c] > Residency.OFF)
+        stages.append(
+            StageView(name=stage, held=held, waiting=waiting, releases=entry.releases, acquires=entry.acquires)
+        )
     return PlanView(
         name=name,
         plan=plan,
@@ -190,6 +190,11 @@ def locate(channel: ChannelPlan) -> str:
     least, most = min(sizes), max(sizes)
     each = f", {least} items each" if least == most else f", {least} to {most} items each"
     return " and ".join(places) + (each if len(locations) > 1 else "")
+
+
+def show_move(move: Move) -> str:
+    """Write `actor full -> off`, with an arrow."""
+    return f"{move.component} {move.before.word} \u2192 {move.after.word}"
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:

@@ -27,7 +27,7 @@ from rlplace.placement.language.presets import expand_preset
 from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, RankLocations, Segment, role_of, spread
 from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges, overlap
 
 _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
 _COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")
@@ -406,7 +406,7 @@ def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] |
     taken: list[range] = []
     for piece in free.pieces:
         for interval in pool.intervals_in(piece):  # no rank lies across two of them
-            part = range(max(interval.first, piece.start), min(interval.numbers.stop, piece.stop))
+            part = overlap(interval.numbers, piece)
             if whole := min(count, len(part)) // unit * unit:
                 taken.append(part[:whole])
                 count -= whole

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from rlplace.config.show import quote
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
-from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.placement.machines.ranges import Ranges, overlap, show_range
 
 CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 
@@ -196,8 +196,5 @@ class RankLocations:
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
     """Return the intervals a segment lies on, with its numbers there."""
-    start, stop = segment.accelerators.start, segment.accelerators.stop
-    return [
-        (interval, range(max(interval.first, start), min(interval.first + interval.count, stop)))
-        for interval in pool.intervals_in(segment.accelerators)
-    ]
+    found = pool.intervals_in(segment.accelerators)
+    return [(interval, overlap(interval.numbers, segment.accelerators)) for interval in found]

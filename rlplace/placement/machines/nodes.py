@@ -33,25 +33,22 @@ def declare_topology(
         raise PlacementError(problems)
     ranked = nodes[0].rank is not None
     made: list[Node] = []
-    first = 0
-    for declared in sorted(nodes, key=lambda n: n.rank or 0) if ranked else nodes:
+    for declared in sorted(nodes, key=lambda n: n.rank or 0):
         runs = tuple(Run(count=r.count, product=r.product, memory_bytes=r.memory) for r in declared.mixed)
-        accelerators = sum(r.count for r in runs) or declared.accelerators
         for i in range(declared.count):
             node = Node(
                 rank=len(made),
-                accelerators=accelerators,
-                first=first,
+                accelerators=sum(r.count for r in runs) or declared.accelerators,
+                first=made[-1].numbers.stop if made else 0,
                 kind=kind,
                 memory_bytes=min((r.memory_bytes for r in runs), default=declared.memory),
                 host=declared.host if i == 0 else "",
-                product=" + ".join(r.product for r in runs) if runs else declared.product,
+                product=" + ".join(r.product for r in runs) or declared.product,
                 host_memory_bytes=declared.host_memory,
                 pcie_gb_per_s=declared.pcie_gb_per_s,
                 runs=runs,
             )
             made.append(node)
-            first += accelerators
     return Topology(tuple(made), "by the ranks given in cluster.nodes" if ranked else "as written in cluster.nodes")
 
 
@@ -64,27 +61,26 @@ def _check(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[
         problems.append(Problem(code=code, key=key, what=what, got=got, source=source, why=why, fix=fix))
 
     without = [i for i, n in enumerate(nodes) if n.rank is None]
-    following = 0
     if 0 < len(without) < len(nodes):
         why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
         reject("node-ranks", f"{PATH}[{without[0]}]", "has no rank, others have one", why, "remove all ranks")
+    following = 0
     for i, node in sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0) if not without else ():
         if node.rank != following:
-            what = f"rank {node.rank} where {following} comes next"
+            what, fix = f"rank {node.rank} where {following} comes next", f"rank: {following}"
             why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
-            reject("node-ranks", f"{PATH}[{i}].rank", what, why, f"rank: {following}")
+            reject("node-ranks", f"{PATH}[{i}].rank", what, why, fix)
             break
         following += node.count
     for i, node in enumerate(nodes):
         count, total = node.accelerators, sum(run.count for run in node.mixed)
         if node.mixed and count not in (0, total):
             what, why = f"is {count}, mixed adds up to {total}", "mixed lists all accelerators of the machine"
-            key, fix = f"{PATH}[{i}].accelerators", f"accelerators: {total}"
-            reject("mixed-count", key, what, why, fix, f"accelerators: {count}")
+            key = f"{PATH}[{i}].accelerators"
+            reject("mixed-count", key, what, why, f"accelerators: {total}", f"accelerators: {count}")
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
-        what = f"is {num_nodes}, cluster.nodes declares {total}"
-        why = "both count the machines of the cluster; cluster.nodes alone is enough"
+        what, why = f"is {num_nodes}, cluster.nodes declares {total}", "both count machines; cluster.nodes is enough"
         reject("node-count", "cluster.num_nodes", what, why, f"num_nodes: {total}", f"num_nodes: {num_nodes}")
     return problems
 
@@ -104,17 +100,13 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         reject("no-node", "Ray lists no living node", "[]", "a plan needs at least one machine", "ray start --head")
     labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
     ranks: dict[int, Mapping[str, Any]] = {}
-    for node, label in zip(alive, labels, strict=True) if any(label is not None for label in labels) else ():
-        host, text = str(node.get("NodeManagerAddress", "?")), str(label)
-        fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
-        if not text.isdecimal():
-            why = "where one node has this label, all have it: a number each"
-            reject("node-ranks", f"{host} has no rank", text, why, fix)
-        elif int(text) >= len(alive) or int(text) in ranks:
-            why = f"the ranks of {len(alive)} nodes are 0-{len(alive) - 1}, each once"
-            reject("node-ranks", f"{host} cannot have rank {text}", text, why, fix)
-        else:
-            ranks[int(text)] = node
+    for node, label in zip(alive, map(str, labels), strict=True) if any(x is not None for x in labels) else ():
+        if label.isdecimal() and int(label) < len(alive) and int(label) not in ranks:
+            ranks[int(label)] = node
+            continue
+        what = f"{node.get('NodeManagerAddress', '?')} cannot have rank {label}"
+        why = f"where one node has this label, all have it: a number of 0-{len(alive) - 1}, each once"
+        reject("node-ranks", what, label, why, f"ray start ... --labels {RANK_LABEL}={len(ranks)}")
     if problems:
         raise PlacementError(problems)
 

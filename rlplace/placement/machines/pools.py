@@ -14,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.ranges import Ranges, overlap
 from rlplace.placement.machines.topology import Node, Topology, describe_counts
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
@@ -35,19 +37,17 @@ class HardwareItem:
     config: Mapping[str, object]  # the block of keys as written
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(NamedTuple):
     """Neighbouring numbers of a pool that one rank may hold together: on one node, of one product."""
 
-    first: int  # in the pool
-    count: int
+    numbers: range  # in the pool
     node: int
     base: int  # global number of the first accelerator; meaningless where the pool counts something else
-    node_group: str = WHOLE_CLUSTER
+    node_group: str
 
     @property
-    def numbers(self) -> range:
-        return range(self.first, self.first + self.count)
+    def first(self) -> int:
+        return self.numbers.start
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,19 +58,16 @@ class Pool:
     noun: str  # what one number stands for
     intervals: tuple[Interval, ...]  # ascending, without gaps
     items: tuple[HardwareItem, ...] = ()  # by number, where the pool counts hardware
-    _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
-    _runs: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        runs: list[tuple[int, int, int]] = []  # (first, base, count) of intervals, joined where both numberings go on
-        for interval in self.intervals if self.holds_accelerators else ():
-            first, base, count = runs[-1] if runs else (0, -1, 0)
-            if base + count == interval.base:
-                runs[-1] = (first, base, count + interval.count)
-            else:
-                runs.append((interval.first, interval.base, interval.count))
-        object.__setattr__(self, "_firsts", tuple(s.first for s in self.intervals))
-        object.__setattr__(self, "_runs", tuple(runs))
+    @classmethod
+    def of(cls, label: str, noun: str, intervals: Iterable[Interval], items: Iterable[HardwareItem] = ()) -> Pool:
+        """Number the intervals and items through."""
+        numbered: list[Interval] = []
+        for interval in intervals:
+            first = numbered[-1].numbers.stop if numbered else 0
+            numbered.append(interval._replace(numbers=range(first, first + len(interval.numbers))))
+        found = (dataclasses.replace(item, number=number) for number, item in enumerate(items))
+        return cls(label, noun, tuple(numbered), tuple(found))
 
     @property
     def count(self) -> int:
@@ -90,12 +87,14 @@ class Pool:
 
     def interval_of(self, number: int) -> Interval:
         """Return the interval of `number`, which must exist."""
-        return self.intervals[bisect_right(self._firsts, number) - 1]
+        return self.intervals_in(range(number, number + 1))[0]
 
     def intervals_in(self, window: range) -> tuple[Interval, ...]:
         """Return the intervals that hold any number of `window`, ascending."""
-        start = bisect_right(self._firsts, window.start) - 1
-        return self.intervals[start : bisect_right(self._firsts, window.stop - 1)]
+        start, stop = (
+            bisect_right(self.intervals, n, key=attrgetter("first")) for n in (window.start, window.stop - 1)
+        )
+        return self.intervals[start - 1 : stop]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
         """Return the first interval that begins inside a rank when every rank holds `each` of `numbers`."""
@@ -105,22 +104,23 @@ class Pool:
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """Return (numbers, the global accelerators they stand for) in pieces that are ranges on both sides."""
-        pieces = []
-        at = max(0, bisect_right(self._runs, numbers.start, key=itemgetter(0)) - 1)
-        for first, base, count in itertools.islice(self._runs, at, None):
-            start, stop = max(numbers.start, first), min(numbers.stop, first + count)
-            if start >= stop:
-                break
-            pieces.append((range(start, stop), range(start - first + base, stop - first + base)))
+        """Return (numbers, the global accelerators they stand for) in the fewest pieces that are ranges on both."""
+        pieces: list[tuple[range, range]] = []
+        for interval in self.intervals_in(numbers) if self.holds_accelerators else ():
+            piece = overlap(interval.numbers, numbers)
+            start = piece.start - interval.first + interval.base
+            if pieces and pieces[-1][1].stop == start:
+                before, accelerators = pieces.pop()
+                piece, start = range(before.start, piece.stop), accelerators.start
+            pieces.append((piece, range(start, start + len(piece))))
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
         """Return the numbers of this pool that stand for any of these global accelerators."""
         return Ranges.of(
             piece
-            for first, base, count in self._runs
-            for piece in accelerators.within(range(base, base + count)).shifted(first - base).pieces
+            for i in self.intervals
+            for piece in accelerators.within(range(i.base, i.base + len(i.numbers))).shifted(i.first - i.base).pieces
         )
 
     def describe(self) -> str:
@@ -128,48 +128,38 @@ class Pool:
         owner = "this cluster" if self.label in (WHOLE_CLUSTER, ANY_NODE) else f"node group {self.label}"
         if self.noun == NODE:
             return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
-        counts = [sum(s.count for s in group) for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)]
+        counts = [
+            sum(len(s.numbers) for s in group) for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)
+        ]
         return f"{owner} has {describe_counts(self.noun, counts)}"
 
 
-def accelerator_pool(nodes: Sequence[Node], label: str = WHOLE_CLUSTER) -> Pool:
+def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
     """Count the accelerators of `nodes`, in this order."""
     intervals: list[Interval] = []
-    first = 0
     for node in nodes:
         base = node.first
         for run in node.alike:
-            intervals.append(Interval(first=first, count=run.count, node=node.rank, base=base, node_group=label))
-            first += run.count
+            intervals.append(Interval(range(run.count), node.rank, base, label))
             base += run.count
-    return Pool(label, ACCELERATOR, tuple(intervals))
+    return Pool.of(label, ACCELERATOR, intervals)
 
 
-def node_pool(nodes: Sequence[Node], label: str = ANY_NODE) -> Pool:
+def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
     """Count the nodes themselves."""
-    intervals = (Interval(first=i, count=1, node=n.rank, base=n.first, node_group=label) for i, n in enumerate(nodes))
-    return Pool(label, NODE, tuple(intervals))
+    return Pool.of(label, NODE, (Interval(range(1), node.rank, node.first, label) for node in nodes))
 
 
 def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
-    """Count hardware items of one type, which must be numbered through and lie together by node."""
-    groups = [(node, list(group)) for node, group in itertools.groupby(items, key=lambda item: item.node)]
-    intervals = (
-        Interval(first=group[0].number, count=len(group), node=node, base=0, node_group=label) for node, group in groups
-    )
-    return Pool(label, items[0].type, tuple(intervals), tuple(items))
+    """Count hardware items of one type, which must lie together by node."""
+    counts = Counter(item.node for item in items)
+    return Pool.of(label, items[0].type, (Interval(range(n), node, 0, label) for node, n in counts.items()), items)
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
     """Join pools one after the other; they must count the same thing."""
-    intervals: list[Interval] = []
-    items: list[HardwareItem] = []
-    first = 0
-    for pool in pools:
-        intervals += [dataclasses.replace(s, first=s.first + first) for s in pool.intervals]
-        items += [dataclasses.replace(item, number=item.number + first) for item in pool.items]
-        first += pool.count
-    return Pool(label, pools[0].noun, tuple(intervals), tuple(items))
+    intervals, items = (i for pool in pools for i in pool.intervals), (i for pool in pools for i in pool.items)
+    return Pool.of(label, pools[0].noun, intervals, items)
 
 
 def whole_cluster(topology: Topology) -> Pool:

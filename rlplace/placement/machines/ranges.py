@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Ranges:
     def of(cls, numbers: Iterable[range]) -> Ranges:
         """Return the union of `numbers`, which may be in any order."""
         merged: list[range] = []
-        for piece in sorted((p for p in numbers if p), key=lambda p: p.start):
+        for piece in sorted(filter(None, numbers), key=attrgetter("start")):
             if merged and piece.start <= merged[-1].stop:
                 merged[-1] = range(merged[-1].start, max(merged[-1].stop, piece.stop))
             else:
@@ -32,21 +33,11 @@ class Ranges:
         return sum(map(len, self.pieces))
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_right(self.pieces, number, key=lambda p: p.start)
+        at = bisect_right(self.pieces, number, key=attrgetter("start"))
         return at > 0 and number in self.pieces[at - 1]
 
     def __and__(self, other: Ranges) -> Ranges:
-        both: list[range] = []
-        mine, theirs = 0, 0
-        while mine < len(self.pieces) and theirs < len(other.pieces):
-            a, b = self.pieces[mine], other.pieces[theirs]
-            if overlap := range(max(a.start, b.start), min(a.stop, b.stop)):
-                both.append(overlap)
-            if a.stop <= b.stop:
-                mine += 1
-            else:
-                theirs += 1
-        return Ranges(tuple(both))
+        return Ranges(tuple(both for piece in other.pieces for both in self.within(piece).pieces))
 
     def __or__(self, other: Ranges) -> Ranges:
         return Ranges.of((*self.pieces, *other.pieces))
@@ -60,14 +51,9 @@ class Ranges:
 
     def within(self, window: range) -> Ranges:
         """Return the numbers inside `window` without visiting the pieces outside it."""
-        at = max(0, bisect_right(self.pieces, window.start, key=lambda p: p.start) - 1)
-        found: list[range] = []
-        while at < len(self.pieces) and self.pieces[at].start < window.stop:
-            piece = self.pieces[at]
-            if cut := range(max(piece.start, window.start), min(piece.stop, window.stop)):
-                found.append(cut)
-            at += 1
-        return Ranges(tuple(found))
+        at = bisect_right(self.pieces, window.start, key=attrgetter("stop"))
+        end = bisect_left(self.pieces, window.stop, key=attrgetter("start"))
+        return Ranges(tuple(overlap(piece, window) for piece in self.pieces[at:end]))
 
     def shifted(self, by: int) -> Ranges:
         return Ranges(tuple(range(p.start + by, p.stop + by) for p in self.pieces))
@@ -75,6 +61,11 @@ class Ranges:
     def __str__(self) -> str:
         """Write the canonical text, such as `0-2,5`."""
         return ",".join(map(show_range, self.pieces))
+
+
+def overlap(a: range, b: range) -> range:
+    """Return the numbers of both, which may be none."""
+    return range(max(a.start, b.start), min(a.stop, b.stop))
 
 
 def show_range(piece: range) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rlplace.placement.machines.ranges import Ranges, show_range
 
@@ -60,19 +61,14 @@ class Topology:
 
     nodes: tuple[Node, ...]
     order: str = dataclasses.field(default=DECLARED, compare=False)  # why the nodes have these ranks
-    _firsts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("topology: a cluster has at least one node")
-        expected = 0
-        for rank, node in enumerate(self.nodes):
-            if node.rank != rank or node.first != expected:
-                raise ValueError(
-                    f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {expected}"
-                )
-            expected += node.accelerators
-        object.__setattr__(self, "_firsts", tuple(n.first for n in self.nodes))
+        firsts = itertools.accumulate((n.accelerators for n in self.nodes), initial=0)
+        for rank, (node, first) in enumerate(zip(self.nodes, firsts, strict=False)):
+            if (node.rank, node.first) != (rank, first):
+                raise ValueError(f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {first}")
 
     @classmethod
     def uniform(
@@ -84,13 +80,11 @@ class Topology:
     @classmethod
     def uneven(cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0) -> Topology:
         """Make one node per entry, with that many accelerators."""
-        counts = enumerate(zip(accelerators, itertools.accumulate(accelerators, initial=0), strict=False))
-        return cls(
-            tuple(
-                Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes)
-                for rank, (count, first) in counts
-            )
-        )
+        nodes: list[Node] = []
+        for rank, count in enumerate(accelerators):
+            first = nodes[-1].numbers.stop if nodes else 0
+            nodes.append(Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes))
+        return cls(tuple(nodes))
 
     @property
     def topology(self) -> Topology:
@@ -114,11 +108,14 @@ class Topology:
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
-        return self.nodes[bisect_right(self._firsts, accelerator) - 1]
+        return self.nodes[self._starting_by(accelerator) - 1]
 
     def boundaries(self, window: range) -> range:
         """Return the ranks of the nodes whose first accelerator lies inside `window`, its start excluded."""
-        return range(bisect_right(self._firsts, window.start), bisect_right(self._firsts, window.stop - 1))
+        return range(self._starting_by(window.start), self._starting_by(window.stop - 1))
+
+    def _starting_by(self, accelerator: int) -> int:
+        return bisect_right(self.nodes, accelerator, key=attrgetter("first"))
 
     def describe(self) -> str:
         """Write `8 accelerators, 0-7 (1 node x 8)`."""

@@ -24,7 +24,7 @@ from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_par
 from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.presets import expand_preset
-from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, RankLocations, Segment, role_of, spread
+from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, Segment, role_of, spread
 from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
 from rlplace.placement.machines.ranges import Ranges, overlap
@@ -93,9 +93,10 @@ def read_block(
     for i, (pool, segments) in sorted(placed.items()):
         whole, parallel = lines[i].whole, lines[i].parallel
         if check_parallel(whole, lines[i].names[0], parallel, pool, segments):
+            by_rank = tuple(sorted(segments, key=lambda s: s.ranks.start))
             for name in (name for name in lines[i].names if name not in specs):
                 specs[name] = ComponentSpec(
-                    name=name, pool=pool, written=segments, key=whole.key, text=whole.text, parallel=parallel
+                    name=name, pool=pool, written=by_rank, key=whole.key, text=whole.text, parallel=parallel
                 )
                 if lines[i].shares_process:
                     sharers[name] = whole.child("process", "shared")
@@ -276,7 +277,7 @@ def _join_processes(
         return {}
     places: dict[tuple[object, ...], list[str]] = {}
     for name in sharers:  # the same accelerators, rank by rank; without accelerators, the same nodes
-        at = RankLocations.of(specs[name])
+        at = specs[name].locations
         place = (specs[name].node_group, *(column.tobytes() for column in (at.node, at.first, at.count)))
         places.setdefault(place, []).append(name)
     single = [names[0] for names in places.values() if len(names) == 1]

@@ -52,8 +52,6 @@ class HybridComponentPlacement:
         self.node_groups = groups
         self._specs = dict(specs)
         self._slots: dict[str, Sequence[Slot]] = {}
-        self._locations: dict[str, RankLocations] = {}
-        self._accelerators = {name: spec.accelerators for name, spec in self._specs.items()}
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -82,18 +80,15 @@ class HybridComponentPlacement:
 
     def locations(self, component: str) -> RankLocations:
         """Return node and accelerators of every rank as arrays, for loops over all ranks."""
-        if component not in self._locations:
-            self._locations[component] = RankLocations.of(self.spec(component))
-        return self._locations[component]
+        return self.spec(component).locations
 
     def accelerators(self, component: str) -> Ranges:
-        self.spec(component)
-        return self._accelerators[component]
+        return self.spec(component).accelerators
 
     @property
     def used(self) -> Ranges:
         """The accelerators that any component uses."""
-        return Ranges.of(piece for numbers in self._accelerators.values() for piece in numbers.pieces)
+        return Ranges.of(piece for spec in self._specs.values() for piece in spec.accelerators.pieces)
 
     def canonical(self) -> dict[str, object]:
         """Write a `component_placement` in plain numbers that reads as this placement."""

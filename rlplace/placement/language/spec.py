@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from array import array
 from collections.abc import Iterable
 
@@ -57,6 +58,16 @@ class Parallel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankLocations:
+    """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
+
+    node: array[int]
+    first: array[int]  # global number of its first accelerator; -1 without
+    count: array[int]  # how many accelerators it has, neighbours from there on
+    process: str = ""  # "env+rollout": they share processes, rank by rank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ComponentSpec:
     """One component's part of `component_placement`; its ranks are 0..world_size-1, each in exactly one segment."""
 
@@ -67,18 +78,35 @@ class ComponentSpec:
     text: str = ""  # verbatim
     parallel: Parallel = Parallel()
     process: str = ""  # "env+rollout": they share processes, rank by rank; "": each rank has its own
-    segments: tuple[Segment, ...] = dataclasses.field(init=False, repr=False)  # in global accelerator numbers
 
-    def __post_init__(self) -> None:
-        """Cut the segments where the pool's numbers jump over accelerators of the cluster; no rank lies across."""
-        object.__setattr__(self, "written", tuple(sorted(self.written, key=lambda s: s.ranks.start)))
-        found: list[Segment] = []
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The ranks by global numbers, cut where the pool's numbers jump; no rank lies across."""
+        return tuple(
+            dataclasses.replace(segment.cut_to(numbers), accelerators=accelerators)
+            for segment in self.written
+            for numbers, accelerators in self.pool.outside(segment.accelerators)
+        )
+
+    @functools.cached_property
+    def accelerators(self) -> Ranges:
+        """Global numbers; none for a component on nodes or other hardware."""
+        return Ranges.of(s.accelerators for s in self.segments)
+
+    @functools.cached_property
+    def locations(self) -> RankLocations:
+        node, first, count = array("l"), array("l"), array("i")
         for segment in self.written:
-            for numbers, accelerators in self.pool.outside(segment.accelerators):
-                part = segment if numbers == segment.accelerators else segment.cut_to(numbers)
-                same = accelerators == part.accelerators
-                found.append(part if same else dataclasses.replace(part, accelerators=accelerators))
-        object.__setattr__(self, "segments", tuple(found))
+            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
+            for interval, numbers in parts(segment, self.pool):
+                node += array("l", [interval.node]) * (len(numbers) // each * sharing)
+        for segment in self.segments:
+            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
+            first.extend(a for a in segment.accelerators[::each] for _ in range(sharing))
+            count += array("i", [each]) * len(segment.ranks)
+        if not self.segments:
+            first, count = array("l", [-1]) * len(node), array("i", [0]) * len(node)
+        return RankLocations(node=node, first=first, count=count, process=self.process)
 
     @property
     def node_group(self) -> str:
@@ -87,11 +115,6 @@ class ComponentSpec:
     @property
     def world_size(self) -> int:
         return sum(len(s.ranks) for s in self.written)
-
-    @property
-    def accelerators(self) -> Ranges:
-        """Global numbers; none for a component on nodes or other hardware."""
-        return Ranges.of(s.accelerators for s in self.segments)
 
     @property
     def num_copies(self) -> int:
@@ -167,31 +190,6 @@ def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Se
         segments.append(Segment(accelerators=piece, ranks=range(rank, rank + count)))
         rank += count
     return tuple(segments)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankLocations:
-    """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
-
-    node: array[int]
-    first: array[int]  # global number of its first accelerator; -1 without
-    count: array[int]  # how many accelerators it has, neighbours from there on
-    process: str = ""  # "env+rollout": they share processes, rank by rank
-
-    @classmethod
-    def of(cls, spec: ComponentSpec) -> RankLocations:
-        node, first, count = array("l"), array("l"), array("i")
-        on_accelerators = spec.pool.holds_accelerators
-        for segment in spec.written:
-            ranks, each, sharing = len(segment.ranks), segment.accelerators_per_rank, segment.ranks_per_accelerator
-            for interval, numbers in parts(segment, spec.pool):
-                node += array("l", [interval.node]) * (len(numbers) // each * sharing)
-            for _, accelerators in spec.pool.outside(segment.accelerators):
-                starts = accelerators[::each]
-                first.extend(starts if sharing == 1 else (a for a in starts for _ in range(sharing)))
-            first.extend([] if on_accelerators else [-1] * ranks)
-            count += array("i", [each if on_accelerators else 0]) * ranks
-        return cls(node=node, first=first, count=count, process=spec.process)
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rlplace.config.show import quote
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
@@ -39,15 +39,7 @@ _OWN_GROUP = ("actor", "critic", "reference", "reward")
 Placed = tuple[Pool, tuple[Segment, ...]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """That many numbers that no other component has; `why` names the source of the count."""
-
-    count: int | None  # None, for `rest`: all that no component with numbers or a count of its own has
-    why: str = ""
-
-
-REST = Count(count=None)
+REST = 0  # asked for: all that no component with numbers or a count of its own has
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,11 +50,14 @@ class Line:
     whole: Text  # key and value as they stand in `component_placement`
     where: Text  # the part that places
     pool: Pool
-    asked: tuple[Segment, ...] | Count | str  # these ranks on these numbers; that many; as the component of this name
+    asked: tuple[Segment, ...] | int | str  # these ranks on these numbers; that many; as the component of this name
     each: int  # accelerators_per_rank
     sharing: int  # ranks_per_accelerator
     parallel: Parallel
     shares_process: bool  # with the other lines of the same place that share theirs
+
+    def spread_over(self, pieces: Iterable[range], pool: Pool) -> tuple[Segment, ...]:
+        return respread(self.where, pieces, pool, self.each, self.sharing)
 
 
 def read_block(
@@ -103,11 +98,9 @@ def read_block(
     specs |= _join_processes(specs, sharers, complete=not block.problems)
     # A misspelt name is one problem, reported where it stands; not a second one about the name it should have been.
     meant = {_meant(name, components or ()) for name in named if name not in (components or ())}
-    why = "the algorithm needs " + ", ".join(components or ()) + "; each needs accelerators"
+    why = "the algorithm needs " + ", ".join(components or ())
     for missing in (c for c in components or () if c not in named and c not in meant):
-        what, fix = f"{missing} is not placed", f"{missing}: all"
-        problem = Problem(code="unplaced-component", key=PATH, what=what, source=block.source, why=why, fix=fix)
-        block.problems.append(problem)
+        block.reject("unplaced-component", f"{missing} is not placed", why, f"{missing}: all")
     return specs, block.problems
 
 
@@ -117,19 +110,19 @@ def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> boo
     In a block without braces, entries stand on lines of their own; there a key without a value is simply empty.
     """
     assert isinstance(block.value, Mapping)
-    keys = [str(k) for k in block.value]
+    values = {str(key): value for key, value in block.value.items()}
+    keys = list(values)
     at = keys.index(text.leaf)
-    end = next((i for i, k in enumerate(keys[at:], at) if block.child(k).value is not None), len(keys))
-    if text.value is not None or end == len(keys):
+    end = next((i for i, key in enumerate(keys) if i > at and values[key] is not None), None)
+    if text.value is not None or end is None:
         return False
     joined, following = keys[at : end + 1], block.child(keys[end])
     if text.source != following.source or (components is not None and not {*joined} <= {*components}):
         return False
-    if at == 0 or block.child(keys[at - 1]).value is not None:  # once for all keys that were split
+    if at == 0 or values[keys[at - 1]] is not None:  # once for all keys that were split
         what = f"YAML ends a key at the comma, so that {', '.join(joined[:-1])} has no value"
-        why = "inside braces, commas separate entries; a key with a comma is quoted there"
-        fix = f"{quote(','.join(joined))}: {quote(following.value)}"
-        text.reject("comma-in-braces", what, why, fix, got=", ".join([*joined[:-1], f"{joined[-1]}: {following.text}"]))
+        fix, got = f"{quote(','.join(joined))}: {quote(following.value)}", f"{', '.join(joined)}: {following.text}"
+        text.reject("comma-in-braces", what, "inside braces, a key with a comma is quoted", fix, got=got)
     return True
 
 
@@ -139,16 +132,16 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
         at = text.leaf.index(name, at)
         span = (at, at + max(1, len(name)))
         at += len(name)
+        code = "unknown-component"
         if name in named or name in names[:i]:
             code, what, fix = "component-placed-twice", f"{name} is placed twice", f"name {name} in one line only"
             why = "a component has one placement; several pieces of it are joined by commas"
         elif not name:
-            code, what = "unknown-component", "a component name is missing"
-            why = "a comma in the key gives several components the same placement"
+            what, why = "a component name is missing", "commas in the key join components of the same placement"
             fix = f"{','.join(filter(None, names)) or 'actor'}: {quote(text.value)}"
         elif components is not None and name not in components:
             near = _meant(name, [c for c in components if c not in {*names, *named}])
-            code, what = "unknown-component", f"no component is called {name!r}" + suggestion(near)
+            what = f"no component is called {name!r}" + suggestion(near)
             why = "the components of this algorithm are " + ", ".join(components)
             fix = f"{near}: {quote(text.value)}" if near and len(names) == 1 else f"rename or remove {name}"
         else:
@@ -172,7 +165,6 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
     pool: Pool | None = groups[WHOLE_CLUSTER]
     counts: dict[str, int] = {}
     if isinstance(value, Mapping):
-        block.check_keys(KEYS)
         pool = groups.pool_of(block.child("node_group")) if "node_group" in value else pool
         counts = _read_counts(block)
         places = [k for k in _PLACES if k in value]
@@ -186,19 +178,13 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
     asked = None if pool is None else _read_place(where, pool)
     each, sharing = counts.get("accelerators_per_rank", 1), counts.get("ranks_per_accelerator", 1)
     if each > 1 and sharing > 1:
-        why = "a rank has several accelerators, or several ranks share one"
-        fix = "remove one of accelerators_per_rank and ranks_per_accelerator"
-        block.reject("bad-placement", "spreads its ranks both ways", why, fix)
+        why, fix = "only one of both can be above 1", "remove accelerators_per_rank or ranks_per_accelerator"
+        block.reject("bad-placement", "has several accelerators per rank and ranks per accelerator", why, fix)
     if pool is None or asked is None or len(block.problems) > before:
         return None
-    if isinstance(asked, tuple) and check_fit(where, asked, pool) and each * sharing > 1:
-        if ":" in where.text:
-            at = where.text.index(":")
-            text = ",".join(part.split(":")[0] for part in re.sub(r'[\[\]"]', "", where.text).split(","))
-            why = "ranks_per_accelerator and accelerators_per_rank spread the ranks already"
-            where.reject("bad-placement", "the ranks are given twice", why, where.line(text), span=(at, at + 1))
-        else:
-            asked = respread(where, [s.accelerators for s in asked], pool, each, sharing)
+    why = "ranks_per_accelerator and accelerators_per_rank spread the ranks already"
+    if isinstance(asked, tuple) and check_fit(where, asked, pool) and each * sharing > 1 and where.has_no_ranks(why):
+        asked = respread(where, [s.accelerators for s in asked], pool, each, sharing)
     if len(block.problems) > before:
         return None
     parallel = Parallel(
@@ -211,16 +197,15 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
 
 
 def _read_counts(block: Text) -> dict[str, int]:
-    """Return the counts of a block that are right; check its other options as well."""
+    """Return the counts of a block that are right; check its keys and other options as well."""
     assert isinstance(block.value, Mapping)
-    counts: dict[str, int] = {}
-    for key in (k for k in _COUNTS if k in block.value):
-        count = block.child(key).count()
-        if count is not None and key == "ranks_per_accelerator" and count > MOST_RANKS_EACH:
-            why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one are taken for a typing mistake"
-            block.child(key).reject("too-many-ranks", f"{count:,} ranks on each accelerator", why, f"{key}: 1")
-        elif count is not None:
-            counts[key] = count
+    block.check_keys(KEYS)
+    texts = [block.child(key) for key in _COUNTS if key in block.value]
+    counts = {text.leaf: count for text in texts if (count := text.count()) is not None}
+    if (sharing := counts.get("ranks_per_accelerator", 1)) > MOST_RANKS_EACH:
+        why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one are taken for a typing mistake"
+        fix = "ranks_per_accelerator: 1"
+        block.child("ranks_per_accelerator").reject("too-many-ranks", f"{sharing:,} ranks on each", why, fix)
     across, process = block.child("tensor_parallel_across_nodes", False), block.child("process", "own")
     if not isinstance(across.value, bool):
         across.reject("bad-placement", "expected true or false", "it is a permission", across.line(True))
@@ -230,32 +215,32 @@ def _read_counts(block: Text) -> dict[str, int]:
     return counts
 
 
-def _read_place(where: Text, pool: Pool) -> tuple[Segment, ...] | Count | str | None:
-    value = where.value
+def _read_place(where: Text, pool: Pool) -> tuple[Segment, ...] | int | str | None:
+    value, is_text = where.value, isinstance(where.value, str)
+    word = str(value).strip()
     if where.leaf == "same_as":
-        if isinstance(value, str) and value.strip():
-            return value.strip()
+        if is_text and word:
+            return word
         where.reject("bad-placement", "expected a component", "it names one", "same_as: actor")
         return None
     if where.leaf == "accelerators" and isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)):
-        if int(value) < 1:
-            why = f"it is how many {pool.noun}s are wanted"
-            where.reject("bad-count", "expected at least 1", why, "accelerators: 1")
-            return None
-        return Count(count=int(value), why=f"asked for are {int(value)} {pool.noun}s")
-    if isinstance(value, str) and value.strip() == "rest":
+        if int(value) >= 1:
+            return int(value)
+        where.reject("bad-count", "expected at least 1", f"it is how many {pool.noun}s are wanted", "accelerators: 1")
+        return None
+    if is_text and word == "rest":
         return REST
-    if not isinstance(value, str) or not (match := _FRACTION.fullmatch(value)):
+    match = _FRACTION.fullmatch(word) if is_text else None
+    if match is None:
         return read_segments(where, pool)
     part, total = int(match[1]), int(match[2])
-    if part <= total and pool.count * part % total == 0:
-        count = pool.count * part // total
-        return Count(count=count, why=f"{part}/{total} of {pool.count} {pool.noun}s are {count}")
+    count, remainder = divmod(pool.count * part, total)
+    if part <= total and remainder == 0:
+        return count
     what, fix = f"{part}/{total} is more than all there is", where.line("all")
     if part <= total:
-        what = f"{part}/{total} of {pool.count} {pool.noun}s is no whole number"
-        near = max(1, pool.count * part // total)
-        fix = where.line(near if where.leaf == "accelerators" else {"accelerators": near})
+        what, count = f"{part}/{total} of {pool.count} {pool.noun}s is no whole number", max(1, count)
+        fix = where.line(count if where.leaf == "accelerators" else {"accelerators": count})
     where.reject("uneven-fraction", what, pool.describe(), fix)
     return None
 
@@ -268,11 +253,9 @@ def _join_processes(
     Not `complete`: some lines could not be read, so a component that seems alone may not be.
     """
     own = [name for name in sharers if role_of(name) in _OWN_GROUP]
-    others = [name for name in specs if role_of(name) not in _OWN_GROUP]
     for name in own:
         why = f"the {name} ranks form a process group of their own, and a process can join only one"
-        fix = "process: own" + (f"        (those that may share: {', '.join(others)})" if others else "")
-        sharers[name].reject("process-of-its-own", f"{name} cannot share its processes", why, fix)
+        sharers[name].reject("process-of-its-own", f"{name} cannot share its processes", why, "process: own")
     if own or not complete:
         return {}
     places: dict[tuple[object, ...], list[str]] = {}
@@ -284,22 +267,18 @@ def _join_processes(
     for name in single[1:] or single:  # of two that are apart, the second is reported
         partner = next((other for other in sharers if other != name), None)
         if partner is None:
-            other = next((c for c in others if c != name), None)
+            other = next((c for c in specs if c != name and role_of(c) not in _OWN_GROUP), None)
             code, what = "process-alone", f"{name} shares its processes with no other component"
             why = "a process is shared by components at the same place that both have process: shared"
             fix = "process: own" + (f"        (or: {other}: {{same_as: {name}, process: shared}})" if other else "")
         else:
-            shown = ", ".join(f"{c} is {specs[c].render()}" for c in (name, partner))
             code, what = "process-apart", f"{name} and {partner} are at different places"
+            shown = ", ".join(f"{c} is {specs[c].render()}" for c in (name, partner))
             why = f"rank by rank they need the same accelerators of one node group: {shown}"
             fix = f"{name}: {{same_as: {partner}, process: shared}}"
         sharers[name].reject(code, what, why, fix)
-    return {
-        name: dataclasses.replace(specs[name], process="+".join(names))
-        for names in places.values()
-        for name in names
-        if len(names) > 1
-    }
+    shared = {name: "+".join(names) for names in places.values() for name in names if len(names) > 1}
+    return {name: dataclasses.replace(specs[name], process=process) for name, process in shared.items()}
 
 
 def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Placed]:
@@ -318,20 +297,20 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
         line, target = lines[i], lines[i].asked
         if i in placed or not isinstance(target, str):
             return placed.get(i)
-        others = [n for n in line_of if n not in line.names]
         if i in chain:
             names = " -> ".join(lines[j].names[0] for j in [*chain[chain.index(i) :], i])
             why = "one of them has to be placed in numbers"
             line.where.reject("circular-placement", f"goes in a circle: {names}", why, line.whole.line("all"))
         elif target not in unplaced and target not in line_of:
+            others = [n for n in line_of if n not in line.names]
             near = did_you_mean(target, others)
-            what = f"no component is called {target!r}" + suggestion(near)
+            what, why = f"no component is called {target!r}" + suggestion(near), "placed are " + ", ".join(line_of)
             fix = line.where.line(near or others[0]) if others else line.whole.line("all")
-            line.where.reject("unknown-component", what, "placed are " + (", ".join(others) or "no others"), fix)
+            line.where.reject("unknown-component", what, why, fix)
         elif target not in unplaced and (found := follow(line_of[target], [*chain, i])) is not None:
             pool, segments = found
             if line.each * line.sharing > 1:
-                segments = respread(line.where, [s.accelerators for s in segments], pool, line.each, line.sharing)
+                segments = line.spread_over([s.accelerators for s in segments], pool)
             if segments and not unplaced & {*line.names}:
                 placed[i] = (pool, segments)
                 return placed[i]
@@ -347,36 +326,32 @@ def _settle(lines: Sequence[Line]) -> dict[int, Placed]:
     """Place the lines with numbers, then those with counts, then rests."""
     placed: dict[int, Placed] = {}
     used: dict[str, Ranges] = {}  # noun, and the label of pools without accelerators -> numbers taken
-    turns = [isinstance(line.asked, Count) + (line.asked == REST) for line in lines]
+    turns = [isinstance(line.asked, int) + (line.asked == REST) for line in lines]
     for i in sorted(range(len(lines)), key=turns.__getitem__):
-        line = lines[i]
-        pool, asked = line.pool, line.asked
-        if isinstance(asked, str):
-            continue
+        line, pool, asked = lines[i], lines[i].pool, lines[i].asked
         on_accelerators = pool.holds_accelerators
         key = pool.noun if on_accelerators else f"{pool.noun} {pool.label}"
         taken = used.get(key, Ranges())
         found = asked if isinstance(asked, tuple) else ()
-        if isinstance(asked, Count):
+        if isinstance(asked, int):
             free = pool.all - (pool.inside(taken) if on_accelerators else taken)
             found = _pick(line, asked, free, [n for other in lines if other is not line for n in other.names])
-        if not found:
-            continue
-        placed[i] = (pool, found)
+        if found:
+            placed[i] = (pool, found)
         if asked != REST:  # two rests get the same
-            numbers = Ranges.of(s.accelerators for s in found)
+            numbers = [s.accelerators for s in found]
             if on_accelerators:
-                numbers = Ranges.of(outside for piece in numbers.pieces for _, outside in pool.outside(piece))
-            used[key] = taken | numbers
+                numbers = [outside for piece in numbers for _, outside in pool.outside(piece)]
+            used[key] = taken | Ranges.of(numbers)
     return placed
 
 
-def _pick(line: Line, asked: Count, free: Ranges, others: Sequence[str]) -> tuple[Segment, ...]:
+def _pick(line: Line, count: int, free: Ranges, others: Sequence[str]) -> tuple[Segment, ...]:
     """Take the first free neighbours that are enough; else whole free units from the front."""
-    pool, noun, count = line.pool, line.pool.noun, asked.count
-    if count is None:
+    pool, noun = line.pool, line.pool.noun
+    if count == REST:
         if free:
-            return respread(line.where, free.pieces, pool, line.each, line.sharing)
+            return line.spread_over(free.pieces, pool)
         why = f"the other components use every {noun}; {pool.describe()}"
         line.where.reject("nothing-left", "there is no rest", why, line.whole.line("all"))
         return ()
@@ -384,16 +359,16 @@ def _pick(line: Line, asked: Count, free: Ranges, others: Sequence[str]) -> tupl
     unit = max(line.each, 1 if line.parallel.across_nodes else line.parallel.tensor_parallel_size)
     if count % unit:
         what = f"{count} {noun}s do not divide into units of {unit}"
-        why = f"{asked.why}, in units of {unit} (accelerators_per_rank or tensor_parallel_size)"
+        why = "a unit is accelerators_per_rank or tensor_parallel_size"
         line.where.reject("uneven-ranks", what, why, line.where.line(-(-count // unit) * unit))
         return ()
     pieces = _first_fit(free, pool, count, unit)
     if pieces is not None:
         return spread(pieces, line.each, line.sharing)
-    left = f"{free} ({len(free)})" if free else "none"
-    why = f"{asked.why}; free are {left}" + (f", in units of {unit} on one node" if unit > 1 else "")
+    why = f"free are {free} ({len(free)})" if free else "none is free"
+    why += (f", in units of {unit} on one node" if unit > 1 else "") + f"; {pool.describe()}"
     fix = line.whole.line({"same_as": others[0]} if others else "all")
-    line.where.reject("not-enough-free", f"{count} {noun}s are not free", f"{why}; {pool.describe()}", fix)
+    line.where.reject("not-enough-free", f"{count} {noun}s are not free", why, fix)
     return ()
 
 
@@ -405,10 +380,8 @@ def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] |
             if wanted.stop <= piece.stop and pool.cut(wanted, unit) is None:
                 return [wanted]
     taken: list[range] = []
-    for piece in free.pieces:
-        for interval in pool.intervals_in(piece):  # no rank lies across two of them
-            part = overlap(interval.numbers, piece)
-            if whole := min(count, len(part)) // unit * unit:
-                taken.append(part[:whole])
-                count -= whole
+    for part in (overlap(i.numbers, piece) for piece in free.pieces for i in pool.intervals_in(piece)):
+        if whole := min(count, len(part)) // unit * unit:  # no rank lies across two intervals
+            taken.append(part[:whole])
+            count -= whole
     return None if count else taken

@@ -133,8 +133,6 @@ def read_component_placement(
         inner = cluster.get("cluster", cluster)
         mapping = inner if isinstance(inner, Mapping) else {"component_placement": inner}
         block, groups = mapping.get("component_placement"), mapping.get("node_groups") or ()
-    node_groups, problems = read_node_groups(
-        groups if isinstance(groups, list | tuple) else [groups], topology, sources
-    )
+    node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources)
     return specs, node_groups, [*problems, *more]

@@ -55,8 +55,22 @@ class Text:
             assert isinstance(self.value, Sequence)
             return Text.of(self.value[leaf], f"{self.key}[{leaf}]", "-", self.sources, self.problems)
         if isinstance(self.value, Mapping):
-            value = next((v for k, v in self.value.items() if str(k) == leaf), value)
+            value = dict(self.entries()).get(leaf, value)
         return Text.of(value, f"{self.key}.{leaf}", leaf, self.sources, self.problems)
+
+    def entries(self) -> list[tuple[str, object]]:
+        """Return the keys of this block, as text, with their values."""
+        assert isinstance(self.value, Mapping)
+        return [(str(key), value) for key, value in self.value.items()]
+
+    def blocks(self, code: str, why: str, example: object) -> list[Text]:
+        """Return the blocks of a list, or the one block that stands for such a list; record what is no block."""
+        texts = [self] if self.value is not None else []
+        if isinstance(self.value, Sequence) and not isinstance(self.value, str):
+            texts = [self.child(i) for i in range(len(self.value))]
+        for text in (text for text in texts if not isinstance(text.value, Mapping)):
+            text.reject(code, "expected a block of keys", why, text.line(example))
+        return [text for text in texts if isinstance(text.value, Mapping)]
 
     @property
     def source(self) -> Source | None:
@@ -113,7 +127,7 @@ class Text:
         whole: dict[str, object] = {}  # with the parts of a value joined again
         extra: list[str] = []
         last = ""
-        for key, given in ((str(k), v) for k, v in self.value.items()):
+        for key, given in self.entries():
             continues = last == "node_group" or re.fullmatch(r"[0-9][0-9 :-]*|all", key)
             if given is None and key not in known and continues and isinstance(whole.get(last), str | int):
                 extra.append(key)
@@ -133,6 +147,14 @@ class Text:
             fix = f"{near}: {shown}" if near else f"remove {key}"
             span = (0, max(1, len(key)))
             text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
+
+    def has_no_ranks(self, why: str) -> bool:
+        """Reject ranks after a colon, which a segment may have elsewhere."""
+        at = self.text.find(":")
+        if at >= 0:
+            plain = re.sub(r":[^,]*", "", re.sub(r'[\[\]"]', "", self.text))
+            self.reject("bad-placement", "ranks are not given here", why, self.line(plain), span=(at, at + 1))
+        return at < 0
 
     def count(self) -> int | None:
         """Read a whole number from 1 to MOST_COUNTED."""

@@ -31,10 +31,10 @@ ACCELERATOR, NODE = "accelerator", "node"  # nouns
 class HardwareItem:
     """One piece of hardware that is no accelerator, such as a robot."""
 
-    number: int  # within its node group
     node: int
     type: str
     config: Mapping[str, object]  # the block of keys as written
+    number: int = 0  # within its node group
 
 
 class Interval(NamedTuple):

@@ -9,7 +9,7 @@ from rlplace.placement.language.grammar import split_at, stripped
 from rlplace.placement.language.spec import Parallel, Segment, parts, render_segments, spread
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
-from rlplace.placement.machines.ranges import Ranges, named, show_range
+from rlplace.placement.machines.ranges import Ranges, named, overlap, show_range
 
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
@@ -39,13 +39,13 @@ def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
     if ":" not in text.text and all(numbers.start < pool.count for numbers, _ in beyond):
         there = [(span, show_range(range(numbers.start, pool.count))) for numbers, span in beyond]
         fix = f"{text.with_parts(*there)}        (or: {everything})"
+    code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
+    why = f"ranges include both ends, and {pool.describe()}"
     for numbers, span in beyond:
         missing = range(max(numbers.start, pool.count), numbers.stop)
         if numbers.start < pool.count:
             span = stripped(text.text, text.text.rindex("-", *span) + 1, span[1])
-        code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
-        what = f"{named(pool.noun, missing)} {'do' if len(missing) > 1 else 'does'} not exist"
-        text.reject(code, what, f"ranges include both ends, and {pool.describe()}", fix, span=span)
+        text.reject(code, f"{named(pool.noun, missing, 'does', 'do')} not exist", why, fix, span=span)
     return not beyond
 
 
@@ -70,28 +70,26 @@ def _check_even(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
             below[segment] = ranks // accelerators * accelerators
             above[segment] = below[segment] + accelerators
         elif accelerators % ranks and ranks < accelerators:
-            below[segment] = next(n for n in range(ranks, 0, -1) if accelerators % n == 0)
+            below[segment] = largest_divisor(accelerators, ranks)
             above[segment] = next(n for n in range(ranks, accelerators + 1) if accelerators % n == 0)
     low, high = (text.line(_renumbered(segments, counts)) for counts in (below, above))
+    why = f"the number of ranks is a multiple or a divisor of the number of {pool.noun}s"
     for segment in below:
         what = f"{len(segment.ranks)} ranks do not divide over {len(segment.accelerators)} {pool.noun}s"
-        why = f"ranks spread evenly: their number is a multiple or a divisor of the number of {pool.noun}s"
         text.reject("uneven-ranks", what, why, f"{low}        (or: {high})", span=segment.span)
 
 
 def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:
-        twice = range(segment.accelerators.start, min(segment.accelerators.stop, reach.accelerators.stop))
-        if twice:
+        if twice := overlap(segment.accelerators, reach.accelerators):
             once = Ranges.of(s.accelerators for s in segments)
             fix = text.line(str(once))
             if len(once.pieces) == 1:
                 fix += f"        (or two ranks on each: {once}:0-{2 * len(once) - 1})"
-            what = f"{named(pool.noun, twice)} {'are' if len(twice) > 1 else 'is'} given twice"
             why = f"several ranks share one {pool.noun} when they are written as one segment, accelerators:ranks"
-            later = max(segment, reach, key=attrgetter("span"))
-            text.reject("duplicate-accelerator", what, why, fix, span=_columns(text, later, 0))
+            span = _columns(text, max(segment, reach, key=attrgetter("span")), 0)
+            text.reject("duplicate-accelerator", f"{named(pool.noun, twice, 'is')} given twice", why, fix, span=span)
         reach = max(segment, reach, key=lambda s: s.accelerators.stop)
 
 
@@ -101,11 +99,10 @@ def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         ranks = segment.ranks
         if ranks.start != expected:
-            wrong = range(expected, ranks.start) or range(ranks.start, min(expected, ranks.stop))
             code, verb = ("rank-gap", "left out") if ranks.start > expected else ("duplicate-rank", "given twice")
-            what = f"{named('rank', wrong)} {'are' if len(wrong) > 1 else 'is'} {verb}"
-            why = "the ranks of a component are 0, 1, 2, ..., each given exactly once"
-            text.reject(code, what, why, text.line(_renumbered(segments, {})), span=_columns(text, segment, 1))
+            wrong = range(expected, ranks.start) or range(ranks.start, min(expected, ranks.stop))
+            why, fix = "the ranks of a component are 0, 1, 2, ..., each once", text.line(_renumbered(segments, {}))
+            text.reject(code, f"{named('rank', wrong, 'is')} {verb}", why, fix, span=_columns(text, segment, 1))
             return
         expected = ranks.stop
 
@@ -126,6 +123,10 @@ def _check_cut(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
 def _fewer(numbers: range, each: int, pool: Pool) -> int:
     """Return the most accelerators a rank may have instead of `each`, so that none is cut."""
     return next(n for n in range(each - 1, 0, -1) if len(numbers) % n == 0 and pool.cut(numbers, n) is None)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str, str]:
@@ -157,10 +158,8 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
     """
     joined: list[range] = []
     for piece in pieces:
-        if joined and joined[-1].stop == piece.start:
-            joined[-1] = range(joined[-1].start, piece.stop)
-        else:
-            joined.append(piece)
+        follows = joined and joined[-1].stop == piece.start
+        joined.append(range(joined.pop().start, piece.stop) if follows else piece)
     for piece in joined:
         after = pool.cut(piece, each)
         if after is not None:
@@ -185,46 +184,39 @@ def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segmen
     text = line.child("tensor_parallel_size", tensor)
     total = sum(len(s.accelerators) for s in segments)
     sharing = max(s.ranks_per_accelerator for s in segments)
+    fix: int | str
     uneven = next((e for s in segments if (e := s.accelerators_per_rank) % tensor and tensor % e), None)
     if not pool.holds_accelerators:
         text = text if tensor > 1 else line.child("data_parallel_size", data)
-        what = f"there are only {pool.noun}s here"
-        why = f"a model is sliced over accelerators, and {pool.describe()}"
+        what, why = f"there are only {pool.noun}s here", f"a model is sliced over accelerators; {pool.describe()}"
         fix = f"remove {text.leaf}"
     elif sharing > 1 and tensor > 1:
-        what = f"{sharing} ranks share each accelerator"
-        why = "a copy that is sliced over several accelerators has each of them for itself"
+        what, why = f"{sharing} ranks share each accelerator", "a sliced copy has each accelerator for itself"
         fix = text.line(1, "or one rank per accelerator")
     elif total % tensor:
-        what = f"{total} accelerators do not divide into copies of {tensor}"
+        what, fix = f"{total} accelerators do not divide into copies of {tensor}", largest_divisor(total, tensor)
         why = f"{name} is on {total} accelerators; each copy takes {tensor} of them"
-        fix = text.line(next(n for n in range(min(tensor, total), 0, -1) if total % n == 0))
     elif data is not None and data * tensor != total:
-        text = line.child("data_parallel_size", data)
+        text, fix = line.child("data_parallel_size", data), total // tensor
         what = f"{data} copies x {tensor} = {data * tensor} accelerators, placed on {total}"
         why = f"the copies together use exactly the {total} accelerators that {name} has"
-        fix = text.line(total // tensor)
     elif uneven is not None:
-        what = f"ranks of {uneven} accelerators do not divide into copies of {tensor}"
+        what, fix = f"ranks of {uneven} accelerators do not divide into copies of {tensor}", uneven
         why = "a rank holds whole copies, or a copy is made of whole ranks"
-        fix = text.line(uneven)
     else:
         return parallel.across_nodes or _copies_on_one_node(text, tensor, pool, segments)
-    text.reject("parallel-sizes", what, why, fix)
+    text.reject("parallel-sizes", what, why, fix if isinstance(fix, str) else text.line(fix))
     return False
 
 
 def _copies_on_one_node(text: Text, tensor: int, pool: Pool, segments: Sequence[Segment]) -> bool:
     filled, began = 0, -1  # accelerators of the copy under way, and the node it is on
-    pieces = [(s, *part) for s in sorted(segments, key=lambda s: s.ranks.start) for part in parts(s, pool)]
-    for segment, interval, numbers in pieces:
+    pieces = [part for s in sorted(segments, key=lambda s: s.ranks.start) for part in parts(s, pool)]
+    for interval, numbers in pieces:
         if filled and interval.node != began:
             what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"
-            why = (
-                f"node {interval.node} starts at accelerator {interval.first} of {show_range(segment.accelerators)}; "
-                "slices of a layer exchange data in every step, which the network slows down"
-            )
-            fewer = next(n for n in range(tensor - 1, 0, -1) if all(len(piece) % n == 0 for *_, piece in pieces))
+            why = f"slices exchange data in every step; node {interval.node} starts at accelerator {interval.first}"
+            fewer = next(n for n in range(tensor - 1, 0, -1) if all(len(piece) % n == 0 for _, piece in pieces))
             fix = text.line(fewer, "or accept it: tensor_parallel_across_nodes: true")
             text.reject("copy-spans-nodes", what, why, fix)
             return False

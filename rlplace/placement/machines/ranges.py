@@ -73,6 +73,7 @@ def show_range(piece: range) -> str:
     return str(piece.start) if len(piece) == 1 else f"{piece.start}-{piece.stop - 1}"
 
 
-def named(noun: str, piece: range) -> str:
-    """Write `accelerator 3` or `accelerators 0-7`."""
-    return f"{noun}{'s' * (len(piece) > 1)} {show_range(piece)}"
+def named(noun: str, piece: range, verb: str = "", plural: str = "are") -> str:
+    """Write `accelerator 3` or `accelerators 0-7`, and `is` or `are` where a verb is given."""
+    several = len(piece) > 1
+    return f"{noun}{'s' * several} {show_range(piece)}" + f" {plural if several else verb}" * bool(verb)

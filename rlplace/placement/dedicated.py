@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from itertools import pairwise
 
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -27,20 +26,18 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
     moved: dict[str, list[Segment]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
-            numbers = segment.accelerators
-            edges = (here.nodes[rank].first for rank in here.boundaries(numbers))
-            for start, stop in pairwise((numbers.start, *edges, numbers.stop)):
-                like, size = here.node_of(start), stop - start
+            for like, part in here.parts(segment.accelerators):
+                size = len(part)
                 # Where the accelerators of a node differ, a piece stays on those it has.
-                local = start - like.first if like.runs else taken
+                local = part.start - like.first if like.runs else taken
                 fits = local >= taken and local + size <= like.accelerators
                 if not nodes or not fits or _kind(nodes[-1]) != _kind(like):
                     first = nodes[-1].numbers.stop if nodes else 0
                     nodes.append(dataclasses.replace(like, rank=len(nodes), first=first, host=""))
-                    local = start - like.first if like.runs else 0
+                    local = part.start - like.first if like.runs else 0
                 taken = local + size
                 begin = nodes[-1].first + local
-                ranks = segment.cut_to(range(start, stop)).ranks
+                ranks = segment.cut_to(part).ranks
                 moved.setdefault(component, []).append(Segment(accelerators=range(begin, begin + size), ranks=ranks))
     if not moved:
         return None

@@ -22,8 +22,6 @@ from rlplace.placement.language.spec import ComponentSpec, process_name
 from rlplace.placement.machines.pools import NODE, WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
 from rlplace.placement.machines.topology import Topology
 
-_ONE = "a group has at least one process"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
@@ -65,23 +63,27 @@ class HasTopology(Protocol):
     def topology(self) -> Topology: ...
 
 
-class PlacementStrategy(Protocol):
+class PlacementStrategy:
     """Places the processes of one group."""
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         """Return one slot per process, by rank. Raises PlacementError.
 
-        `isolate_accelerator=False` shows each process all accelerators of its node.
+        Slots carry an empty component name; launching the group fills it in. `isolate_accelerator=False` shows each
+        process all accelerators of its node.
         """
-        ...
+        groups = _groups_of(cluster)
+        pool, held = self._held(groups)
+        return _place(held, pool, groups, type(self).__name__, isolate_accelerator)
+
+    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
+        """Return the pool, and the numbers of each process in it, ascending."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PackedPlacementStrategy:
-    """Accelerators start..end (both included) dealt out in order, `stride` apart within a process.
-
-    Slots carry an empty component name; launching the group fills it in.
-    """
+class PackedPlacementStrategy(PlacementStrategy):
+    """Accelerators start..end (both included) dealt out in order, `stride` apart within a process."""
 
     start_hardware_rank: int
     end_hardware_rank: int
@@ -89,86 +91,67 @@ class PackedPlacementStrategy:
     stride: int = 1
     node_group: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        key, groups = type(self).__name__, _groups_of(cluster)
-        pool = _pool(key, "node_group", self.node_group, groups)
-        start, end = self.start_hardware_rank, self.end_hardware_rank
-        each, stride = self.num_hardware_per_process, self.stride
+    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
+        start, end, each, stride = dataclasses.astuple(self)[:4]
         count, block = end - start + 1, each * stride
-        for field, value in (("stride", stride), ("num_hardware_per_process", each)):
-            if value < 1:
-                raise _error("bad-strategy", f"{key}.{field}", "must be at least 1", str(value), None, f"{field}=1")
+        key, got = type(self).__name__, str(self)
+        if min(each, stride) < 1:
+            what, fix = "stride and num_hardware_per_process are at least 1", "stride=1, num_hardware_per_process=1"
+            raise _error("bad-strategy", key, what, got, "they are counts", fix)
         if count < 1:
             fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            what, why = "the range runs backwards", "both ends are included"
-            raise _error("reversed-range", key, what, f"{start}-{end}", why, fix)
+            raise _error("reversed-range", key, "the range runs backwards", got, "both ends are included", fix)
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
             fix = f"end_hardware_rank={start + max(1, count // block) * block - 1}"
-            raise _error("uneven-packing", key, what, f"{start}-{end}", why, fix)
-        held = [
+            raise _error("uneven-packing", key, what, got, why, fix)
+        return _pool(f"{type(self).__name__}.node_group", self.node_group, groups), [
             range(first + lane, first + lane + block, stride)
             for first in range(start, end + 1, block)
             for lane in range(stride)
         ]
-        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FlexiblePlacementStrategy:
+class FlexiblePlacementStrategy(PlacementStrategy):
     """The accelerators of each process, written out. Several processes may share one."""
 
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        key, groups = type(self).__name__, _groups_of(cluster)
-        pool = _pool(key, "node_group_label", self.node_group_label, groups)
-        if not self.hardware_ranks_list:
-            fix = "hardware_ranks_list=[[0]]"
-            raise _error("empty-placement", f"{key}.hardware_ranks_list", "names no process", "[]", _ONE, fix)
-        for rank, numbers in enumerate(self.hardware_ranks_list):
-            if len(set(numbers)) != len(numbers):
-                what, why = f"rank {rank} names an accelerator twice", "each entry is the set of one process"
-                fix = str(sorted(set(numbers)))
-                raise _error("duplicate-accelerator", key, what, str(list(numbers)), why, fix)
-        held = [sorted(numbers) for numbers in self.hardware_ranks_list]
-        return _place(held, pool, groups, key, isolate_accelerator)
+    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
+        pool = _pool(f"{type(self).__name__}.node_group_label", self.node_group_label, groups)
+        return pool, [sorted(numbers) for numbers in self.hardware_ranks_list]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NodePlacementStrategy:
+class NodePlacementStrategy(PlacementStrategy):
     """One process per entry on that node, holding no accelerator. With a group, its nodes are numbered from 0."""
 
     node_ranks: Sequence[int]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
-        pool = _pool(key, "node_group_label", label, groups)
-        if not self.node_ranks:
-            raise _error("empty-placement", f"{key}.node_ranks", "names no process", "[]", _ONE, "node_ranks=[0]")
-        nodes = groups.topology.nodes
+    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
+        nodes, label = groups.topology.nodes, self.node_group_label or WHOLE_CLUSTER
+        pool = _pool(f"{type(self).__name__}.node_group_label", label, groups)
         if label != WHOLE_CLUSTER:
             nodes = tuple(nodes[n] for n in sorted(pool.nodes))
-        return _place([[n] for n in self.node_ranks], node_pool(nodes, label), groups, key, isolate_accelerator)
+        return node_pool(nodes, label), [[n] for n in self.node_ranks]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ComponentPlacementStrategy:
-    """The place of one component of `component_placement`."""
+class ComponentPlacementStrategy(PlacementStrategy):
+    """The place of one component of `component_placement`; on another cluster, the same numbers are checked again."""
 
     spec: ComponentSpec
     groups: NodeGroups
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        """Place the component; on another cluster than that of its placement, the same numbers are checked again."""
-        spec, groups, key = self.spec, self.groups, self.spec.key or self.spec.name
-        pool = spec.pool
+        spec, groups, pool, key = self.spec, self.groups, self.spec.pool, self.spec.key or self.spec.name
         if cluster.topology != groups.topology:
             groups = _groups_of(cluster)
-            pool = _pool(key, "node_group", spec.node_group, groups)
+            pool = _pool(f"{key}.node_group", spec.node_group, groups)
         held = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
         return _place(held, pool, groups, key, isolate_accelerator, spec.name, spec.process)
 
@@ -177,21 +160,20 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
     return cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster.topology)
 
 
-def _error(code: str, key: str, what: str, got: str, why: str | None, fix: str) -> PlacementError:
+def _error(code: str, key: str, what: str, got: str, why: str, fix: str) -> PlacementError:
     return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
 
 
-def _pool(key: str, field: str, label: str | None, groups: NodeGroups) -> Pool:
+def _pool(key: str, label: str | None, groups: NodeGroups) -> Pool:
     """Return the pool of a node group, or of several joined by commas."""
     names = (label or WHOLE_CLUSTER).split(",")
     unknown = next((name for name in names if name not in groups.labels), None)
     if unknown is None:
         return groups[",".join(names)]
     near = did_you_mean(unknown, groups.labels)
-    what = f"there is no node group {unknown!r}" + suggestion(near)
-    why = "the node groups of this cluster are " + ", ".join(groups.labels)
-    fix = f'{field}="{near}"' if near else "leave the node group out"
-    raise _error("unknown-node-group", f"{key}.{field}", what, str(label), why, fix)
+    what, why = f"there is no node group {unknown!r}" + suggestion(near), "there are " + ", ".join(groups.labels)
+    fix = f'{key.rpartition(".")[2]}="{near}"' if near else "leave the node group out"
+    raise _error("unknown-node-group", key, what, str(label), why, fix)
 
 
 def _place(
@@ -207,24 +189,31 @@ def _place(
 
     Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
     """
+    if not held:
+        raise _error("empty-placement", key, "names no process", "[]", "a group has at least one", "name number 0")
     problems: list[Problem] = []
     locations: list[Interval] = []
-    for rank, numbers in enumerate(held):
+
+    def reject(code: str, what: str, why: str, fix: str) -> None:
         got = f"rank {rank}: {list(numbers)}"
+        problems.append(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
+
+    for rank, numbers in enumerate(held):
         missing = [n for n in numbers if not 0 <= n < pool.count]
         if missing or not numbers:
-            what = f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}"
-            fix = f"use numbers from 0 to {pool.count - 1}"
             code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
-            problems += _error(code, key, what, got, pool.describe(), fix).problems
+            what = f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}"
+            reject(code, what, pool.describe(), f"use numbers from 0 to {pool.count - 1}")
             continue
+        if len(set(numbers)) < len(numbers):
+            what, fix = f"rank {rank} names an accelerator twice", str(sorted(set(numbers)))
+            reject("duplicate-accelerator", what, "each entry is the set of one process", fix)
         first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
         locations.append(first)
         if first != last:
             code, on, why = cut_between(first, last, pool)
             what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
-            fix = "let each rank's accelerators end where its node ends, or give each rank fewer of them"
-            problems += _error(code, key, what, got, why, fix).problems
+            reject(code, what, why, "let each rank's accelerators end where its node ends, or give each rank fewer")
     if problems:
         raise PlacementError(problems)
     world_sizes, seen = Counter(h.node for h in locations), Counter[int]()

@@ -41,6 +41,14 @@ class Segment:
         first = self.accelerators.start + (rank - self.ranks.start) // self.ranks_per_accelerator * each
         return range(first, first + each)
 
+    def moved(self, accelerators: int, ranks: int) -> Segment:
+        """Return the same shape that many accelerators and ranks further on."""
+        here, ours = self.accelerators, self.ranks
+        return Segment(
+            accelerators=range(here.start + accelerators, here.stop + accelerators),
+            ranks=range(ours.start + ranks, ours.stop + ranks),
+        )
+
     def cut_to(self, numbers: range) -> Segment:
         """Return the part on `numbers`, which must lie inside and cut no rank."""
         at = numbers.start - self.accelerators.start

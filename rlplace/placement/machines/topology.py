@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.placement.machines.ranges import Ranges, overlap, show_range
 
 # What a declared node meets when the job starts is Ray's node of the same rank: see `nodes.in_rank_order`.
 DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
@@ -108,14 +108,15 @@ class Topology:
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
-        return self.nodes[self._starting_by(accelerator) - 1]
+        return self.nodes[bisect_right(self.nodes, accelerator, key=attrgetter("first")) - 1]
 
-    def boundaries(self, window: range) -> range:
-        """Return the ranks of the nodes whose first accelerator lies inside `window`, its start excluded."""
-        return range(self._starting_by(window.start), self._starting_by(window.stop - 1))
-
-    def _starting_by(self, accelerator: int) -> int:
-        return bisect_right(self.nodes, accelerator, key=attrgetter("first"))
+    def parts(self, window: range) -> Iterator[tuple[Node, range]]:
+        """Yield the nodes that hold accelerators of `window`, each with those it holds."""
+        for node in self.nodes[self.node_of(window.start).rank :]:
+            if node.first >= window.stop:
+                return
+            if part := overlap(node.numbers, window):
+                yield node, part
 
     def describe(self) -> str:
         """Write `8 accelerators, 0-7 (1 node x 8)`."""

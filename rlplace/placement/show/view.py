@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping
 
 from rlplace.errors import Problem
@@ -204,21 +205,16 @@ def clipped(text: str, longest: int, mark: str = " ...") -> str:
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
     """Fold all nodes, in order. Linear in nodes x components and in segments."""
-    waiting = {
-        c: sorted(placement.spec(c).segments, key=lambda s: s.accelerators.start, reverse=True)
-        for c in placement.components
-    }
+    topology, held = placement.topology, defaultdict[tuple[str, int], list[Segment]](list)
+    for component in placement.components:
+        for segment in placement.spec(component).segments:
+            for node, part in topology.parts(segment.accelerators):
+                held[component, node.rank].append(segment.cut_to(part))  # nodes never cut a rank
     folds: list[NodeFold] = []
-    for node in placement.topology.nodes:
-        here = {c: _take(segments, node.numbers.stop) for c, segments in waiting.items()}
+    for node in topology.nodes:
+        here = {c: held[c, node.rank] for c in placement.components}
         first_rank = {c: min((s.ranks.start for s in found), default=0) for c, found in here.items()}
-        local = {
-            c: tuple(
-                Segment(accelerators=_shifted(s.accelerators, node.first), ranks=_shifted(s.ranks, first_rank[c]))
-                for s in found
-            )
-            for c, found in here.items()
-        }
+        local = {c: tuple(s.moved(-node.first, -first_rank[c]) for s in found) for c, found in here.items()}
         last = folds[-1] if folds else None
         if last is not None and (last.accelerators, last.local) == (node.accelerators, local):
             folds[-1] = dataclasses.replace(last, nodes=range(last.nodes.start, node.rank + 1))
@@ -226,19 +222,3 @@ def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
             nodes = range(node.rank, node.rank + 1)
             folds.append(NodeFold(nodes, node.accelerators, node.first, first_rank, local))
     return tuple(folds)
-
-
-def _shifted(piece: range, by: int) -> range:
-    return range(piece.start - by, piece.stop - by)
-
-
-def _take(waiting: list[Segment], end: int) -> list[Segment]:
-    """Take the parts of the next segments before accelerator `end`; what goes on after it stays in `waiting`."""
-    taken: list[Segment] = []
-    while waiting and waiting[-1].accelerators.start < end:
-        segment = waiting.pop()
-        cut = min(segment.accelerators.stop, end)
-        taken.append(segment.cut_to(range(segment.accelerators.start, cut)))  # nodes never cut a rank
-        if cut < segment.accelerators.stop:
-            waiting.append(segment.cut_to(range(cut, segment.accelerators.stop)))
-    return taken

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 
-from rlplace.placement.show.diff import Line, compare, diff_record, render_diff
+from rlplace.placement.show.diff import compare, diff_record, render_diff
+from rlplace.placement.show.view import PlanView
 from tests.unit.placement.reports import APART, llm, ppo
 
 LEFT, RIGHT = ppo(name="hybrid"), ppo(APART, name="apart", offload=False)
 
 
-def differing(lines: tuple[Line, ...]) -> dict[str, tuple[str, str]]:
-    return {f"{line.chapter}/{line.what}": (line.left, line.right) for line in lines if line.differs}
+def differing(left: PlanView, right: PlanView) -> dict[str, tuple[str, str]]:
+    lines = ((f"{chapter}/{line.what}", line) for chapter, found in compare(left, right).items() for line in found)
+    return {name: (line.left, line.right) for name, line in lines if line.differs}
 
 
 def test_what_differs_between_hybrid_and_disaggregated() -> None:
-    found = differing(compare(LEFT, RIGHT))
+    found = differing(LEFT, RIGHT)
     assert found["machines/mode"] == ("hybrid", "disaggregated")
     assert found["machines/at work in learn"] == ("8 (100%)", "4 (50%)")
     assert found["placement/actor"] == ("0-7 (8 ranks)", "0-3 (4 ranks)")
@@ -26,7 +28,7 @@ def test_what_differs_between_hybrid_and_disaggregated() -> None:
 
 
 def test_a_placement_does_not_differ_from_itself() -> None:
-    assert differing(compare(LEFT, LEFT)) == {}
+    assert differing(LEFT, LEFT) == {}
     assert render_diff(LEFT, LEFT).startswith("diff: the same placement twice\n")
 
 
@@ -34,14 +36,14 @@ def test_the_text_names_both_and_marks_lines() -> None:
     lines = render_diff(LEFT, RIGHT).splitlines()
     marked = [line for line in lines if line.startswith("  *")]
     assert lines[0] == f"diff: {len(marked)} lines differ, marked *"
-    assert len(marked) == len(differing(compare(LEFT, RIGHT)))
+    assert len(marked) == len(differing(LEFT, RIGHT))
     assert lines[1].split() == ["hybrid", "apart"]
     assert max(map(len, lines)) <= 100
     assert render_diff(LEFT, ppo(name="more", envs=256)).startswith("diff: the same")
 
 
 def test_jobs_with_other_components_and_stages_can_be_compared() -> None:
-    found = differing(compare(LEFT, llm()))
+    found = differing(LEFT, llm())
     assert found["placement/critic"] == ("-", "0-7 (8 ranks)")
     assert found["residency/env"] == ("off, full, off", "-")
     assert found["machines/at work in infer 1"] == ("-", "8 (100%)")

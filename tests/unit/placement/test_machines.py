@@ -154,10 +154,11 @@ def test_nodes_are_numbered_through() -> None:
             uneven.node_of(bad)
 
 
-def test_boundaries_inside_a_window() -> None:
-    topology = Topology.uniform(4, 8)
-    windows = (range(32), range(8, 16), range(6, 9))
-    assert [list(topology.boundaries(window)) for window in windows] == [[1, 2, 3], [], [1]]
+def test_nodes_of_a_window() -> None:
+    topology = Topology.uneven([2, 0, 3, 4])
+    found = [(node.rank, part) for node, part in topology.parts(range(1, 6))]
+    assert found == [(0, range(1, 2)), (2, range(2, 5)), (3, range(5, 6))]
+    assert [part for _, part in topology.parts(range(2, 5))] == [range(2, 5)]
 
 
 def test_a_window_of_ranges() -> None:

@@ -176,16 +176,8 @@ def _pool(key: str, label: str | None, groups: NodeGroups) -> Pool:
     raise _error("unknown-node-group", key, what, str(label), why, fix)
 
 
-def _place(
-    held: Sequence[Sequence[int]],
-    pool: Pool,
-    groups: NodeGroups,
-    key: str,
-    isolate: bool,
-    component: str = "",
-    process: str = "",
-) -> tuple[Slot, ...]:
-    """Make the slots of ranks 0..N-1; rank i has the numbers `held[i]` of `pool`, ascending.
+def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
+    """Return where each rank is; rank i has the numbers `held[i]` of `pool`, ascending.
 
     Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
     """
@@ -216,6 +208,20 @@ def _place(
             reject(code, what, why, "let each rank's accelerators end where its node ends, or give each rank fewer")
     if problems:
         raise PlacementError(problems)
+    return locations
+
+
+def _place(
+    held: Sequence[Sequence[int]],
+    pool: Pool,
+    groups: NodeGroups,
+    key: str,
+    isolate: bool,
+    component: str = "",
+    process: str = "",
+) -> tuple[Slot, ...]:
+    """Make the slots of ranks 0..N-1, which hold these numbers of the pool."""
+    locations = _locate(held, pool, key)
     world_sizes, seen = Counter(h.node for h in locations), Counter[int]()
     slots: list[Slot] = []
     for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):

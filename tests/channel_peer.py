@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlplace.comm.channel import Channel, ChannelStats
+from rlplace.comm.shared_memory.arena import FREE, HOLDER, MEMORY, SIZE, Arena
 
 PATIENCE_S = 60.0  # longer than any step takes on a busy machine; reached only by a broken channel
 
@@ -23,6 +24,15 @@ def until(channel: Channel, holds: Callable[[ChannelStats], bool]) -> ChannelSta
 
 def waiting(channel: Channel, *, puts: int = 0, gets: int = 0) -> ChannelStats:
     return until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
+
+
+def held_bytes(arena: Arena) -> tuple[int, int]:
+    """Memory of segments in use, and of free ones."""
+    words, held = arena._words, [0, 0]
+    with arena._change():
+        for first in (segment // 8 for segment in arena._segments()):
+            held[words[first + HOLDER] == FREE] += words[first + SIZE] * words[first + MEMORY]
+    return held[0], held[1]
 
 
 class ProcessPeer:

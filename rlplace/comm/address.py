@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
@@ -29,21 +29,11 @@ if TYPE_CHECKING:
     from rlplace.comm.shared_memory.channel import SharedChannel
 
 
-class Branch:
-    """A branch that is connected when it is first used: most ends use few of many. Owns that connection."""
+class Branch(NamedTuple):
+    """Connected when it is first used: most ends use few of many."""
 
-    def __init__(self, keys: tuple[str, ...] | None, connect: Callable[[], Channel]) -> None:
-        """`keys` None: all that no other branch has."""
-        self.keys = keys
-        self._connect = connect
-        self._channel: Channel | None = None
-        self._lock = threading.Lock()
-
-    def channel(self) -> Channel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = self._connect()
-            return self._channel
+    keys: Sequence[str]
+    connect: Callable[[], Channel]
 
 
 class SpreadChannel(Channel):
@@ -53,8 +43,7 @@ class SpreadChannel(Channel):
         """No two of the `branches` have a key in common."""
         super().__init__(spec)
         self._branches = tuple(branches)
-        self._branch_of: Mapping[str, Branch] = {key: branch for branch in branches for key in branch.keys or ()}
-        self._rest = next((branch for branch in branches if branch.keys is None), None)
+        self._branch_of = {key: branch for branch in branches for key in branch.keys}
         self._ends: dict[str, Channel] = {}  # by key, filled on first use
 
     def named(self, owner: str) -> Self:
@@ -65,10 +54,10 @@ class SpreadChannel(Channel):
     def _end(self, key: str) -> Channel:
         end = self._ends.get(key)
         if end is None:
-            branch = self._branch_of.get(key, self._rest)
+            branch = self._branch_of.get(key)
             if branch is None:
                 raise channel_errors.unknown_key(self.spec, self.owner, key)
-            end = self._ends[key] = branch.channel().named(self.owner)
+            end = self._ends[key] = branch.connect().named(self.owner)
         return end
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
@@ -88,7 +77,7 @@ class SpreadChannel(Channel):
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
-                act(branch.channel().named(self.owner))
+                act(branch.connect().named(self.owner))
             except ChannelError as error:
                 failed = failed or error
         if failed is not None:
@@ -96,14 +85,14 @@ class SpreadChannel(Channel):
 
     def stats(self) -> ChannelStats:
         """The sum; a high-water mark is the sum of the branches' own, which need not have stood at the same moment."""
-        return summed([branch.channel().stats() for branch in self._branches])
+        return summed([branch.connect().stats() for branch in self._branches])
 
 
 def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
     """Statistics of branches that have no key in common, as one."""
-    oldest = [branch.oldest_version for branch in branches if branch.oldest_version is not None]
     waits = [wait for branch in branches for wait in branch.waits]
     return ChannelStats(
+        capacity_items=sum(branch.capacity_items for branch in branches),
         depth_items=sum(branch.depth_items for branch in branches),
         high_water_items=sum(branch.high_water_items for branch in branches),
         puts=sum(branch.puts for branch in branches),
@@ -115,7 +104,6 @@ def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
         producers=tuple(dict.fromkeys(name for branch in branches for name in branch.producers)),
         consumers=tuple(dict.fromkeys(name for branch in branches for name in branch.consumers)),
         dead=tuple(dict.fromkeys(name for branch in branches for name in branch.dead)),
-        oldest_version=min(oldest, default=None),
         staleness_max=max(branch.staleness_max for branch in branches),
     )
 
@@ -208,7 +196,7 @@ class NodeLocation:
         from rlplace.comm.network import RemoteChannel
 
         assert self.server is not None, f"{self} was asked for at {place}"
-        return RemoteChannel(place.ends.connection(self.server), self.server.keys, self.spec, self.spec.name)
+        return RemoteChannel(place.ends.connection(self.server), self.spec, self.spec.name)
 
 
 Location = ProcessLocation | NodeLocation  # where one branch of a channel lives: its keys and its capacity
@@ -226,6 +214,6 @@ class ChannelAddress:
         if len(self.locations) == 1:
             return self.locations[0].connect(place)
         branches = [
-            Branch(location.spec.keys, functools.partial(location.connect, place)) for location in self.locations
+            Branch(location.spec.keys or (), functools.partial(location.connect, place)) for location in self.locations
         ]
         return SpreadChannel(self.spec, branches)

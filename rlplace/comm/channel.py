@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, Literal, Self
 
-from rlplace.errors import ChannelMisuse, Problem
+from rlplace.comm import channel_errors
+from rlplace.errors import ChannelMisuse
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Wait:
 class ChannelStats:
     """A moment of a channel. Counts are since it was made."""
 
+    capacity_items: int
     depth_items: int
     high_water_items: int
     puts: int
@@ -65,7 +67,6 @@ class ChannelStats:
     producers: tuple[str, ...] = ()  # every name that ever put
     consumers: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()  # of these, whose process is known to have ended
-    oldest_version: int | None = None  # of the versions that were given with the items inside
     staleness_max: int = 0  # largest (newest version put so far - version of the item) when an item was taken
 
     @property
@@ -75,6 +76,11 @@ class ChannelStats:
     @property
     def waiting_consumers(self) -> tuple[str, ...]:
         return tuple(wait.owner for wait in self.waits if wait.wants == "item")
+
+    def could_end(self, wait: Wait) -> tuple[str, ...]:
+        """The workers that could end `wait`, as far as is known: over all keys, those that were seen so far."""
+        seen = self.producers if wait.wants == "item" else self.consumers
+        return tuple(name for name in seen if name != wait.owner)
 
 
 class Channel(abc.ABC):
@@ -135,9 +141,6 @@ class Channel(abc.ABC):
         """
         patience_s = self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
         return self._items(self._limit(weight), key, patience_s)
-
-    def get_batch_nowait(self, weight: float, *, key: str = "") -> list[Any]:
-        return self._items(self._limit(weight), key, None)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -209,16 +212,7 @@ class Channel(abc.ABC):
         return timeout_s
 
     def _misuse(self, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
-        return ChannelMisuse(
-            Problem(
-                code="bad-argument",
-                key=f"channel {self.spec.name}",
-                what=f"{self.owner} gave a wrong {name}",
-                got=repr(got),
-                why=f"{name} is {wanted}",
-                fix=fix,
-            )
-        )
+        return channel_errors.bad_argument(self.spec, self.owner, name, got, wanted, fix)
 
 
 def _is_number(given: object) -> bool:

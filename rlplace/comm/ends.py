@@ -1,4 +1,4 @@
-"""An end of a channel between threads or processes: packs items, takes its turn at the lock, and waits.
+"""An end of a channel between threads or processes: takes its turn at the lock, and waits.
 
 ::
 
@@ -13,15 +13,16 @@ that an end is given.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from rlplace.comm import channel_errors
+from rlplace.comm import channel_errors, process
 from rlplace.comm.channel import Channel, ChannelStats
-from rlplace.comm.queue import Get, Put, QueueMachine, Store
+from rlplace.comm.queue import Get, Put, QueueMachine, Store, Taken
 from rlplace.comm.table import BROKEN, CHANGING, CHECKED, CLOSED, COUNT, ITEMS, K_ITEMS, P_DEAD, PROCESS, Table
-from rlplace.comm.wakeup import Wakers
+from rlplace.comm.wakeup import Waker, Wakers
 from rlplace.errors import ChannelError, ChannelTimeout
 
 T = TypeVar("T")
@@ -34,34 +35,37 @@ LOCK_PATIENCE_S = 10.0  # least time to wait for the lock: a holder that is only
 
 
 class Lock(Protocol):
-    def acquire(self, patience_s: float) -> bool:
-        """False when it was not free in time."""
-        ...
+    """Between threads a threading.Lock, between processes a SharedLock."""
+
+    def acquire(self, *, timeout: float) -> bool: ...
 
     def release(self) -> None: ...
 
 
 class Attachment:
-    """Shared by all ends of a process that came from one."""
+    """Shared by all ends of a process that came from one. A forked child gets its own wakers and names."""
 
-    def __init__(self, table: Table, store: Store, lock: Lock, process: int) -> None:
+    def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
+        """`spins`: whether to look for a moment before a sleep, which no other thread of the process can use."""
         self.table, self.spec = table, table.spec
         self.store = store
         self.lock = lock
-        self.process = process
+        self._spin_s = SPIN_S if spins else 0.0
+        self.enter_process()
+        process.tell_of_forks(self)
+
+    def enter_process(self) -> None:
+        self.process = process.this_process()
         self.wakers = Wakers()
-        self.queue = QueueMachine(table, process, store)
-        self._late: list[
-            tuple[Callable[..., object], tuple[object, ...]]
-        ] = []  # steps of `undo` that are still to come
-        self._spin_s = SPIN_S
+        self.queue = QueueMachine(self.table, self.process, self.store)
+        self._late: list[Callable[[], object]] = []  # steps of `undo` that are still to come
 
     # ── one change ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0) -> T:
         """The step under the lock. Anything but a ChannelError leaves the change marked: the state may be half made."""
         words, queue = self.table.words, self.queue
-        if not self.lock.acquire(patience_s if patience_s > LOCK_PATIENCE_S else LOCK_PATIENCE_S):
+        if not self.lock.acquire(timeout=patience_s if patience_s > LOCK_PATIENCE_S else LOCK_PATIENCE_S):
             holder = words[CHANGING]
             name = self._name_of(holder) if holder else "a process"
             raise channel_errors.locked(self.spec, max(patience_s, LOCK_PATIENCE_S), name)
@@ -70,9 +74,8 @@ class Attachment:
                 queue.break_(f"{self._name_of(words[CHANGING])} died or was interrupted in the middle of a change")
             words[CHANGING] = self.process
             while self._late:
-                late, its_arguments = self._late.pop(0)
                 with contextlib.suppress(ChannelError):
-                    late(*its_arguments)
+                    self._late.pop(0)()
             result = step(*arguments)
             words[CHANGING] = 0
             return result
@@ -84,26 +87,25 @@ class Attachment:
             if wakes:
                 queue.wakes = []
             self.lock.release()
-            if wakes:
-                for number in {*wakes}:  # tasks of one loop share theirs
-                    self.wakers.wake(number)
+            for number in wakes:
+                self.wakers.wake(number)
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
         """As `run`, for what must not stay as it is: if a stopped process keeps the lock, with the next change."""
         try:
             self.run(step, *arguments)
         except ChannelTimeout:
-            self._late.append((step, arguments))
+            self._late.append(lambda: step(*arguments))
 
     # ── the dead ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> ChannelStats:
-        self.look_for_dead(time.monotonic())
+        self._look_for_dead(time.monotonic())
         return self.run(lambda: self.queue.stats(time.monotonic()))  # the time after the lock was acquired
 
-    def look_for_dead(self, now: float) -> None:
+    def _look_for_dead(self, now: float) -> None:
         """Let go of what dead processes left in the channel; one process of all looks, once a second."""
-        dead = [process for process in self.run(self._suspects, now) if not self.alive(process)]
+        dead = [other for other in self.run(self._suspects, now) if not process.alive(other)]
         if dead:
             self.run(self.queue.end_of_processes, dead, now)
 
@@ -115,18 +117,11 @@ class Attachment:
         reals[CHECKED] = now
         return {words[p + PROCESS] for p in self.queue.participants.all() if not words[p + P_DEAD]} - {self.process}
 
-    def alive(self, process: int) -> bool:
-        """Whether another process of the channel lives; there is none between threads."""
-        return True
-
-    def _name_of(self, process: int) -> str:
+    def _name_of(self, other: int) -> str:
         """What to call a process in error texts."""
         words, names = self.table.words, self.queue.participants.all()
-        return ", ".join(name for p, name in names.items() if words[p + PROCESS] == process) or self.unnamed(process)
-
-    def unnamed(self, process: int) -> str:
-        """What to call a process that has put or taken nothing."""
-        return "a thread"
+        users = [name for p, name in names.items() if words[p + PROCESS] == other]
+        return ", ".join(users) or f"process {process.pid_of(other)}"
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,16 +134,30 @@ class Attachment:
             raise self.run(self.queue.refused, request, now)
         if self._spin(request) and self.run(step, request, 0, time.monotonic()):
             return
+        with self._waker_of(request) as waker:
+            for seconds in self._attempts(step, request, waker.number, now + patience_s):
+                waker.wait(seconds)
+
+    async def attempt_async(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
+        """As `attempt`, for a task of a channel server. Cancelled, it takes nothing."""
+        if patience_s is None:
+            self.attempt(step, request, None)
+            return
+        with self._waker_of(request) as waker:
+            for seconds in self._attempts(step, request, waker.number, time.monotonic() + patience_s):
+                await waker.sleep(seconds)
+
+    @contextlib.contextmanager
+    def _waker_of(self, request: Put | Get) -> Iterator[Waker]:
         waker = self.wakers.take()
         try:
-            for seconds in self.attempts(step, request, waker.number, now + patience_s):
-                waker.wait(seconds)
+            yield waker
         finally:
             if request.waiter:  # interrupted
                 self.undo(self.queue.withdraw, request, time.monotonic())
             self.wakers.give_back(waker)
 
-    def attempts(self, step: Step, request: Put | Get, waker: int, deadline: float) -> Iterator[float]:
+    def _attempts(self, step: Step, request: Put | Get, waker: int, deadline: float) -> Iterator[float]:
         """Try until the request is done; yields before each new try how long to sleep at most, until it is woken."""
         now = time.monotonic()
         next_look = now + LOOK_S
@@ -159,11 +168,7 @@ class Attachment:
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + LOOK_S
-                self.look_for_dead(now)
-
-    def pause(self) -> bool:
-        """Let others run for a moment; False where a thread should rather sleep at once."""
-        return False  # a thread that spins keeps the others of its process from running
+                self._look_for_dead(now)
 
     def _spin(self, request: Put | Get) -> bool:
         """Look for a moment, without the lock, whether what the request waits for comes: that is less than a sleep.
@@ -176,53 +181,27 @@ class Attachment:
             return False
         count = request.key + K_ITEMS + COUNT
         end = time.perf_counter() + spin_s
-        while self.pause():
+        while time.perf_counter() < end:
+            os.sched_yield()
             if words[ITEMS] < self.spec.capacity_items if isinstance(request, Put) else words[count]:
                 return True
             if words[BROKEN] or words[CLOSED]:
                 return True
-            if time.perf_counter() > end:
-                break
         self._spin_s = spin_s / 4
         return False
 
 
 class QueueEnd(Channel):
-    """Implements Channel on a queue machine. Ends of one process share its attachment."""
+    """An end on a queue machine. Ends of one process share its attachment."""
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__(attachment.spec)
         self._attachment = attachment
 
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
-        attachment = self._attachment
-        packed = attachment.store.pack(item)
-        put = Put(self.owner, key, weight, version, packed if attachment.store.goes_along(packed) else None)
-        attachment.attempt(attachment.queue.put, put, patience_s)
-        if put.entry:
-            self._fill(put, packed)
-
-    def _fill(self, put: Put, packed: Any) -> None:
-        """Data moves, once credit was granted."""
-        attachment, store = self._attachment, self._attachment.store
-        try:
-            payload = packed if store.goes_along(packed) else store.write(packed)
-            try:
-                attachment.run(attachment.queue.fill, put, payload, time.monotonic())
-            except ChannelError:
-                store.release(payload)
-                raise
-        finally:
-            if put.entry:  # the data never came
-                attachment.undo(attachment.queue.cancel, put, time.monotonic())
-
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        attachment = self._attachment
+    def _take(self, limit: float | None, key: str, patience_s: float | None) -> list[Taken]:
         get = Get(self.owner, key, limit)
-        attachment.attempt(attachment.queue.get, get, patience_s)
-        if limit is None:
-            return [attachment.store.open(get.taken[0][0])]
-        return self._open_all([payload for payload, _, _ in get.taken], attachment.store.open, key)
+        self._attachment.attempt(self._attachment.queue.get, get, patience_s)
+        return get.taken
 
     def close(self) -> None:
         self._attachment.run(self._attachment.queue.close)

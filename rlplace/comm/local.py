@@ -7,16 +7,22 @@ from typing import Any
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import Attachment, QueueEnd
+from rlplace.comm.queue import Put
 from rlplace.comm.table import Table
-
-_THIS_PROCESS = 1  # between threads there is no other
 
 
 class LocalChannel(QueueEnd):
     """An item belongs to the thread that takes it: a producer must not change it after `put`."""
 
     def __init__(self, spec: ChannelSpec) -> None:
-        super().__init__(Attachment(local_table(spec), References(), ThreadLock(), _THIS_PROCESS))
+        super().__init__(Attachment(local_table(spec), References(), threading.Lock(), spins=False))
+
+    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+        put = Put(self.owner, key, weight, version, (item,))
+        self._attachment.attempt(self._attachment.queue.put, put, patience_s)
+
+    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        return [item for (item,), _, _ in self._take(limit, key, patience_s)]
 
 
 def local_table(spec: ChannelSpec) -> Table:
@@ -26,41 +32,11 @@ def local_table(spec: ChannelSpec) -> Table:
     return table
 
 
-class References:
+class References(dict[int, tuple[Any]]):
     """Implements Store: the items by entry, each in a tuple of its own."""
 
-    def __init__(self) -> None:
-        self._items: dict[int, tuple[Any]] = {}
-
-    def place(self, entry: int, payload: tuple[Any]) -> None:
-        self._items[entry] = payload
-
-    def take(self, entry: int) -> tuple[Any]:
-        return self._items.pop(entry)
+    place = dict.__setitem__
+    take = dict.pop
 
     def drop(self, entry: int) -> None:
-        self._items.pop(entry, None)
-
-    def pack(self, item: Any) -> tuple[Any]:
-        return (item,)
-
-    def goes_along(self, packed: tuple[Any]) -> bool:
-        return True
-
-    def write(self, packed: tuple[Any]) -> tuple[Any]:
-        return packed
-
-    def release(self, payload: tuple[Any]) -> None:
-        """Nothing to give back."""
-
-    def open(self, payload: tuple[Any]) -> Any:
-        return payload[0]
-
-
-class ThreadLock:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.release = self._lock.release
-
-    def acquire(self, patience_s: float) -> bool:
-        return self._lock.acquire(timeout=patience_s)
+        self.pop(entry, None)

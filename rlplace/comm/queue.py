@@ -31,35 +31,15 @@ Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, v
 
 
 class Store(Protocol):
-    """Where the items of entries lie: one for each kind of memory."""
+    """Where the items of entries lie: one for each kind of memory. Called under the channel's lock."""
 
-    def pack(self, item: Any) -> Any: ...
+    def place(self, entry: int, payload: Any, /) -> None: ...
 
-    def goes_along(self, packed: Any) -> bool:
-        """Whether it is small enough to go with the request itself; else `write` comes once credit was granted."""
-        ...
-
-    def write(self, packed: Any) -> Any:
-        """A payload that lies outside of the table."""
-        ...
-
-    def release(self, payload: Any) -> None:
-        """The payload of `write` is not wanted."""
-        ...
-
-    def open(self, payload: Any) -> Any:
-        """The item of a payload that was taken."""
-        ...
-
-    # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
-
-    def place(self, entry: int, payload: Any) -> None: ...
-
-    def take(self, entry: int) -> Any:
+    def take(self, entry: int, /) -> Any:
         """The payload of an entry that leaves its line; the caller's own from now on."""
         ...
 
-    def drop(self, entry: int) -> None:
+    def drop(self, entry: int, /) -> None:
         """The channel breaks, perhaps with an item in this entry."""
         ...
 
@@ -262,7 +242,7 @@ class QueueMachine:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
         words, line = self.words, get.key + t.K_ITEMS
         if words[t.BROKEN]:
-            raise self._broken(get)
+            return
         for payload, (_, weight, version) in reversed(list(zip(payloads, get.taken, strict=True))):
             entry = self._hold(get.owner, get.key, weight, version)
             self.store.place(entry, payload)
@@ -506,9 +486,9 @@ class QueueMachine:
                     Wait(owner=owner, key=key, wants="credit" if line == t.PUTTERS else "item", seconds=seconds)
                 )
         depths = {} if words[t.BROKEN] else {k: words[k + t.K_ITEMS + t.COUNT] + words[k + t.K_RESERVED] for k in keys}
-        versions = [words[e + t.E_VERSION] for e in self._all_entries() if words[e + t.E_STATE] != t.FREE]
         living = {name for p, name in names.items() if not words[p + t.P_DEAD]}
         return ChannelStats(
+            capacity_items=self._capacity,
             depth_items=words[t.ITEMS],
             high_water_items=words[t.HIGH_ITEMS],
             puts=words[t.PUTS],
@@ -520,6 +500,5 @@ class QueueMachine:
             producers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_PRODUCED])),
             consumers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_CONSUMED])),
             dead=tuple(dict.fromkeys(name for name in names.values() if name not in living)),
-            oldest_version=None if words[t.BROKEN] else min((v for v in versions if v != NO_VERSION), default=None),
             staleness_max=words[t.STALENESS_MAX],
         )

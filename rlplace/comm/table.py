@@ -18,14 +18,10 @@ import mmap
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import ChannelSpec
 
-MAGIC_NUMBER = 0x726C706C61636504  # the last byte is the version of this layout
-
 # ── header ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 LOCK = 0  # eight words, between processes
 (
-    MAGIC,
-    SPEC_AT,  # byte
-    SPEC_BYTES,
+    SPEC_BYTES,  # of the pickled spec at the end of the file
     CHANGING,  # process in the middle of a change; 0: the state is whole
     BROKEN,  # 1 once broken
     CLOSED,  # 1 once closed
@@ -50,7 +46,7 @@ LOCK = 0  # eight words, between processes
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
     REASON,  # bytes, then text: why the channel is broken
-) = range(8, 35)
+) = range(8, 33)
 FIRST, LAST, COUNT = range(3)  # words of a line
 NO_VERSION = -(2**63)
 MAX_REASON_BYTES = 2048
@@ -117,7 +113,6 @@ class Table:
     def clear(self) -> None:
         """Make the table of a new channel, from zeros."""
         self.words[NEWEST_VERSION] = NO_VERSION
-        self.words[MAGIC] = MAGIC_NUMBER
 
     def release(self) -> None:
         """Let go of the memory. Any later access is a ValueError."""

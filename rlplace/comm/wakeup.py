@@ -1,4 +1,4 @@
-"""Wake a thread or an asyncio loop, of this process or another: an empty datagram to a socket without a file.
+"""Wake a thread or a task, of this process or another: an empty datagram to a socket without a file.
 
 A waker is a Unix datagram socket in the abstract namespace, bound to a name of the kernel's choice: five hexadecimal
 digits, so that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.
@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import socket
 import weakref
-from collections.abc import Callable, Iterator
 
 
 class Waker:
-    """Ends the sleep of one thread at a time. `number` names it to all processes of the node and is never 0."""
+    """Ends the sleep of one thread or task at a time. `number` names it to all processes of the node and is never 0."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -33,34 +32,12 @@ class Waker:
             return False
         return True
 
-
-class LoopWaker(Waker):
-    """Belongs to one asyncio loop, for all its waiting tasks, and is watched by the loop only while there are any."""
-
-    def __init__(self) -> None:
-        super().__init__()
+    async def sleep(self, seconds: float) -> None:
+        """As `wait`, for a task."""
         self._socket.setblocking(False)
-        self._woken: dict[object, Callable[[], None]] = {}
-
-    @contextlib.contextmanager
-    def calling(self, task: object, woken: Callable[[], None]) -> Iterator[None]:
-        """Call `woken` in the running loop at every wake meanwhile."""
-        loop = asyncio.get_running_loop()
-        if not self._woken:
-            loop.add_reader(self._socket.fileno(), self._read)
-        self._woken[task] = woken
-        try:
-            yield
-        finally:
-            del self._woken[task]
-            if not self._woken:
-                loop.remove_reader(self._socket.fileno())
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._socket.recv(1)
-        for woken in list(self._woken.values()):
-            woken()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.get_running_loop().sock_recv(self._socket, 1)
 
 
 class Wakers:
@@ -72,7 +49,7 @@ class Wakers:
         self._finalizer = weakref.finalize(self, self._socket.close)
 
     def take(self) -> Waker:
-        """One for a thread that is about to wait."""
+        """One for a request that is about to wait."""
         try:
             return self._idle.pop()
         except IndexError:

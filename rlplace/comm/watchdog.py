@@ -13,93 +13,74 @@ keys. A worker is stuck when all that it waits for are stuck or dead.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import graphlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats, Wait
+from rlplace.comm.channel import Channel, ChannelStats
 from rlplace.comm.channel_errors import holding, listed
 from rlplace.errors import ChannelError
 
-_WANTED = {"item": "for an item", "credit": "for credit"}
+_WANTED = {"credit": "for credit", "item": "for an item"}
 _LOOKS = 4  # at the channels in the time of a stall
 _LOOK_S = 5.0  # at least this often
 _END_S = 5.0  # how long a look may take that the end of the watch finds under way
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelView:
-    """One channel as it was seen at a moment."""
-
-    spec: ChannelSpec
-    stats: ChannelStats
-
-    @property
-    def moved(self) -> int:
-        return self.stats.puts + self.stats.gets
-
-    def wakers(self, wait: Wait) -> tuple[str, ...]:
-        """The workers that could end `wait`, as far as is known."""
-        seen = self.stats.producers if wait.wants == "item" else self.stats.consumers
-        return tuple(name for name in seen if name != wait.owner)
-
-
-def view(channels: Mapping[str, Channel]) -> dict[str, ChannelView]:
+def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
     """A moment of each channel; one that is gone has no waiters and is left out."""
     views = {}
     for name, channel in channels.items():
         with contextlib.suppress(ChannelError):
-            views[name] = ChannelView(spec=channel.spec, stats=channel.stats())
+            views[name] = channel.stats()
     return views
 
 
 class WaitForGraph:
     """The waits of a moment: an owner's edges lead to the workers that could end them."""
 
-    def __init__(self, views: Collection[ChannelView]) -> None:
-        self.dead = {name for v in views for name in v.stats.dead}
-        self.waits: dict[str, list[tuple[str, ...]]] = {}  # owner -> the wakers of each of its waits
-        for v in views:
-            for wait in v.stats.waits:
-                self.waits.setdefault(wait.owner, []).append(v.wakers(wait))
+    def __init__(self, views: Collection[ChannelStats]) -> None:
+        self.dead = {name for stats in views for name in stats.dead}
+        self.waits: dict[str, list[tuple[str, ...]]] = {}  # owner -> the workers that could end each of its waits
+        for stats in views:
+            for wait in stats.waits:
+                self.waits.setdefault(wait.owner, []).append(stats.could_end(wait))
+        self.awaited = {name for waits in self.waits.values() for wait in waits for name in wait}
         # Workers without a wait that can end: the largest set whose members wait only for each other and the dead.
         self.stuck, before = set(self.waits), -1
         while len(self.stuck) != before:
             before, hopeless = len(self.stuck), self.stuck | self.dead
-            self.stuck = {owner for owner in self.stuck if all(h and hopeless.issuperset(h) for h in self.waits[owner])}
+            self.stuck = {owner for owner in self.stuck if all(w and hopeless.issuperset(w) for w in self.waits[owner])}
 
     def cycle(self) -> tuple[str, ...]:
         """Workers that wait for each other in a circle, the first again at the end; empty if they wait for the dead."""
-        ahead = {owner: [h for each in self.waits[owner] for h in each if h in self.stuck] for owner in self.stuck}
-        while ends := {owner for owner in ahead if not ahead[owner]}:
-            ahead = {o: [h for h in wakers if h not in ends] for o, wakers in ahead.items() if o not in ends}
-        if not ahead:
-            return ()
-        path = [min(ahead)]
-        while path[-1] not in path[:-1]:
-            path.append(min(ahead[path[-1]]))
-        return tuple(path[path.index(path[-1]) :])
+        stuck = sorted(self.stuck)
+        ahead = {owner: [name for wait in self.waits[owner] for name in wait if name in self.stuck] for owner in stuck}
+        try:
+            graphlib.TopologicalSorter(ahead).prepare()
+        except graphlib.CycleError as found:
+            circle: list[str] = found.args[1][:0:-1]  # it names each behind the one that waits for it
+            first = circle.index(min(circle))
+            return (*circle[first:], *circle[: first + 1])
+        return ()
 
-    def awaited(self) -> list[str]:
+    def slow(self) -> list[str]:
         """Living workers that others wait for and that do not wait themselves."""
-        wakers = {h for each in self.waits.values() for wait in each for h in wait}
-        return sorted(wakers - set(self.waits) - self.dead)
+        return sorted(self.awaited - set(self.waits) - self.dead)
 
 
-def report(views: Mapping[str, ChannelView]) -> str | None:
+def report(views: Mapping[str, ChannelStats]) -> str | None:
     """Which workers wait for which, for what and how long, and what the channels hold; None if none waits."""
     graph = WaitForGraph(views.values())
     if not graph.waits:
         return None
     lines = list(_verdict(graph))
-    for name, v in views.items():
-        if v.stats.waits:
-            lines.append(
-                f"channel {name}: {holding(v.spec, v.stats)}, {v.stats.puts} put and {v.stats.gets} taken so far"
-            )
-            lines += [f"    {line}" for line in _waits(v)]
+    for name, stats in views.items():
+        if stats.waits:
+            lines.append(f"channel {name}: {holding(stats)}, {stats.puts} put and {stats.gets} taken so far")
+            lines += [f"    {line}" for line in _waits(stats)]
     return "\n".join(lines)
 
 
@@ -110,28 +91,24 @@ def _verdict(graph: WaitForGraph) -> Iterator[str]:
         behind = sorted(graph.stuck - set(cycle))
         if behind:
             yield f"behind it: {listed(behind)}"
-    awaited_dead = sorted({h for each in graph.waits.values() for wait in each for h in wait} & graph.dead)
-    if awaited_dead:
-        yield f"dead: {listed(awaited_dead)}"
-    if not graph.stuck and graph.awaited():
-        yield f"slow, busy or gone: {listed(graph.awaited())}; others wait for them, and they wait for none here"
+    if graph.awaited & graph.dead:
+        yield f"dead: {listed(sorted(graph.awaited & graph.dead))}"
+    if not graph.stuck and graph.slow():
+        yield f"slow, busy or gone: {listed(graph.slow())}; others wait for them, and they wait for none here"
 
 
-def _waits(v: ChannelView) -> Iterator[str]:
-    """A line for each kind of wait in a channel: thousands of ranks make three lines at most."""
-    kinds: dict[str, list[Wait]] = {}
-    for wait in v.stats.waits:
-        kinds.setdefault(wait.wants, []).append(wait)
-    for wants, waits in kinds.items():
-        owners = list(dict.fromkeys(wait.owner for wait in waits))
-        keys = list(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
-        wakers = dict.fromkeys(h for wait in waits for h in v.wakers(wait))
-        named = listed(f"{name} (dead)" if name in v.stats.dead else name for name in wakers)
-        at = f" at key {listed(keys)}" if keys else ""
-        yield (
-            f"{listed(owners)}: {max(wait.seconds for wait in waits):.1f} s {_WANTED[wants]}{at}, "
-            f"from {named or 'workers that have not used it yet'}"
-        )
+def _waits(stats: ChannelStats) -> Iterator[str]:
+    """A line for each kind of wait in a channel: thousands of ranks make two lines."""
+    for wants, wanted in _WANTED.items():
+        waits = [wait for wait in stats.waits if wait.wants == wants]
+        if not waits:
+            continue
+        owners = listed(dict.fromkeys(wait.owner for wait in waits))
+        keys = listed(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
+        names = dict.fromkeys(name for wait in waits for name in stats.could_end(wait))
+        others = listed(f"{name} (dead)" if name in stats.dead else name for name in names)
+        longest, at = max(wait.seconds for wait in waits), f" at key {keys}" if keys else ""
+        yield f"{owners}: {longest:.1f} s {wanted}{at}, from {others or 'workers that have not used it yet'}"
 
 
 class Watchdog:
@@ -163,9 +140,9 @@ class Watchdog:
     def look(self, now: float) -> str | None:
         """The report that is due at `now`, if any. Called with growing times."""
         views = view(self._channels)
-        still = {f"channel {name}": self._still_s(name, v, now) for name, v in views.items()}
+        still = {f"channel {name}": self._still_s(name, stats, now) for name, stats in views.items()}
         waited: dict[str, float] = {}  # owner -> its youngest wait
-        for wait in (wait for v in views.values() for wait in v.stats.waits):
+        for wait in (wait for stats in views.values() for wait in stats.waits):
             waited[wait.owner] = min(wait.seconds, waited.get(wait.owner, wait.seconds))
         stalled = {name for name, seconds in still.items() if seconds >= self._stall_s}
         long = {owner for owner, seconds in waited.items() if seconds >= self._stall_s}
@@ -178,12 +155,13 @@ class Watchdog:
         self._said = waiting  # the report names all of them
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
-    def _still_s(self, name: str, v: ChannelView, now: float) -> float:
+    def _still_s(self, name: str, stats: ChannelStats, now: float) -> float:
         """For how long there were waits in a channel, as far as looks tell, without anything put or taken."""
-        moved, since = self._moved.get(name, (-1, now))
-        if moved != v.moved or not v.stats.waits:
+        before, since = self._moved.get(name, (-1, now))
+        moved = stats.puts + stats.gets
+        if moved != before or not stats.waits:
             since = now
-        self._moved[name] = (v.moved, since)
+        self._moved[name] = (moved, since)
         return now - since
 
     def _watch(self) -> None:

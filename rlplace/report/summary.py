@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplace.comm.watchdog import ChannelView
+from rlplace.comm.channel import ChannelStats
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory.ledger import Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
@@ -125,17 +125,17 @@ def compare_memory(ledger: MemoryLedger, measured: Measurements) -> dict[str, di
     }
 
 
-def waits_of(views: Mapping[str, ChannelView]) -> dict[str, dict[str, Any]]:
+def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
     """Return by channel which components put and took, and the summed seconds that their ranks waited."""
     return {
         name: {
-            "producers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.stats.producers)),
-            "consumers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.stats.consumers)),
-            "producer_wait_s": seen.stats.producer_wait_s,
-            "consumer_wait_s": seen.stats.consumer_wait_s,
-            "items": seen.stats.puts,
-            "high_water_items": seen.stats.high_water_items,
-            "staleness_max": seen.stats.staleness_max,
+            "producers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.producers)),
+            "consumers": list(dict.fromkeys(component_of(owner) or owner for owner in seen.consumers)),
+            "producer_wait_s": seen.producer_wait_s,
+            "consumer_wait_s": seen.consumer_wait_s,
+            "items": seen.puts,
+            "high_water_items": seen.high_water_items,
+            "staleness_max": seen.staleness_max,
         }
         for name, seen in views.items()
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlplace.comm import channel_errors, codec
+from rlplace.comm import codec
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
-from rlplace.comm.network.connection import GRACE_S, Connection, ConnectionBroken, Silent, Waiter
+from rlplace.comm.network.connection import Connection, Waiter
 from rlplace.comm.network.wire import Frame
 
 
@@ -25,24 +25,23 @@ class RemoteChannel(Channel):
       nothing; a longer one is the death of the server to this end, and of this process to the server.
     """
 
-    def __init__(self, connection: Connection, keys: Keys, spec: ChannelSpec, name: str) -> None:
+    def __init__(self, connection: Connection, spec: ChannelSpec, name: str) -> None:
         """`name`: of the channel in the server. Does not wait: the first call raises a failure."""
         super().__init__(spec)
         self.connection = connection
-        self._keys = keys
         self._name = name
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.connection.endpoint, self._keys, self.spec, self._name, self.owner)
+        return _rebuild, (self.connection.endpoint, self.connection.keys, self.spec, self._name, self.owner)
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         packed, terms = self._pack(item), (key, weight, version, patience_s)
         if isinstance(packed, bytes):
             self._ask("put", packed, *terms, patience_s=patience_s)
             return
-        marks, frames = wire.enclose((packed,), self._keys.frame_bytes)
-        credit = self._ask("reserve", *terms, patience_s=patience_s)
+        marks, frames = wire.enclose((packed,), self.connection.keys.frame_bytes)
+        credit = self._ask("put", None, *terms, patience_s=patience_s)
         filled = False
         try:
             self._ask("fill", credit.request.serial, marks, outgoing=frames, patience_s=self.spec.timeout_s)
@@ -53,35 +52,26 @@ class RemoteChannel(Channel):
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
         waiter = self._ask("get", limit, key, patience_s, patience_s=patience_s)
-        assert waiter.reply is not None
         return self._open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key)
 
     def close(self) -> None:
-        self._ask("close", patience_s=0.0)
+        self._ask("close")
 
     def break_(self, why: str) -> None:
-        self._ask("break_", why, patience_s=0.0)
+        self._ask("break_", why)
 
     def stats(self) -> ChannelStats:
-        reply = self._ask("stats", patience_s=0.0).reply
-        assert reply is not None
-        stats: ChannelStats = reply.value
+        stats: ChannelStats = self._ask("stats").reply.value
         return stats
 
-    def _ask(self, method: str, *arguments: Any, patience_s: float | None, outgoing: Sequence[Frame] = ()) -> Waiter:
-        limit_s = (patience_s or 0.0) + GRACE_S
-        try:
-            waiter = self.connection.ask(method, self._name, self.owner, *arguments, outgoing=outgoing, limit_s=limit_s)
-        except ConnectionBroken as why:
-            raise channel_errors.broken(self.spec, self.owner, str(why)) from None
-        except Silent:
-            raise channel_errors.silent(self.spec, self.owner, method, limit_s) from None
-        assert waiter.reply is not None
-        if waiter.reply.error is not None:
-            raise waiter.reply.error
-        return waiter
+    def _ask(
+        self, method: str, *arguments: Any, patience_s: float | None = None, outgoing: Sequence[Frame] = ()
+    ) -> Waiter:
+        return self.connection.ask(
+            self.spec, method, self._name, self.owner, *arguments, outgoing=outgoing, patience_s=patience_s or 0.0
+        )
 
 
 def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, name: str, owner: str) -> RemoteChannel:
     """An end with a connection of its own."""
-    return RemoteChannel(Connection(endpoint, keys), keys, spec, name).named(owner)
+    return RemoteChannel(Connection(endpoint, keys), spec, name).named(owner)

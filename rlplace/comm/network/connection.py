@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import select
 import threading
 import time
@@ -23,6 +24,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from rlplace.comm import channel_errors
+from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
 from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request, endure, fd_of, has_message, receive
@@ -32,12 +35,7 @@ GRACE_S = 3.0  # how much later than its deadline an answer may come before the 
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
-class ConnectionBroken(Exception):
-    """No answer will come any more; the text is the reason."""
-
-
-class Silent(Exception):
-    """No answer came in time, though the server can be reached."""
+NO_REPLY = Reply(0)
 
 
 class Waiter:
@@ -51,7 +49,7 @@ class Waiter:
     def __init__(self, request: Request, outgoing: Sequence[Frame]) -> None:
         self.request = request
         self.outgoing = outgoing  # kept until the answer: it may have to be sent again
-        self.reply: Reply | None = None
+        self.reply = NO_REPLY
         self.frames: Sequence[zmq.Frame] = ()  # of the answer
         self.arrived = threading.Lock()
 
@@ -63,7 +61,7 @@ class Connection:
     """
 
     def __init__(self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S) -> None:
-        self.endpoint = endpoint
+        self.endpoint, self.keys = endpoint, keys
         self._serials = itertools.count(1)
         self._waiters: dict[int, Waiter] = {}  # everything that is unanswered, or answered and not yet done
         self._done: list[int] = []  # for the server with the next message
@@ -88,12 +86,20 @@ class Connection:
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(
-        self, method: str, channel: str, owner: str, *arguments: Any, outgoing: Sequence[Frame] = (), limit_s: float
+        self,
+        spec: ChannelSpec,
+        method: str,
+        channel: str,
+        owner: str,
+        *arguments: Any,
+        outgoing: Sequence[Frame] = (),
+        patience_s: float,
     ) -> Waiter:
-        """Block until the answer is there. Raises ConnectionBroken or Silent."""
+        """Block until the answer is there, or `GRACE_S` after the deadline. Raises the error that was answered."""
+        limit_s = patience_s + GRACE_S
         with self._lock:
             if self._broken is not None:
-                raise ConnectionBroken(self._broken)
+                raise channel_errors.broken(spec, owner, self._broken)
             request = Request(next(self._serials), method, channel, owner, self._take_done(), arguments)
             waiter = self._waiters[request.serial] = Waiter(request, outgoing)
             waiter.arrived.acquire()
@@ -104,12 +110,14 @@ class Connection:
             self.withdraw(waiter)
             raise
         with self._lock:
-            if waiter.reply is not None:
-                return waiter
-            if self._broken is not None:
-                raise ConnectionBroken(self._broken)
-            self._withdraw(waiter.request.serial)
-            raise Silent
+            if waiter.reply is NO_REPLY:
+                if self._broken is not None:
+                    raise channel_errors.broken(spec, owner, self._broken)
+                self._withdraw(request.serial)
+                raise channel_errors.silent(spec, owner, method, limit_s)
+        if waiter.reply.error is not None:
+            raise waiter.reply.error
+        return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
         """No caller waits for the answer any more; what was taken or reserved for it is given back."""
@@ -179,7 +187,7 @@ class Connection:
                 self._tell = False
                 self._socket.send(wire.pack(Request(0, "done", "", "", self._take_done(), ())), zmq.NOBLOCK)
             else:
-                self._take_in(wire.reply_of(envelope), frames)
+                self._take_in(Reply(*pickle.loads(envelope)), frames)
 
     def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
         if reply.serial == wire.WELCOME:
@@ -220,10 +228,10 @@ class Connection:
 
     def _greet(self) -> None:
         """On every new connection: which process this is, what it still wants, and all of that again."""
-        wanted = [w for w in self._waiters.values() if w.reply is None]
+        wanted = list(self._waiters.values())
         self._send(Request(0, "hello", "", "", (), (self._welcomed, tuple(self._waiters))))
         for waiter in wanted:
-            if waiter.reply is None:  # an answer may have come meanwhile
+            if waiter.reply is NO_REPLY:  # an answer may have come meanwhile
                 self._send(waiter.request, waiter.outgoing)
 
     def _break(self, why: str) -> None:

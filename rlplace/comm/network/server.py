@@ -2,7 +2,7 @@
 
 ::
 
-    client ── request (serial) ──▶ server ── put, reserve, take ──▶ Channel
+    client ── request (serial) ──▶ server ── put, fill, get ──▶ Channel
            ◀─ answer (serial) ───       kept until the client sends `done`; undone when the client is gone
 
 One thread with one asyncio loop does all of it; waiting costs a task, not a thread. A client that cannot be reached for
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -216,7 +217,7 @@ class ChannelServer:
             while True:
                 client = self._socket.recv(zmq.NOBLOCK)
                 envelope, frames = receive(self._socket)
-                self._take_in(client, wire.request_of(envelope), frames)
+                self._take_in(client, Request(*pickle.loads(envelope)), frames)
         except zmq.Again:
             emptied = True
         finally:
@@ -300,9 +301,9 @@ class ChannelServer:
             session.ends[user] = self._channels[request.channel].named(request.owner)
         end = session.ends[user]
         if request.method == "put":
-            await end.put_packed(*request.arguments)
-        elif request.method == "reserve":
-            session.reservations[request.serial] = end, await end.reserve(*request.arguments)
+            put = await end.put_packed(*request.arguments)
+            if put.entry:
+                session.reservations[request.serial] = end, put
         elif request.method == "fill":
             reserved, marks = request.arguments
             assert reserved in session.reservations, "a client fills what it reserved, once"

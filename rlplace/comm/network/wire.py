@@ -54,14 +54,6 @@ def pack(message: Request | Reply) -> bytes:
     return pickle.dumps(tuple(message), 5)
 
 
-def request_of(envelope: bytes) -> Request:
-    return Request(*pickle.loads(envelope))
-
-
-def reply_of(envelope: bytes) -> Reply:
-    return Reply(*pickle.loads(envelope))
-
-
 def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark, ...], list[Frame]]:
     """Marks for the envelope and the frames behind it, of at most `frame_bytes`, which alias the arrays of items."""
     marks: list[Mark] = []

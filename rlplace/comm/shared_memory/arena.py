@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.comm.shared_memory import process
+from rlplace.comm import process
 from rlplace.comm.shared_memory.folder import FULL, allocate, free_bytes, spill_of
 from rlplace.comm.shared_memory.lock import SharedLock
 from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError, Problem
@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
 LOCK = 0  # eight words
-CHANGING, END, IN_USE, IDLE, LOOKED, WARM = range(8, 14)  # IN_USE, IDLE: bytes with memory; LOOKED: real
+CHANGING, END, LOOKED, WARM = range(8, 12)  # LOOKED: real
 _CLASSES = 8 * 34
 EMPTY = WARM + _CLASSES  # WARM, EMPTY: heads of the free lists with memory and without, by class
 _FIRST_SEGMENT = 8192  # byte
@@ -112,15 +112,9 @@ class Arena:
         weakref.finalize(self, os.close, self._descriptor)
         process.tell_of_forks(self)
 
-    def after_fork(self) -> None:
+    def enter_process(self) -> None:
         self._me = process.this_process()
         self._late.clear()  # the parent frees them
-
-    @property
-    def held_bytes(self) -> tuple[int, int]:
-        """Memory of segments in use, and of free ones."""
-        with self._change():
-            return self._words[IN_USE], self._words[IDLE]
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,20 +195,17 @@ class Arena:
         with self._change():
             self._free_late()
             segment = self._pop_warm(size)
-            if not segment and self._free_of_dead():
+            if not segment and self._free_of_dead(_LOOK_S):
                 segment = self._pop_warm(size)
             if segment:
                 return segment
             self._drop_idle(size)
-            segment = self._pop_empty(size)
-            self._words[segment // 8 + HOLDER] = self._me
+            segment = self._pop(EMPTY + _class_of(size)) or self._new(size)
         try:
             self._take_memory(segment, size)
             with self._change():
-                first = segment // 8
-                self._words[first + MEMORY] = 1
-                self._words[first + SERIAL] += 1
-                self._words[IN_USE] += size
+                self._words[segment // 8 + MEMORY] = 1
+                self._words[segment // 8 + SERIAL] += 1
         except OSError as error:  # also a wait for the lock that was in vain
             self.free(segment)
             raise _no_room(error) from None
@@ -228,34 +219,39 @@ class Arena:
             if full.errno not in FULL:
                 raise
             with self._change():
-                self._free_all_of_dead()
+                self._free_of_dead(0.0)
                 self._drop_idle(_MOST_BYTES)
             os.posix_fallocate(self._descriptor, segment, size)
 
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _pop_warm(self, size: int) -> int:
-        """A free segment with memory that is not much too large, last freed first; 0 if there is none."""
-        words, kind = self._words, _class_of(size)
-        for head in range(WARM + kind, WARM + _class_of(2 * size) + 1):
-            segment = words[head]
-            if segment:
-                first = segment // 8
-                words[head] = words[first + NEXT]
-                words[first + HOLDER] = self._me
-                words[IDLE] -= words[first + SIZE]
-                words[IN_USE] += words[first + SIZE]
-                return int(segment)
-        return 0
-
-    def _pop_empty(self, size: int) -> int:
-        """Addresses without memory: used before, or new ones."""
-        words, head = self._words, EMPTY + _class_of(size)
-        segment = words[head]
+    def _pop(self, head: int) -> int:
+        """The first segment of a free list, the last freed, held by this process; 0 if there is none."""
+        words = self._words
+        segment: int = words[head]
         if segment:
             words[head] = words[segment // 8 + NEXT]
-            return int(segment)
-        segment = words[END]
+            words[segment // 8 + HOLDER] = self._me
+        return segment
+
+    def _push(self, segment: int) -> None:
+        words, first = self._words, segment // 8
+        head = (WARM if words[first + MEMORY] else EMPTY) + _class_of(words[first + SIZE])
+        words[first + HOLDER] = FREE
+        words[first + NEXT] = words[head]
+        words[head] = segment
+
+    def _pop_warm(self, size: int) -> int:
+        """A free segment with memory that is not much too large; 0 if there is none."""
+        for kind in range(_class_of(size), _class_of(2 * size) + 1):
+            if self._words[WARM + kind]:
+                return self._pop(WARM + kind)
+        return 0
+
+    def _new(self, size: int) -> int:
+        """Addresses that were not used before, without memory."""
+        words = self._words
+        segment: int = words[END]
         if segment + size > len(self._map):
             raise NoRoomError
         try:
@@ -264,8 +260,9 @@ class Arena:
             raise _no_room(error) from None
         words[segment // 8 + SIZE] = size
         words[segment // 8 + MEMORY] = 0
+        words[segment // 8 + HOLDER] = self._me
         words[END] = segment + size
-        return int(segment)
+        return segment
 
     def _free_late(self) -> None:
         self._stuck = False
@@ -278,49 +275,29 @@ class Arena:
         """Free a segment, also one whose holder was still to get memory for it."""
         if not self._words[segment // 8 + MEMORY]:
             self._remove_memory(segment)
-            self._push(segment, EMPTY)
-            return
-        size = self._words[segment // 8 + SIZE]
-        self._words[IN_USE] -= size
-        self._words[IDLE] += size
-        self._push(segment, WARM)
-
-    def _push(self, segment: int, lists: int) -> None:
-        words, first = self._words, segment // 8
-        head = lists + _class_of(words[first + SIZE])
-        words[first + HOLDER] = FREE
-        words[first + NEXT] = words[head]
-        words[head] = segment
+        self._push(segment)
 
     def _drop_idle(self, size: int) -> None:
         """Give memory of free segments back to the kernel, the smallest first, until it was `size` bytes or all."""
-        words = self._words
         for head in range(WARM, WARM + _CLASSES):
-            while words[head] and size > 0:
-                segment = words[head]
-                first = segment // 8
-                words[head] = words[first + NEXT]
-                words[first + MEMORY] = 0
-                self._remove_memory(segment)
-                words[IDLE] -= words[first + SIZE]
-                size -= words[first + SIZE]
-                self._push(segment, EMPTY)
+            while self._words[head] and size > 0:
+                segment = self._pop(head)
+                self._words[segment // 8 + MEMORY] = 0
+                self._give_back(segment)
+                size -= self._words[segment // 8 + SIZE]
 
     def _remove_memory(self, segment: int) -> None:
         """All but the page with the header."""
         with contextlib.suppress(OSError):  # a file system that cannot: the memory stays until it is used again
             self._map.madvise(mmap.MADV_REMOVE, segment + _PAGE, self._words[segment // 8 + SIZE] - _PAGE)
 
-    def _free_of_dead(self) -> bool:
-        """Free what dead processes held, if none has looked lately; whether there was any."""
-        now = time.monotonic()
-        if 0 <= now - self._reals[LOOKED] < _LOOK_S:
+    def _free_of_dead(self, pause_s: float) -> bool:
+        """Free what dead processes held, if none has looked for `pause_s`; whether there was any."""
+        words, now = self._words, time.monotonic()
+        if 0 <= now - self._reals[LOOKED] < pause_s:
             return False
         self._reals[LOOKED] = now
-        return self._free_all_of_dead()
-
-    def _free_all_of_dead(self) -> bool:
-        words, alive, found = self._words, {self._me: True}, False
+        alive, found = {self._me: True}, False
         for segment in self._segments():
             holder = words[segment // 8 + HOLDER]
             if holder > 0 and holder not in alive:
@@ -342,19 +319,14 @@ class Arena:
         words[CHANGING] = self._me
         for head in range(WARM, EMPTY + _CLASSES):
             words[head] = 0
-        words[IN_USE] = words[IDLE] = 0
         for segment in self._segments():
-            first = segment // 8
-            free = words[first + HOLDER] == FREE
-            if words[first + MEMORY]:
-                words[IDLE if free else IN_USE] += words[first + SIZE]
-            if free:
-                self._push(segment, WARM if words[first + MEMORY] else EMPTY)
+            if words[segment // 8 + HOLDER] == FREE:
+                self._push(segment)
 
     @contextlib.contextmanager
     def _change(self, patience_s: float | None = None) -> Iterator[None]:
         """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
-        if not self._lock.acquire(_PATIENCE_S if patience_s is None else patience_s):
+        if not self._lock.acquire(timeout=_PATIENCE_S if patience_s is None else patience_s):
             holder = self._words[CHANGING]
             name = f"process {process.pid_of(holder)}" if holder else "another process"
             raise ChannelTimeout(

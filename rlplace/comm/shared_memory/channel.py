@@ -6,41 +6,25 @@ must wait sleeps on its waker until the process that makes it possible wakes it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import mmap
 import os
 import pickle
 import time
 import urllib.parse
-import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.ends import Attachment, QueueEnd, Step
-from rlplace.comm.queue import Get, Put, QueueMachine
-from rlplace.comm.shared_memory import process
+from rlplace.comm.ends import Attachment, QueueEnd
+from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arenas
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
 from rlplace.comm.shared_memory.lock import SharedLock
-from rlplace.comm.table import (
-    BROKEN,
-    CLOSED,
-    E_DATA,
-    E_LENGTH,
-    E_SEGMENT,
-    LOCK,
-    MAGIC,
-    MAGIC_NUMBER,
-    SPEC_AT,
-    SPEC_BYTES,
-    W_WOKEN,
-    Table,
-)
-from rlplace.comm.wakeup import LoopWaker, Wakers
-from rlplace.errors import ChannelBroken, ChannelError
+from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT, LOCK, SPEC_BYTES, Table
+from rlplace.errors import ChannelError
 
 
 class ItemStore:
@@ -57,22 +41,25 @@ class ItemStore:
         self.arenas = arenas
         self.pack = codec.Packers(self._room).pack
 
-    def goes_along(self, packed: codec.Packed) -> bool:
+    def is_small(self, packed: codec.Packed) -> bool:
         return type(packed) is bytes and len(packed) <= self._room
 
-    def write(self, packed: codec.Packed) -> int:
-        return self.arenas.write((packed,) if isinstance(packed, bytes) else packed)
+    def write(self, packed: codec.Packed) -> bytes | int:
+        if isinstance(packed, bytes):
+            return packed if len(packed) <= self._room else self.arenas.write((packed,))
+        return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
+        """The payload is not wanted."""
         if isinstance(payload, int):
             self.arenas.of_segment(payload).free(payload)
-
-    def open(self, payload: bytes | int) -> Any:
-        return codec.unpack(self.packed(payload))
 
     def packed(self, payload: bytes | int) -> codec.Packed:
         """What was taken, the caller's own from now on."""
         return payload if isinstance(payload, bytes) else self.arenas.copy(payload)
+
+    def open(self, payload: bytes | int) -> Any:
+        return codec.unpack(self.packed(payload))
 
     # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,7 +89,7 @@ class ItemStore:
 
 
 class FileAttachment(Attachment):
-    """An attachment to a channel's file. A forked child gets its own wakers and names."""
+    """An attachment to a channel's file."""
 
     store: ItemStore
     lock: SharedLock
@@ -113,86 +100,38 @@ class FileAttachment(Attachment):
             number = os.fstat(file.fileno()).st_ino
             self._mapped = mmap.mmap(file.fileno(), 0)
         with memoryview(self._mapped) as data, data.cast("q") as words:
-            assert words[MAGIC] == MAGIC_NUMBER, f"{path} is no channel of this version"
-            spec: ChannelSpec = pickle.loads(data[words[SPEC_AT] : words[SPEC_AT] + words[SPEC_BYTES]])
+            spec: ChannelSpec = pickle.loads(data[len(data) - words[SPEC_BYTES] :])
         table = Table(spec, self._mapped)
         store = ItemStore(table, self._mapped, Arenas.of(path.parent), number)
-        super().__init__(table, store, SharedLock(self._mapped, 8 * LOCK), process.this_process())
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = weakref.WeakKeyDictionary()
-        process.tell_of_forks(self)
-
-    def after_fork(self) -> None:
-        self.process = process.this_process()
-        self.wakers = Wakers()
-        self.queue = QueueMachine(self.table, self.process, self.store)
-        self._loops = weakref.WeakKeyDictionary()
-        self._late = []
+        super().__init__(table, store, SharedLock(self._mapped, 8 * LOCK), spins=True)
 
     def detach(self) -> None:
         """Give back the mapping and all descriptors; the attachment is not to be used again."""
         self.lock.close()
         self.wakers.close()
-        for waker in self._loops.values():
-            waker.close()
         self.table.release()
         self._mapped.close()
-
-    def alive(self, process_: int) -> bool:
-        return process.alive(process_)
-
-    def unnamed(self, process_: int) -> str:
-        return f"process {process.pid_of(process_)}"
-
-    def pause(self) -> bool:
-        os.sched_yield()
-        return True
-
-    async def attempt_async(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
-        """As `attempt`, for a task of a channel server. Cancelled, it takes nothing."""
-        if patience_s is None:
-            self.attempt(step, request, None)
-            return
-        if self.run(step, request, 0, time.monotonic()):
-            return
-        loop, woken, words, reals = asyncio.get_running_loop(), asyncio.Event(), self.table.words, self.table.reals
-        waker = self._loops.get(loop)
-        if waker is None:
-            waker = self._loops[loop] = LoopWaker()
-
-        def look() -> None:
-            if reals[request.waiter + W_WOKEN] or words[CLOSED] or words[BROKEN]:
-                woken.set()
-
-        try:
-            with waker.calling(request, look):
-                for seconds in self.attempts(step, request, waker.number, time.monotonic() + patience_s):
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(seconds):
-                            await woken.wait()
-                    woken.clear()
-        finally:
-            if request.waiter:  # cancelled
-                self.undo(self.queue.withdraw, request, time.monotonic())
 
 
 def _make(path: Path, spec: ChannelSpec) -> None:
     """A channel that is open and empty. ClusterError when the memory is full: later no access can fail for that."""
-    at, text = Table(spec).size_bytes, pickle.dumps(spec, 5)
-    size = at + (len(text) + 7) // 8 * 8
+    text = pickle.dumps(spec, 5)
+    text += bytes(-len(text) % 8)
+    size = Table(spec).size_bytes + len(text)
     new = path.with_name(path.name + ".new")
     try:
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
-            mapped[at : at + len(text)] = text
+            mapped[-len(text) :] = text
             table = Table(spec, mapped)
-            table.words[SPEC_AT], table.words[SPEC_BYTES] = at, len(text)
+            table.words[SPEC_BYTES] = len(text)
             table.clear()
             table.release()
             SharedLock.make(mapped, 8 * LOCK)
         os.link(new, path)  # unlike rename, refuses to replace another channel of this name
     except OSError as error:
         if error.errno in FULL:
-            raise too_small(path.parent, size, key="cluster.comm.shm_folder") from error
+            raise too_small(path.parent, size) from error
         raise
     finally:
         new.unlink(missing_ok=True)
@@ -231,28 +170,47 @@ class SharedChannel(QueueEnd):
         """Give back this process' mapping and descriptors. The ends that share them cannot be used any more."""
         self._attachment.detach()
 
+    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+        attachment = self._attachment
+        packed = attachment.store.pack(item)
+        put = Put(self.owner, key, weight, version, packed if attachment.store.is_small(packed) else None)
+        attachment.attempt(attachment.queue.put, put, patience_s)
+        if put.entry:
+            self.fill(put, packed)
+
+    def fill(self, put: Put, packed: codec.Packed) -> None:
+        """The item of a put that was granted credit."""
+        attachment, store = self._attachment, self._attachment.store
+        try:
+            payload = store.write(packed)
+            try:
+                attachment.run(attachment.queue.fill, put, payload, time.monotonic())
+            except ChannelError:
+                store.release(payload)
+                raise
+        finally:
+            if put.entry:  # the data never came
+                self.withdraw(put)
+
+    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        taken, open_ = self._take(limit, key, patience_s), self._attachment.store.open
+        if limit is None:
+            return [open_(taken[0][0])]
+        return self._open_all([payload for payload, _, _ in taken], open_, key)
+
     # ── for a channel server: packed items, and promises to clients that may vanish ──────────────────────────────────
 
     async def put_packed(
-        self, packed: bytes, key: str, weight: float, version: int | None, patience_s: float | None
-    ) -> None:
-        """A small item."""
+        self, packed: codec.Packed | None, key: str, weight: float, version: int | None, patience_s: float | None
+    ) -> Put:
+        """An item. None: credit for one whose data is still on its way, to be filled or withdrawn."""
         attachment = self._attachment
-        put = Put(self.owner, key, weight, version, packed if attachment.store.goes_along(packed) else None)
+        small = packed is not None and attachment.store.is_small(packed)
+        put = Put(self.owner, key, weight, version, packed if small else None)
         await attachment.attempt_async(attachment.queue.put, put, patience_s)
-        if put.entry:
-            self._fill(put, packed)
-
-    async def reserve(self, key: str, weight: float, version: int | None, patience_s: float | None) -> Put:
-        """Credit for an item whose data is still on its way: `fill` or `withdraw` it."""
-        put = Put(self.owner, key, weight, version, None)
-        await self._attachment.attempt_async(self._attachment.queue.put, put, patience_s)
+        if packed is not None and put.entry:
+            self.fill(put, packed)
         return put
-
-    def fill(self, put: Put, packed: codec.Packed) -> None:
-        """The item is here. Ignored once the channel is broken."""
-        with contextlib.suppress(ChannelBroken):
-            self._fill(put, packed)
 
     def withdraw(self, put: Put) -> None:
         """The item will never come."""
@@ -272,12 +230,10 @@ class SharedChannel(QueueEnd):
         """The client has them."""
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
-    def restore(self, get: Get, items: list[codec.Packed]) -> None:
+    def restore(self, get: Get, items: Sequence[codec.Packed]) -> None:
         """No client received them: they go back to the front of their line."""
-        store = self._attachment.store
-        again = [packed if store.goes_along(packed) else store.write(packed) for packed in items]
-        with contextlib.suppress(ChannelBroken):
-            self._attachment.undo(self._attachment.queue.restore, get, again, time.monotonic())
+        again = [self._attachment.store.write(packed) for packed in items]
+        self._attachment.undo(self._attachment.queue.restore, get, again, time.monotonic())
 
     def died(self) -> None:
         """The process of this end's owner has ended or cannot be reached any more."""

@@ -158,18 +158,18 @@ def free_bytes(folder: Path) -> int:
     return system.f_bavail * system.f_frsize
 
 
-def check_space(folder: Path, needed_bytes: int, *, key: str = "cluster") -> None:
-    """ClusterError before anything starts, unless `needed_bytes` are free; `key` is the config key that asks for it."""
+def check_space(folder: Path, needed_bytes: int) -> None:
+    """ClusterError before anything starts, unless `needed_bytes` are free."""
     if free_bytes(folder) < needed_bytes:
-        raise too_small(folder, needed_bytes, key=key)
+        raise too_small(folder, needed_bytes)
 
 
-def too_small(folder: Path, needed_bytes: int, *, key: str = "cluster") -> ClusterError:
+def too_small(folder: Path, needed_bytes: int) -> ClusterError:
     free, mib = free_bytes(folder), -(-needed_bytes // (1 << 20))
     return ClusterError(
         Problem(
             code="shm-too-small",
-            key=key,
+            key="cluster.comm.shm_folder",
             what=f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free",
             got=str(folder),
             why="items between processes of one node lie in shared memory, up to the capacity of their channel",

@@ -45,10 +45,10 @@ class SharedLock:
         c.pthread_mutex_init(ctypes.c_void_p(_address(mapped, at)), kind)
         c.pthread_mutexattr_destroy(kind)
 
-    def acquire(self, patience_s: float) -> bool:
-        """False when it was not free in time."""
+    def acquire(self, *, timeout: float) -> bool:
+        """As of threading.Lock: False when it was not free in so many seconds."""
         code = self._try(self._mutex)
-        return code == 0 or self._taken(code) or self._contend(patience_s)
+        return code == 0 or self._taken(code) or self._contend(timeout)
 
     def release(self) -> None:
         self._unlock(self._mutex)
@@ -67,8 +67,8 @@ class SharedLock:
             raise OSError(code, os.strerror(code))
         return code == 0
 
-    def _contend(self, patience_s: float) -> bool:
-        deadline, tries, nap_s = time.monotonic() + patience_s, 1, _NAPS_S[0]
+    def _contend(self, timeout: float) -> bool:
+        deadline, tries, nap_s = time.monotonic() + timeout, 1, _NAPS_S[0]
         while not self._taken(self._try(self._mutex)):
             tries += 1
             if tries <= _TRIES:

@@ -25,9 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlplace.comm.process import alive, this_process
+from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
+from rlplace.comm.process import alive, this_process
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
 from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
-from rlplace.comm.shared_memory.process import alive, this_process
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
 from rlplace.comm.weights.version import late_sync, not_here, ranks, versions_only_go_up
@@ -199,7 +201,7 @@ class DoubleBuffer:
     @contextlib.contextmanager
     def _locked(self, deadline_s: float | None = None) -> Iterator[None]:
         began = time.monotonic()
-        if not self._lock.acquire(_LOCK_S if deadline_s is None else deadline_s - began):
+        if not self._lock.acquire(timeout=_LOCK_S if deadline_s is None else deadline_s - began):
             raise _held_up(self.path, began)
         try:
             yield

@@ -94,7 +94,7 @@ class JobChannels:
         found = found or [self._node_location(spec, self._place.node)]
         address = self._addresses[spec.name] = ChannelAddress(spec=spec, locations=tuple(found))
         branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
-        return branches[0].channel() if len(branches) == 1 else SpreadChannel(spec, branches)
+        return branches[0].connect() if len(branches) == 1 else SpreadChannel(spec, branches)
 
     def addresses_for(self, nodes: set[int], channels: Mapping[str, End]) -> dict[str, End]:
         """Return the addresses of channels, which were made here, for workers on `nodes`."""
@@ -119,8 +119,8 @@ class JobChannels:
         """Return a branch as the driver sees it."""
         if isinstance(location, ProcessLocation):
             inside = ProcessEnd(location.spec, location.process, self._processes)
-            return Branch(location.spec.keys, lambda: inside)
-        return Branch(location.spec.keys, lambda: location.connect(self._place))
+            return Branch(location.spec.keys or (), lambda: inside)
+        return Branch(location.spec.keys or (), lambda: location.connect(self._place))
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
         """Return the address with a channel server for each location that `nodes` reach from another node."""
@@ -186,7 +186,7 @@ class NodeChannels:
 
     def check(self, needed_bytes: int) -> None:
         """Raise ClusterError unless the node has so much shared memory free."""
-        check_space(self._folder.path.parent, needed_bytes, key="cluster.comm.shm_folder")
+        check_space(self._folder.path.parent, needed_bytes)
 
     def create(self, spec: ChannelSpec) -> Path:
         """Make a channel; the node's processes attach to the file it returns."""

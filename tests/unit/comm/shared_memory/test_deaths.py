@@ -18,7 +18,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelTimeout
-from tests.channel_peer import PATIENCE_S, until
+from tests.channel_peer import PATIENCE_S, held_bytes, until
 
 LARGE = np.zeros(3000)  # too large for an entry
 FORK = multiprocessing.get_context("fork")  # nothing here has threads
@@ -196,12 +196,12 @@ def test_a_segment_whose_producer_died_before_it_was_in_line_is_used_again(
     channel = make()
     start(dies_with_a_segment, channel.named("env rank 1")).join()
     arena = Arena(tmp_path)
-    in_use, idle = arena.held_bytes
+    in_use, idle = held_bytes(arena)
     assert (in_use > 0, idle) == (True, 0)
     channel.put(LARGE)  # finds no free segment: it looks for what the dead have left
-    assert arena.held_bytes == (in_use, 0)
+    assert held_bytes(arena) == (in_use, 0)
     assert channel.get().nbytes == LARGE.nbytes
-    assert arena.held_bytes == (0, in_use)
+    assert held_bytes(arena) == (0, in_use)
 
 
 def test_a_stopped_process_that_waits_holds_up_no_other(make: Callable, start: Callable[..., BaseProcess]) -> None:

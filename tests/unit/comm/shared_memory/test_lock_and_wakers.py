@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
-from rlplace.comm.wakeup import LoopWaker, Waker, Wakers
+from rlplace.comm.wakeup import Waker, Wakers
 
 FORK = multiprocessing.get_context("fork")  # nothing here has threads
 
@@ -36,22 +36,22 @@ def in_child(work: Callable[[], None]) -> int | None:
 
 
 def test_one_process_holds_the_lock_at_a_time(lock: SharedLock) -> None:
-    assert lock.acquire(0.0)
-    assert in_child(lambda: os._exit(lock.acquire(0.001))) == 0
+    assert lock.acquire(timeout=0.0)
+    assert in_child(lambda: os._exit(lock.acquire(timeout=0.001))) == 0
     lock.release()
-    assert in_child(lambda: os._exit(lock.acquire(0.0))) == 1
+    assert in_child(lambda: os._exit(lock.acquire(timeout=0.0))) == 1
 
 
 def test_threads_of_one_process_exclude_each_other(lock: SharedLock) -> None:
-    assert lock.acquire(0.0)
+    assert lock.acquire(timeout=0.0)
     with ThreadPoolExecutor(1) as other:
-        assert not other.submit(lock.acquire, 0.001).result()
-        taken = other.submit(lock.acquire, 60.0)
+        assert not other.submit(lock.acquire, timeout=0.001).result()
+        taken = other.submit(lock.acquire, timeout=60.0)
         lock.release()
         assert taken.result()
-        assert not lock.acquire(0.0)
+        assert not lock.acquire(timeout=0.0)
         other.submit(lock.release).result()
-    assert lock.acquire(0.0)
+    assert lock.acquire(timeout=0.0)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -59,7 +59,7 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(lock: SharedLock, waits: bo
     reading, writing = os.pipe()
 
     def die() -> None:
-        assert lock.acquire(0.0)
+        assert lock.acquire(timeout=0.0)
         os.write(writing, b"x")
         if waits:
             signal.pause()
@@ -69,20 +69,20 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(lock: SharedLock, waits: bo
     child.start()
     os.read(reading, 1)
     if waits:
-        assert not lock.acquire(0.0)
+        assert not lock.acquire(timeout=0.0)
         threading.Timer(0.05, child.kill).start()  # while this one waits
-        assert lock.acquire(60.0)
+        assert lock.acquire(timeout=60.0)
     child.join()
-    assert waits or lock.acquire(0.0)
+    assert waits or lock.acquire(timeout=0.0)
     lock.release()
-    assert lock.acquire(0.0)
+    assert lock.acquire(timeout=0.0)
 
 
 def test_a_child_of_the_holder_does_not_keep_the_lock(lock: SharedLock) -> None:
     reading, writing = os.pipe()
 
     def die_with_a_child() -> None:
-        assert lock.acquire(0.0)
+        assert lock.acquire(timeout=0.0)
         child = os.fork()
         if child == 0:
             signal.pause()
@@ -90,14 +90,14 @@ def test_a_child_of_the_holder_does_not_keep_the_lock(lock: SharedLock) -> None:
         os._exit(0)
 
     assert in_child(die_with_a_child) == 0
-    assert lock.acquire(0.0)
+    assert lock.acquire(timeout=0.0)
     os.kill(int(os.read(reading, 20)), signal.SIGKILL)
 
 
 def test_a_closed_lock_is_an_error(lock: SharedLock) -> None:
     lock.close()
     with pytest.raises(ValueError, match="closed"):
-        lock.acquire(0.0)
+        lock.acquire(timeout=0.0)
 
 
 def test_a_wake_before_the_wait_is_not_lost() -> None:
@@ -124,15 +124,14 @@ def test_wakers_have_different_numbers() -> None:
     assert 0 not in numbers
 
 
-def test_a_loop_listens_only_while_a_task_waits() -> None:
+def test_a_task_sleeps_until_it_is_woken() -> None:
     async def run() -> None:
-        loop, waker, wakers = asyncio.get_running_loop(), LoopWaker(), Wakers()
-        first, second = asyncio.Event(), asyncio.Event()
-        with waker.calling(first, first.set), waker.calling(second, second.set):
-            wakers.wake(waker.number)
-            await first.wait()
-            await second.wait()
-        assert not loop.remove_reader(waker._socket.fileno())  # no reader is left
-        waker.close()
+        first, second, wakers = Waker(), Waker(), Wakers()
+        sleeping = asyncio.create_task(first.sleep(60.0))
+        await second.sleep(1e-3)
+        assert not sleeping.done()
+        wakers.wake(first.number)
+        await sleeping
+        assert not first.wait(0.0)
 
     asyncio.run(run())

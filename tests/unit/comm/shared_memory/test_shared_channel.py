@@ -24,6 +24,7 @@ from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.table import MAX_NAME_BYTES, SPARE_ENTRIES, Table
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
+from tests.channel_peer import held_bytes
 
 PATIENCE_S = 60.0
 
@@ -97,7 +98,7 @@ def test_nothing_is_left_behind(make: Callable, tmp_path: Path) -> None:
     del channel, other
     assert descriptors(tmp_path) == before
     assert [p.name for p in tmp_path.glob("*.channel*")] == ["warm.channel"]
-    assert Arena(tmp_path).held_bytes[0] == 0
+    assert held_bytes(Arena(tmp_path))[0] == 0
 
 
 def test_forgotten_ends_give_everything_back(make: Callable, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     item = np.arange(size)
 
     async def reserve() -> Any:
-        return await channel.reserve("a", 1.0, None, 1.0)
+        return await channel.put_packed(None, "a", 1.0, None, 1.0)
 
     channel.withdraw(asyncio.run(reserve()))
     put = asyncio.run(reserve())
@@ -197,7 +198,8 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     np.testing.assert_array_equal(channel.get(key="a"), item)
     broken = asyncio.run(reserve())
     channel.break_("the run ends")
-    channel.fill(broken, codec.pack(item, 1000))
+    with pytest.raises(ChannelBroken):
+        channel.fill(broken, codec.pack(item, 1000))
     channel.withdraw(broken)
 
 
@@ -267,7 +269,7 @@ def test_credit_comes_back_though_the_lock_is_kept(make: Callable, monkeypatch: 
     with ThreadPoolExecutor(1) as other:
 
         def fail(packed: object) -> None:
-            assert other.submit(channel._attachment.lock.acquire, 0.0).result()
+            assert other.submit(channel._attachment.lock.acquire, timeout=0.0).result()
             raise OSError(errno.ENOSPC, "no space left")
 
         monkeypatch.setattr(channel._attachment.store, "write", fail)

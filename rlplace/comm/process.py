@@ -28,13 +28,13 @@ def alive(word: int) -> bool:
 
 
 class Forked(Protocol):
-    def after_fork(self) -> None:
-        """In the child: forget what belongs to the parent alone."""
+    def enter_process(self) -> None:
+        """Forget what belongs to the parent alone."""
         ...
 
 
 def tell_of_forks(held: Forked) -> None:
-    """Call `after_fork` in every child that is forked while the object lives."""
+    """Call `enter_process` in every child that is forked while the object lives."""
     _held().add(held)
 
 
@@ -44,7 +44,7 @@ def _held() -> weakref.WeakSet[Forked]:
 
     def after_fork() -> None:
         for each in list(held):
-            each.after_fork()
+            each.enter_process()
 
     os.register_at_fork(after_in_child=after_fork)
     return held

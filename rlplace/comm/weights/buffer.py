@@ -27,8 +27,6 @@ import numpy as np
 
 from rlplace.comm.process import alive, this_process
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
-from rlplace.comm.process import alive, this_process
-from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
 from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes

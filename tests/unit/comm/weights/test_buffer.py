@@ -207,7 +207,7 @@ def test_without_any_room_the_size_is_named(
 
 def test_a_lock_that_is_never_given_back_has_a_deadline(open_buffer: OpenBuffer) -> None:
     buffer, stuck = open_buffer(), open_buffer()
-    stuck._lock.acquire(SOON)
+    stuck._lock.acquire(timeout=SOON)
     with pytest.raises(ChannelTimeout, match="the buffer stayed locked"):
         buffer.begin(0, 1, deadline_s=time.monotonic() + 0.002)
     stuck._lock.release()

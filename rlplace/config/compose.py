@@ -18,13 +18,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlplace.config.fields import key_paths
-from rlplace.config.renamed import RENAMED
-from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -66,6 +64,11 @@ class CommandLine:
         return cls(flags, flags.overrides, chosen, [*own, CONFIG_DIR])
 
     @property
+    def swept(self) -> bool:
+        """Whether a comma in an override means several runs."""
+        return bool(self.flags.multirun) or "hydra.mode=MULTIRUN" in self.overrides
+
+    @property
     def root(self) -> Path:
         """The first folder that has the config."""
         return next((folder for folder in self.folders if (folder / f"{self.name}.yaml").is_file()), self.folders[0])
@@ -91,27 +94,32 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             why = "configs are looked for there, then among the shipped ones"
             fix = "--config-dir <a folder of .yaml files>"
             raise ConfigError.of("bad-config", "--config-dir", "there is no such folder", str(folder), why, fix)
-    overrides = [_chosen(word, line) for word in line.overrides]
-    if line.name is None and not line.flags.cfg:
-        why = f"shipped configs:\n{listed(config_names())}"
-        fix = "--config-name hybrid_ppo"
-        raise ConfigError.of("no-config", "--config-name", "no config was named", None, why, fix)
+    if not line.file.is_file() and (line.name is not None or not line.flags.cfg):
+        names = config_names(line.root)
+        near = did_you_mean(line.name or "", names)
+        code, what = ("no-config", "no config was named") if line.name is None else ("unknown-config", "no such config")
+        why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
+        fix = f"--config-name {near or 'hybrid_ppo'}"
+        raise ConfigError.of(code, "--config-name", what + suggestion(near), line.name, why, fix)
     try:
-        beside = [f"file://{folder}" for folder in line.folders if folder != line.root]
-        if beside:  # an override replaces the search path of the config, so it has both
-            own = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath") if line.text else None
-            overrides.append(f"hydra.searchpath={[*(own or ()), *beside]}")
+        own = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath") if line.text else None
+        places = [*(own or ()), *(f"file://{folder}" for folder in line.folders if folder != line.root)]
+        overrides = [_for_hydra(o, line, places) for o in OverridesParser.create().parse_overrides([*line.overrides])]
+        if places:  # an override replaces the search path of the config, so it has both
+            overrides.append(f"hydra.searchpath={places}")
         with initialize_config_dir(str(line.root), job_name="rlplace", version_base="1.3"):
-            hydra = GlobalHydra.instance().hydra
-            assert hydra is not None
             if line.flags.cfg:
+                hydra = GlobalHydra.instance().hydra
+                assert hydra is not None
                 hydra.show_cfg(line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve)
                 return []
             jobs = [overrides]
-            if line.flags.multirun or "hydra.mode=MULTIRUN" in overrides:
-                parsed = OverridesParser.create(hydra.config_loader).parse_overrides(overrides)
+            if line.swept:
+                parsed = OverridesParser.create().parse_overrides(overrides)
                 (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
             return [_composed(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
+    except ConfigError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an override without a key
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
@@ -126,6 +134,7 @@ def _composed(name: str | None, overrides: list[str]) -> Composed:
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     mapping = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
     assert isinstance(mapping, dict)
+    _join_names(mapping)
     places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
     parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
     sources: dict[str, Source] = {}
@@ -137,8 +146,21 @@ def _composed(name: str | None, overrides: list[str]) -> Composed:
         key = override.partition("=")[0].lstrip("+~")
         if key not in parts:
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
-            sources[key] = Source(file=f"command line: {override.removeprefix('++')}")
+            sources[key] = source = Source(file=f"command line: {override.removeprefix('++')}")
+            while key := key.rpartition(".")[0]:
+                sources.setdefault(key, source)
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
+
+
+def _join_names(mapping: dict[Any, Any]) -> None:
+    """Give overrides of `reward.<name>` in the placement to that component: Hydra takes its dot for a block."""
+    placement = (mapping.get("cluster") or {}).get("component_placement") or {}
+    for component in [key for key in placement if "." in str(key)]:
+        role, _, name = component.partition(".")
+        if isinstance(block := placement.get(role), dict) and name in block:
+            placement[component] = block.pop(name)
+            if not block:
+                del placement[role]
 
 
 def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[str, Source]:
@@ -191,79 +213,62 @@ def _short(file: Path) -> str:
 # ── overrides ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chosen(word: str, line: CommandLine) -> str:
-    """Write `cluster=<name>` and `model@<block>.model=<name>` for Hydra: added where the config has no such default.
+def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> str:
+    """Let an override add a key that the file leaves out: the reader refuses those that no config has.
+
+    Only keys of a model have to be there, because the reader takes any key of a config.json.
+    """
+    word, key, group = str(override.input_line), override.get_key_element(), override.key_or_group
+    value = word.partition("=")[2]
+    if override.is_sweep_override() and not line.swept:
+        what = "a comma on the command line means a sweep over several values"
+        why = "Hydra splits at the comma; write a list to mean one value with several pieces"
+        raise ConfigError.of("override-is-sweep", key, what, word, why, f"{key}=[{value}]")
+    if key == MODEL:
+        why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
+        fix = f"model@actor.model={value}"
+        raise ConfigError.of("renamed-key", MODEL, "is now model@actor.model", word, why, fix)
+    if override.type is not OverrideType.CHANGE or override.is_hydra_override() or ".model." in key:
+        return word
+    if group in (CLUSTER, MODEL):
+        return _declared(key, value, line)
+    folders = [*line.folders, *(Path(place.removeprefix("file://")) for place in places)]
+    return word if any((folder / group).is_dir() for folder in folders) else f"++{word}"
+
+
+def _declared(key: str, name: str, line: CommandLine) -> str:
+    """Write `cluster=<name>` or `model@<block>.model=<name>` for Hydra: added where the config has no such default.
 
     Raises ConfigError where no such cluster or model is declared.
     """
-    key, _, name = word.partition("=")
-    group = key.partition("@")[0]
-    if key == MODEL:
-        why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
-        raise ConfigError.of("renamed-key", MODEL, "is now model@actor.model", word, why, f"model@actor.model={name}")
-    if key in RENAMED and not key.endswith(".optimizer"):
-        return f"++{word}"  # reading the config refuses it, with the line that replaces it
-    if group not in (CLUSTER, MODEL):
-        return word
-    among_defaults = re.search(rf"^ *- *(override +)?/?{key} *:", line.text, re.MULTILINE)
+    group, _, block = key.partition("@")
+    default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
+    among_defaults = any(default.fullmatch(path) for path in line_sources(line.text, ""))
     known = group_names(group, line.folders)
-    if all(choice in known for choice in (name.split(",") if line.flags.multirun else [name])):
-        return word if among_defaults else f"+{word}"
+    if all(choice in known for choice in (name.split(",") if line.swept else [name])):
+        return f"{key}={name}" if among_defaults else f"+{key}={name}"
     if group == MODEL and name == "null":
-        return f"~{key}" if among_defaults else f"++{key.partition('@')[2]}=null"
+        return f"~{key}" if among_defaults else f"++{block}=null"
     near = did_you_mean(name, known)
     what, why = f"no such {group} is declared" + suggestion(near), f"declared {group}s:\n{listed(known)}"
     fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
-    code = "unknown-cluster" if group == CLUSTER else "unknown-model"
-    raise ConfigError.of(code, key, what, name, why, fix)
-
-
-def _override_fix(key: str, bad: str, line: CommandLine) -> str:
-    """Guess the override that was meant: another key that the config has, or an addition of one that it lacks."""
-    known, paths = line_sources(line.text, ""), key_paths(Config)
-    parent, _, leaf = key.rpartition(".")
-    value = bad.partition("=")[2]
-    if key in known and key not in paths:  # a name with a dot, which Hydra takes for two
-        above = max((path for path, free in paths.items() if free and key.startswith(f"{path}.")), key=len)
-        return f"'{above}={{{key.removeprefix(f'{above}.')}: {value}}}'"
-    if key in known:  # a block: what is new in it is added key by key
-        name, _, first = value.strip("{} ").partition(":")
-        return f"+{key}.{name.strip()}={first.partition(',')[0].strip()}"
-    block = parent.rpartition(".")[0] if parent in known and parent not in paths else parent  # a block under a name
-    if f"{block}.{leaf}" in paths:
-        return f"+{bad}"
-    free, top = paths.get(parent, False), key.partition(".")[0]
-    beside = [k for k in (*paths, *known) if k.startswith(f"{parent if free else top}.")]
-    leaves = {k.rpartition(".")[2]: k for k in (beside if beside or free else (*paths, *known))}
-    near = did_you_mean(leaf, leaves)
-    if near is None:
-        return f"+{bad}" if free else f"remove {bad}"
-    return bad.replace(key, leaves[near] if leaves[near] in known else f"+{leaves[near]}", 1)
+    raise ConfigError.of(f"unknown-{group}", key, what, name, why, fix)
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     """Convert an error of Hydra or OmegaConf to the standard format."""
-    text = str(error).strip()
-    first = text.partition("\n")[0] or type(error).__name__
-    if "Cannot find primary config" in text:
-        names = config_names(line.root)
-        near = did_you_mean(line.name or "", names)
-        why = f"{_short(line.root)} holds: " + (", ".join(names) or "no .yaml file")
-        fix, what = f"--config-name {near or 'hybrid_ppo'}", "no such config" + suggestion(near)
-        return ConfigError.of("unknown-config", "--config-name", what, line.name, why, fix)
-    if "Ambiguous value" in text:
-        bad = next((word for word in line.overrides if word in first), first)
-        key, _, value = bad.partition("=")
-        what = "a comma on the command line means a sweep over several values"
-        why = "Hydra splits at the comma; write a list to mean one value with several pieces"
-        return ConfigError.of("override-is-sweep", key, what, bad, why, f"{key}=[{value}]")
-    if "Could not override" in text or "not in struct" in text:
-        key = first.partition("'")[2].partition("'")[0].rstrip(".")
-        bad = next((word for word in line.overrides if word.partition("=")[0] == key), key)
-        what = "the config has no such key to override"
-        why = "an override changes a key that the YAML file has; +key=value adds one"
-        return ConfigError.of("unknown-override", key, what, bad, why, _override_fix(key, bad, line))
-    return ConfigError.of("bad-config", "config", first, None, text.removeprefix(first).strip() or None, "see --help")
+    first, _, rest = str(error).strip().partition("\n")
+    word = next((word for word in line.overrides if f"Could not override '{word.partition('=')[0]}'" in first), None)
+    if word is None:
+        return ConfigError.of(
+            "bad-config", "config", first or type(error).__name__, None, rest.strip() or None, "see --help"
+        )
+    key = word.partition("=")[0]
+    near = did_you_mean(key, line_sources(line.text, ""))
+    what = "the model has no such key to override" + suggestion(near)
+    why = "an override changes a key that the model has; +key=value adds one"
+    fix = word.replace(key, near) if near else f"+{word}"
+    return ConfigError.of("unknown-override", key, what, word, why, fix)
 
 
 def _yaml_error(error: yaml.YAMLError) -> ConfigError:

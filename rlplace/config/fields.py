@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
@@ -62,16 +61,3 @@ def block_in(hint: object) -> type | None:
     return next(
         (k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k)), None
     )
-
-
-def key_paths(root: type) -> dict[str, bool]:
-    """Map every key below `root` that a config may have to whether it holds names of the user's own."""
-    return {path: free for kind in typing.get_args(ModelKind) for path, free in _paths(root, kind, "")}
-
-
-def _paths(of: type, kind: ModelKind, above: str) -> Iterator[tuple[str, bool]]:
-    for name, (_, hint) in fields_of(of, kind).items():
-        below = block_in(hint)
-        yield above + name, any(typing.get_origin(h) is Mapping for h in (hint, *typing.get_args(hint)))
-        if below is not None:
-            yield from _paths(below, kind, f"{above}{name}.")

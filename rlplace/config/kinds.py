@@ -30,7 +30,7 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
     """
     written: dict[str, ModelKind] = {}
     for tag, values in TAGS.items():
-        value = _get(mapping, tag)
+        value = value_at(mapping, tag)
         if value is None:
             continue
         if tag == "env.kind" and isinstance(value, str) and ":" in value:
@@ -44,7 +44,7 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
             fix = f"{_leaf(tag)}: {near or next(iter(values))}"
             reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)
             mapping = _without(mapping, tag)
-    model, name = _get(mapping, "actor.model"), _get(mapping, "algorithm.name")
+    model, name = value_at(mapping, "actor.model"), value_at(mapping, "algorithm.name")
     if "actor.model.kind" not in written and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():
         written["actor.model"] = "causal_lm"
     of_text = name in typing.get_args(AlgorithmName) and name != "ppo"
@@ -56,8 +56,8 @@ def find_kind(mapping: Mapping[str, object], reject: Reject) -> tuple[ModelKind,
             reject(
                 "wrong-kind",
                 tag,
-                f"does not go with {deciding}: {_get(mapping, deciding or tag)}",
-                _get(mapping, tag),
+                f"does not go with {deciding}: {value_at(mapping, deciding or tag)}",
+                value_at(mapping, tag),
                 why=f"it is for actor.model.kind: {of}; this job has {kind}",
                 fix=f"{_leaf(tag)}: {fits}",
             )
@@ -89,7 +89,7 @@ def _untagged(block: object, key: str, reject: Reject) -> object:
     return {**block, **named}
 
 
-def _get(mapping: Mapping[str, object], path: str) -> object:
+def value_at(mapping: Mapping[str, object], path: str) -> object:
     value: object = mapping
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

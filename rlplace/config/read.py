@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rlplace.config.fields import ModelKind, block_in, default_of, fields_of
+from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
 from rlplace.config.kinds import find_kind
 from rlplace.config.renamed import replace_renamed
 from rlplace.config.schema import Config
@@ -129,7 +129,7 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
         field, _ = fields_of(above, kind)[str(path[-1])]
         found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
     elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
-        _unknown(leaf, value, key, fields_of(above, kind), found)
+        _unknown(leaf, value, key, fields_of(above, kind), kind, found)
     elif wrong["type"] == "model_type":
         below = _block_below(above, kind, path[-1]) if path else above
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
@@ -153,14 +153,15 @@ def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
     return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
 
 
-def _unknown(name: str, value: object, key: str, fields: Iterable[str], found: Found) -> None:
+def _unknown(name: str, value: object, key: str, fields: Mapping[str, Field], kind: ModelKind, found: Found) -> None:
+    blocks = {block: block_in(hint) for block, (_, hint) in fields.items()}
+    inside = {below: name for name, block in blocks.items() if block is not None for below in fields_of(block, kind)}
     near = did_you_mean(name, fields)
-    found.reject(
-        "unknown-key",
-        key,
-        "unknown key" + suggestion(near),
-        got=f"{name}: {show(value)}",
-        span=(0, len(name)),
-        why="known keys here: " + ", ".join(fields),
-        fix=f"{near}: {show(value)}" if near else f"remove {name}",
-    )
+    if near is not None:
+        fix = f"{near}: {show(value)}"
+    elif (near := did_you_mean(name, inside)) is not None:
+        fix = f"{inside[near]}: {{{near}: {show(value)}}}"
+    else:
+        fix = f"remove {name}"
+    got, why = f"{name}: {show(value)}", "known keys here: " + ", ".join(fields)
+    found.reject("unknown-key", key, "unknown key" + suggestion(near), got=got, span=(0, len(name)), why=why, fix=fix)

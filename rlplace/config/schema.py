@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
 
@@ -16,7 +16,14 @@ Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
+_Block = TypeVar("_Block")
 _MODEL = "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
+
+
+def _paired(block: object, kind: type[_Block]) -> _Block:
+    """Return a block of the kind that the job has: the reader pairs it with the kind of the actor's model."""
+    assert isinstance(block, kind), block
+    return block
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,11 +168,9 @@ class TextRolloutConfig:
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
-        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1
+        "share of each accelerator; auto: what others leave", 0.6, above=0, maximum=1
     )
-    kv_cache_memory: int | None = knob(
-        "bytes of the KV cache instead; null: what is left of the share", None, unit="bytes"
-    )
+    kv_cache_memory: int | None = knob("bytes of the KV cache; null: what is left of the share", None, unit="bytes")
     dtype: Dtype = knob("of weights and computation", "bf16")
     cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] | None = knob("of the KV cache; null: as dtype", None)
     step_tokens: int = knob("most tokens of one step", 8192, minimum=1)
@@ -219,7 +224,7 @@ class SyncConfig:
         "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine", "checksum"
     )
     through_host: bool = lm_knob(
-        "send through host memory on GPUs too: slower, no second copy on them; modes but all always do", False
+        "send through host memory on GPUs too, as all modes but all do: slower, less memory", False
     )
 
 
@@ -242,9 +247,7 @@ class TrainedConfig:
 
     @property
     def mlp(self) -> MlpConfig:
-        """The model of an actor with kind mlp."""
-        assert isinstance(self.model, MlpConfig), "the reader pairs kinds"
-        return self.model
+        return _paired(self.model, MlpConfig)
 
     @property
     def language_model(self) -> ModelKeys | None:
@@ -257,7 +260,7 @@ class ActorConfig(TrainedConfig):
     """The policy."""
 
     ema_decay: float | None = lm_knob(
-        "keep an average of the weights that forgets so slowly; null: none", None, above=0, below=1
+        "keep an average of the weights with this decay; null: none", None, above=0, below=1
     )
     sync: SyncConfig = block(SyncConfig)
 
@@ -331,9 +334,7 @@ class AlgorithmConfig:
     num_minibatches: int = mlp_knob("optimizer steps per pass", 4, minimum=1)
     clip_ratio_low: float = knob("how far below 1 the policy ratio may go", 0.2, above=0, below=1)
     clip_ratio_high: float | None = knob("how far above 1; null: as low, with dapo 0.28", None, above=0)
-    ratio: Literal["token", "sequence"] = lm_knob(
-        "whose ratio is clipped: each token's or (GSPO) the sequence's", "token"
-    )
+    ratio: Literal["token", "sequence"] = lm_knob("whose is clipped: each token's or (GSPO) the sequence's", "token")
     loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
     tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
@@ -341,14 +342,10 @@ class AlgorithmConfig:
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)
-    value_coef: float = knob(
-        "weight of the value loss beside the policy's, where they share a model", 0.1, minimum=0, mlp=0.5
-    )
+    value_coef: float = knob("weight of the value loss, where policy and value share a model", 0.1, minimum=0, mlp=0.5)
     kl_coef: float = lm_knob("weight of the KL from the reference; with kl_target the first one", 0.0, minimum=0)
     kl_in: Literal["reward", "loss"] = lm_knob("each token's KL lowers its reward, or is added to the loss", "reward")
-    kl_estimator: Literal["k1", "k2", "k3"] = lm_knob(
-        "of the KL: k1 log ratio, k2 its half square, k3 unbiased, >= 0", "k1"
-    )
+    kl_estimator: Literal["k1", "k2", "k3"] = lm_knob("k1: log ratio | k2: half its square | k3: unbiased, >= 0", "k1")
     kl_target: float | None = lm_knob("kl_coef adapts until the KL is this; null: it is constant", None, above=0)
     kl_horizon: int = lm_knob("samples over which kl_coef adapts", 10_000, minimum=1)
     target_kl: float | None = mlp_knob("end the iteration's updates above this KL; null: never", None, above=0)
@@ -389,9 +386,7 @@ class RunnerConfig:
 
     total_iterations: int = knob("end of training", 100, minimum=1)
     stop_at_return: float | None = knob("stop earlier once the mean return or reward reaches this", None)
-    eval_every: int = lm_knob(
-        "iterations between passes over held-out prompts, before the first too; 0: none", 0, minimum=0
-    )
+    eval_every: int = lm_knob("iterations between passes over held-out prompts; 0: none", 0, minimum=0)
     eval_prompts: int = lm_knob("held-out prompts of one pass, each answered once, greedily", 64, minimum=1)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)
     output_dir: str = knob("each run makes its own folder in here", "runs")
@@ -401,7 +396,7 @@ class RunnerConfig:
     stage_timeout_s: float = knob("longest time one stage may take", 3600.0, above=0, mlp=600.0)
     channel_timeout_s: float = knob("longest wait for one item of a channel", 1800.0, above=0, mlp=120.0)
     watchdog_s: float = knob(
-        "report which component waits for which when nothing moves for so long; 0: never", 300.0, minimum=0, mlp=30.0
+        "report the waiting components after so long without progress; 0: never", 300.0, minimum=0, mlp=30.0
     )
 
 
@@ -441,27 +436,19 @@ class Config:
 
     @property
     def simulator_env(self) -> SimulatorEnvConfig:
-        """`env` of a job with kind mlp."""
-        assert isinstance(self.env, SimulatorEnvConfig), "the reader pairs kinds"
-        return self.env
+        return _paired(self.env, SimulatorEnvConfig)
 
     @property
     def text_env(self) -> TextEnvConfig:
-        """`env` of a job with kind causal_lm."""
-        assert isinstance(self.env, TextEnvConfig), "the reader pairs kinds"
-        return self.env
+        return _paired(self.env, TextEnvConfig)
 
     @property
     def torch_rollout(self) -> TorchRolloutConfig:
-        """`rollout` of a job with kind mlp."""
-        assert isinstance(self.rollout, TorchRolloutConfig), "the reader pairs kinds"
-        return self.rollout
+        return _paired(self.rollout, TorchRolloutConfig)
 
     @property
     def text_rollout(self) -> TextRolloutConfig:
-        """`rollout` of a job with kind causal_lm."""
-        assert isinstance(self.rollout, TextRolloutConfig), "the reader pairs kinds"
-        return self.rollout
+        return _paired(self.rollout, TextRolloutConfig)
 
     @property
     def model(self) -> ModelKeys | None:
@@ -517,9 +504,7 @@ class Config:
 
     def reward_of(self, component: str) -> RewardConfig:
         """The block of `reward` or `reward.<name>`."""
-        found = self.block_of(component)
-        assert isinstance(found, RewardConfig), component
-        return found
+        return _paired(self.block_of(component), RewardConfig)
 
     def key_of(self, component: str) -> str:
         """The key of its block."""

@@ -102,8 +102,8 @@ def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
     def which(value: object) -> str:
         if not isinstance(value, Mapping):
             return "<none>" if value is None else "<one>"
-        named = any(name not in fields and isinstance(below, Mapping) for name, below in value.items())
-        return "<names>" if named else "<one>"
+        named = sum(name not in fields and isinstance(below, Mapping) for name, below in value.items())
+        return "<names>" if named and named >= sum(name in fields for name in value) else "<one>"
 
     return Annotated[
         Annotated[model, pydantic.Tag("<one>")]

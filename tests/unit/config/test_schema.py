@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rlplace.config.fields import ModelKind, fields_of, key_paths
+from rlplace.config.fields import ModelKind, fields_of
 from rlplace.config.json_schema import config_schema
 from rlplace.config.schema import Config
 
@@ -27,15 +27,6 @@ def with_value(base: dict[str, Any], path: str, value: object) -> dict[str, Any]
 
 def problems(config: object) -> list[str]:
     return [".".join(map(str, e.path)) for e in VALIDATOR.iter_errors(config)]
-
-
-def test_keys_are_listed_with_those_that_take_names_of_ones_own() -> None:
-    paths = key_paths(Config)
-    assert {"actor.optimizer.lr", "actor.sync.mode", "env.total_num_envs", "reward.weight"} <= {*paths}
-    assert "reward.math.weight" not in paths
-    free = {path for path, takes_names in paths.items() if takes_names}
-    assert {"cluster.component_placement", "env.kwargs", "reward", "actor.model"} <= free
-    assert not {"actor", "actor.optimizer.lr"} & free
 
 
 def test_the_schema_is_one() -> None:

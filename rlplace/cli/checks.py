@@ -6,7 +6,7 @@ Modules that need numpy or torch are imported inside functions: a plan is checke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.config.model_folder import no_folder, not_a_model
@@ -22,10 +22,11 @@ from rlplace.workers.training.worker import not_run
 
 def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
     """Report what is wrong with the simulator, or with the task and its rewards."""
+    problems: Sequence[Problem] = ()
     if isinstance(config.env, SimulatorEnvConfig):
-        return list(check(config.env, sources))
-    runner = config.runner
-    problems = check_task(config.env, seed=runner.seed, evaluated=runner.eval_every > 0) if config.runs else ()
+        problems = check(config.env)
+    elif config.runs:
+        problems = check_task(config.env, seed=config.runner.seed, evaluated=config.runner.eval_every > 0)
     return _with_sources(problems, sources)
 
 

@@ -252,7 +252,8 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
     near = did_you_mean(name, known)
     what, why = f"no such {group} is declared" + suggestion(near), f"declared {group}s:\n{listed(known)}"
     fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
-    raise ConfigError.of(f"unknown-{group}", key, what, name, why, fix)
+    code = "unknown-cluster" if group == CLUSTER else "unknown-model"
+    raise ConfigError.of(code, key, what, name, why, fix)
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:

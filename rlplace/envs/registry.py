@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import random
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig, TextEnvConfig
@@ -111,29 +110,20 @@ def find_adapter(name: str) -> Adapter:
     return cast("Adapter", kind())
 
 
-def check(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> tuple[Problem, ...]:
+def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
     """Report what is wrong with the `env` block, without building a simulator.
 
-    Silent where the simulator's library is not installed: a plan needs none. `sources` maps key paths to where they
-    were written.
+    Silent where the simulator's library is not installed: a plan needs none.
     """
     try:
-        problems: Iterable[Problem] = find_adapter(config.kind).check(config)
+        return find_adapter(config.kind).check(config)
     except ConfigError as error:
-        problems = error.problems
-    return _located(problems, sources)
+        return error.problems
 
 
-def describe(config: SimulatorEnvConfig, sources: Mapping[str, Source] | None = None) -> Spaces:
+def describe(config: SimulatorEnvConfig) -> Spaces:
     """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
-    try:
-        return find_adapter(config.kind).describe(config)
-    except ConfigError as error:
-        raise ConfigError(_located(error.problems, sources)) from error
-
-
-def _located(problems: Iterable[Problem], sources: Mapping[str, Source] | None) -> tuple[Problem, ...]:
-    return tuple(dataclasses.replace(p, source=(sources or {}).get(p.key, p.source)) for p in problems)
+    return find_adapter(config.kind).describe(config)
 
 
 def row_seeds(seed: int, first_row: int, rows: int) -> Sequence[int]:

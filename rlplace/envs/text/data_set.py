@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,33 +40,30 @@ class PromptSet:
         self._prompt, self._answer = prompt, answer
         all_rows = read_rows(path, dataset_split)
         self._rows = all_rows if rows is None else all_rows[rows[0] : rows[1]]
+        self.size: int | None = len(self._rows)
         for row in self._rows:
-            self._check(row)
-
-    @property
-    def size(self) -> int | None:
-        return len(self._rows)
+            self._check(*row)
 
     def episode(self, number: int) -> OneTurn:
-        values = self._rows[number].values
+        values, _ = self._rows[number]
         facts = {name: value for name, value in values.items() if name != self._prompt}
         if self._answer is not None:
             facts["answer"] = values[self._answer]
         return OneTurn(prompt=_as_prompt(values[self._prompt]), known=facts)
 
-    def _check(self, row: Row) -> None:
+    def _check(self, values: Mapping[str, Any], place: Source) -> None:
         """Raise ConfigError with the row's place: a bad row is found before anything starts."""
         for column in (self._prompt, *([] if self._answer is None else [self._answer])):
-            if row.values.get(column) is None:
-                what = f"a row has no {column!r}" + suggestion(did_you_mean(column, row.values))
+            if values.get(column) is None:
+                what = f"a row has no {column!r}" + suggestion(did_you_mean(column, values))
                 why = "every row needs the columns that are asked and compared"
                 fix = "kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)"
-                raise _bad_row(what, "columns: " + ", ".join(row.values), row.place, why, fix)
-        if _as_prompt(row.values[self._prompt]) is None:
-            got = repr(row.values[self._prompt])
+                raise _bad_row(what, "columns: " + ", ".join(values), place, why, fix)
+        if _as_prompt(values[self._prompt]) is None:
+            got = repr(values[self._prompt])
             why = f"a prompt is a text, or a list of messages with a role ({', '.join(_ROLES)}) and a content"
             fix = f"kwargs: {{prompt: <a column other than {self._prompt}>}}"
-            raise _bad_row(f"{self._prompt!r} is no prompt", got, row.place, why, fix)
+            raise _bad_row(f"{self._prompt!r} is no prompt", got, place, why, fix)
 
 
 def _as_prompt(value: Any) -> Any:
@@ -89,13 +85,10 @@ def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct o
     return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
 
 
+Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the file or the number of the row
+
+
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    values: Mapping[str, Any]
-    place: Source  # the line of a file; in binary files the number of the row
 
 
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
@@ -132,7 +125,7 @@ def _json_lines(file: Path) -> list[Row]:
             if not isinstance(values, dict):
                 why = 'a line is one object: {"prompt": ..., "answer": ...}'
                 raise _bad_row("a line is no row", _shown(line), place, why)
-            rows.append(Row(values, place))
+            rows.append((values, place))
     return rows
 
 
@@ -171,7 +164,7 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
-    return [Row(value, Source(file=f"{path}, row", line=number)) for number, value in enumerate(values, start=1)]
+    return [(value, Source(file=f"{path}, row", line=number)) for number, value in enumerate(values, start=1)]
 
 
 def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> ConfigError:

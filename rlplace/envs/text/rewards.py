@@ -16,12 +16,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.config.schema import RewardFunctionConfig
 from rlplace.envs.registry import named, unknown_arguments
 from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import RewardFunctionConfig
     from rlplace.envs.text.contract import TextTask
 
 RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process
@@ -65,36 +65,51 @@ class Reward:
         return functools.partial(function, **self.kwargs)
 
 
-def find_reward(name: str) -> RewardFunction:
+def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
     """Return the function called `name`: shipped, or `package.module:function` of your own. Raises ConfigError."""
-    function: RewardFunction = named(name, REWARDS, key="env.rewards", code="unknown-reward", noun="reward function")
+    function: RewardFunction = named(name, REWARDS, key=key, code="unknown-reward", noun="reward function")
     return function
+
+
+def named_reward(
+    written: str, kwargs: Mapping[str, object], *, key: str, leaf: str = "function", weight: float = 1.0
+) -> Reward:
+    """Return the reward that `leaf` of the block at `key` names; its parameters tell whether it is one over lists.
+
+    Raises ConfigError: unknown, wrong arguments.
+    """
+    function = find_reward(written, f"{key}.{leaf}")
+    lists = "prompts" in inspect.signature(function).parameters
+    given = _LISTS if lists else ("transcript",)
+    problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
+    if problems:
+        raise ConfigError(problems)
+    return Reward(name=_short(written), written=written, weight=weight, kwargs=kwargs, lists=lists)
 
 
 def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
     """Return the rewards of a config, or the task's own. Raises ConfigError: unknown, duplicate, wrong arguments."""
-    chosen = [Reward(name=_short(w.name), written=w.name, weight=w.weight, kwargs=w.kwargs) for w in written]
-    chosen = chosen or [Reward(name=_short(name), written=name) for name in task.rewards]
+    chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
         what, why = "no function scores the answers", "the task names no reward functions of its own"
         raise ConfigError.of("no-reward", "env.rewards", what, "[]", why, "rewards: [{name: math_answer}]")
+    rewards: list[Reward] = []
     problems: list[Problem] = []
-    for index, reward in enumerate(chosen):
+    for index, block in enumerate(chosen):
         key = f"env.rewards[{index}]"
         try:
-            function = find_reward(reward.written)
+            reward = named_reward(block.name, block.kwargs, key=key, leaf="name", weight=block.weight)
         except ConfigError as error:
-            problems += [dataclasses.replace(p, key=f"{key}.name") for p in error.problems]
+            problems += error.problems
             continue
-        given, code = ("transcript",), "bad-reward-kwargs"
-        problems += unknown_arguments(function, reward.kwargs, given=given, key=f"{key}.kwargs", code=code)
-        if reward.name in [r.name for r in chosen[:index]]:
+        if reward.name in [other.name for other in rewards]:
             what = f"there is another reward function called {reward.name}"
             why, fix = "each is a metric of its own, by this name", "give your function another name, or leave one out"
-            problems += ConfigError.of("duplicate-reward", f"{key}.name", what, reward.written, why, fix).problems
+            problems += ConfigError.of("duplicate-reward", f"{key}.name", what, block.name, why, fix).problems
+        rewards.append(reward)
     if problems:
         raise ConfigError(problems)
-    return tuple(chosen)
+    return tuple(rewards)
 
 
 def _short(name: str) -> str:
@@ -134,33 +149,11 @@ def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) ->
 def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript) -> float:
     given = {"prompts": [prompt_text(transcript)], "answers": [answer_text(transcript)], **kwargs}
     if "labels" in inspect.signature(function).parameters:
-        given["labels"] = [label_of(transcript)]
+        given["labels"] = [transcript.facts.get("answer")]
     values: Sequence[float] = list(function(**given))
     if len(values) != 1:
         raise ValueError(f"{len(values)} rewards for 1 answer")
     return values[0]
-
-
-def reward_of_config(written: str, kwargs: Mapping[str, object], *, key: str) -> Reward:
-    """Return a shipped reward or a function of the user's; its parameters tell which kind it is. Raises ConfigError.
-
-    `key`: of the block that names it, such as reward.brevity.
-    """
-    try:
-        function: Callable[..., Any] = find_reward(written)
-    except ConfigError as error:
-        problems = [
-            dataclasses.replace(p, key=f"{key}.function", fix=(p.fix or "").replace("rewards:", "function:"))
-            for p in error.problems
-        ]
-        raise ConfigError(problems) from error
-    takes = inspect.signature(function).parameters
-    lists = "prompts" in takes
-    given = _LISTS if lists else ("transcript",)
-    problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
-    if problems:
-        raise ConfigError(problems)
-    return Reward(name=_short(written), written=written, kwargs=kwargs, lists=lists)
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,8 +169,3 @@ def answer_text(transcript: Transcript) -> str:
     """Return all text after the prompt: the answer, or in a conversation answers and replies."""
     turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
     return "\n".join(part for turn in turns for part in turn if part)
-
-
-def label_of(transcript: Transcript) -> Any:
-    """Return the right answer; None where the task gives none."""
-    return transcript.facts.get("answer")

@@ -31,6 +31,7 @@ class Arithmetic:
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
+    size: int | None = None
 
     def __init__(
         self,
@@ -51,10 +52,6 @@ class Arithmetic:
         self._seed, self._split = seed, split
         self._low, self._high = 0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1
         self._operations, self._template = tuple(operations), template
-
-    @property
-    def size(self) -> int | None:
-        return None
 
     def episode(self, number: int) -> OneTurn:
         left, sign, right = self._problem(random.Random(f"{self._seed}/{self._split}/{number}"))
@@ -79,15 +76,12 @@ class GuessNumber:
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
+    size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, highest: int = 15, guesses: int = 4) -> None:
         if highest < 1 or guesses < 1:
             raise ValueError(f"highest and guesses must be at least 1, got {highest} and {guesses}")
         self._name, self._highest, self._guesses = f"{seed}/{split}", highest, guesses
-
-    @property
-    def size(self) -> int | None:
-        return None
 
     def episode(self, number: int) -> Guessing:
         secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
@@ -136,6 +130,7 @@ class ToyText:
     """`game` with arguments of its own in `options`; an episode's score is the sum of the game's rewards."""
 
     rewards: ClassVar[Sequence[str]] = ("score",)
+    size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
         games = _games()
@@ -144,10 +139,6 @@ class ToyText:
         self._name, self._id, self._game = f"{seed}/{split}", game, games[game]
         self._options: dict[str, Any] = dict(options or {})
         self._idle = [self._make()]  # to make some is slow; arguments that it does not take are refused here
-
-    @property
-    def size(self) -> int | None:
-        return None
 
     def episode(self, number: int) -> ToyTextGame:
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
@@ -239,6 +230,7 @@ class TextArena:
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
+    size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
         with needs("textarena", got=f"text_arena, for {game}", extra="text-arena"):
@@ -262,10 +254,6 @@ class TextArena:
             raise ConfigError.of("missing-library", "env.kwargs.game", what, game, why, fix) from error
         except AssertionError as error:  # how the library counts players
             raise ValueError(f"{game} is no game for one: {error}") from error
-
-    @property
-    def size(self) -> int | None:
-        return None
 
     def episode(self, number: int) -> TextArenaGame:
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
@@ -316,6 +304,7 @@ class ReasoningGym:
     """One dataset of the library by its name, with its own arguments in `options`."""
 
     rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
+    size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, dataset: str, options: Mapping[str, object] | None = None) -> None:
         with needs("reasoning_gym", got=f"reasoning_gym, for {dataset}", extra="text"):
@@ -328,10 +317,6 @@ class ReasoningGym:
             self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
         except AssertionError as error:  # how the library checks its arguments
             raise ValueError(f"{dataset} refuses options: {error}") from error
-
-    @property
-    def size(self) -> int | None:
-        return None
 
     def episode(self, number: int) -> OneTurn:
         entry = self._made[number]

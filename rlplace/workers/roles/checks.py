@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message
-from rlplace.envs.text.rewards import reward_of_config
+from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.spec import role_of
@@ -40,7 +40,7 @@ def check_scorers(config: Config, components: Sequence[str]) -> list[Problem]:
 def _check_reward(config: Config, block: RewardConfig, key: str) -> list[Problem]:
     if block.function is not None:
         try:
-            reward_of_config(block.function, block.kwargs, key=key)
+            named_reward(block.function, block.kwargs, key=key)
         except ConfigError as error:
             return list(error.problems)
         return []

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from rlplace.envs.text.graders import Grader, grader_of
-from rlplace.envs.text.rewards import Case, label_of, reward_of_config
+from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
@@ -34,7 +34,7 @@ class RewardFunctionWorker(Scorer):
         config, block = self.config.config, self.config.config.reward_of(self.component)
         assert block.function is not None, "this worker is for functions"
         self._key = config.key_of(self.component)
-        self._reward = reward_of_config(block.function, block.kwargs, key=self._key)
+        self._reward = named_reward(block.function, block.kwargs, key=self._key)
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
@@ -95,7 +95,7 @@ class RewardEndpointWorker(Scorer):
             arrived = scoring.take(wait=not asked)
             for batch in (arrived[i : i + self._batch] for i in range(0, len(arrived), self._batch)):
                 texts, prompts = queries(batch, self._tokenizer)
-                labels = [label_of(transcript_of(sample)) for sample in batch]
+                labels = [transcript_of(sample).facts.get("answer") for sample in batch]
                 asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:

@@ -11,7 +11,7 @@ from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs import check, describe, find_adapter
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium.adapter import GymnasiumAdapter
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import ConfigError, Problem
 
 
 class OwnAdapter(GymnasiumAdapter):
@@ -47,7 +47,7 @@ def test_describe(
     name: str, limit: int | None, actions: DiscreteActions | ContinuousActions, steps: int | None
 ) -> None:
     written = config(name, max_episode_steps=limit)
-    assert check(written) == ()
+    assert not check(written)
     assert describe(written) == Spaces(observation_shape=(4,), actions=actions, max_episode_steps=steps)
 
 
@@ -65,15 +65,7 @@ def test_an_unknown_simulator(name: str, span: tuple[int, int], fix: str) -> Non
     found = problem(config(name))
     assert (found.code, found.key, found.got, found.span) == ("unknown-simulator", "env.id", name, span)
     assert found.fix == fix
-    assert check(config(name)) == (found,)
-
-
-def test_the_problem_says_where_the_id_was_written() -> None:
-    source = Source(file="hybrid_ppo.yaml", line=7)
-    (found,) = check(config("CartPol-v1"), {"env.id": source})
-    assert found.source == source
-    with pytest.raises(ConfigError, match=r"hybrid_ppo\.yaml:7"):
-        describe(config("CartPol-v1"), {"env.id": source})
+    assert [*check(config(name))] == [found]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +82,7 @@ def test_an_unknown_adapter(name: str, what: str, fix: str | None) -> None:
     found = problem(broken)
     assert (found.code, found.key, found.got, found.what) == ("unknown-adapter", "env.kind", name, what)
     assert fix is None or found.fix == fix
-    assert check(broken) == (found,)
+    assert [*check(broken)] == [found]
 
 
 def test_an_adapter_of_your_own() -> None:
@@ -99,7 +91,7 @@ def test_an_adapter_of_your_own() -> None:
 
 def test_without_gymnasium_a_plan_is_possible_and_a_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert check(config()) == ()
+    assert not check(config())
     found = problem(config())
     assert (found.code, found.why, found.fix) == ("missing-library", "gymnasium", "pip install 'rlplace[envs]'")
 
@@ -126,7 +118,7 @@ def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: st
     broken = config(kwargs={name: value})
     found = problem(broken)
     assert (found.code, found.key, found.fix) == ("reserved-simulator-kwarg", f"env.kwargs.{name}", fix)
-    assert check(broken) == (found,)
+    assert [*check(broken)] == [found]
 
 
 @pytest.mark.parametrize("name", ["DictObservations-v0", "ManyActions-v0"])

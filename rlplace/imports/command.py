@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rlplace.errors import ConfigError, OutputError, Problem, did_you_mean
+from rlplace.errors import ConfigError, OutputError, did_you_mean
 from rlplace.imports.importer import Draft, Imported
 from rlplace.imports.libraries import import_areal, import_roll, import_skyrl, import_slime, import_verl
 from rlplace.imports.openrlhf import import_openrlhf
@@ -45,7 +45,6 @@ _LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {
     "skyrl": import_skyrl,
     "areal": import_areal,
 }
-_BY_FLAGS = ("openrlhf", "slime")
 
 
 def run_import(words: list[str]) -> int:
@@ -59,7 +58,7 @@ def run_import(words: list[str]) -> int:
         if width is not None and not (width.isdecimal() and int(width) >= 1):
             why = "it is how many accelerators each machine has"
             fix = "--accelerators-per-node 8"
-            raise _problem("import-value", "expected a whole number of at least 1", width, why, fix)
+            raise ConfigError.of("import-value", "import", "expected a whole number of at least 1", width, why, fix)
         library, *sources = [word for word in words if word != "--tiny"] or [""]
         imported = import_words(library, sources, int(width or 0))
         imported = shrink(imported) if "--tiny" in words else imported
@@ -82,10 +81,14 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
     if library not in _LIBRARIES:
         near = did_you_mean(library.lower(), _LIBRARIES)
         why = f"there are importers for {', '.join(_LIBRARIES)}"
-        raise _problem("import-library", "no such library", library, why, f"import {near or 'openrlhf'} ...")
+        raise ConfigError.of(
+            "import-library", "import", "no such library", library, why, f"import {near or 'openrlhf'} ..."
+        )
     if not sources:
         why = "it reads a file, or the flags or overrides themselves"
-        raise _problem("import-source", "nothing to import", f"import {library}", why, f"import {library} FILE")
+        raise ConfigError.of(
+            "import-source", "import", "nothing to import", f"import {library}", why, f"import {library} FILE"
+        )
     return import_settings(library, _settings(library, sources), per_node)
 
 
@@ -96,9 +99,9 @@ def import_settings(library: str, settings: Sequence[Setting], per_node: int = 0
 
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
-    if library in _BY_FLAGS:
+    rules = read_rules(library)
+    if rules.words_after:  # its settings are flags
         file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
-        rules = read_rules(library)
         text = _read(Path(file)) if file else _joined(sources)
         return read_flags(text, file, rules.words_after, rules.rules, rules.spellings)
     settings: list[Setting] = []
@@ -128,9 +131,11 @@ def _read(path: Path) -> str:
         near = did_you_mean(path.name, beside)
         what = (error.strerror or "cannot be read").lower()
         fix = str(path.with_name(near)) if near else None
-        raise _problem("import-source", what, str(path), "a word without = or -- is a file", fix) from error
+        raise ConfigError.of(
+            "import-source", "import", what, str(path), "a word without = or -- is a file", fix
+        ) from error
     except UnicodeDecodeError as error:
-        raise _problem("import-source", "is not text", str(path), str(error), None) from error
+        raise ConfigError.of("import-source", "import", "is not text", str(path), str(error), None) from error
 
 
 def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:
@@ -140,10 +145,8 @@ def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:
             return word.partition("=")[2], [*words[:i], *words[i + 1 :]]
         if word == name:
             if i + 1 == len(words):
-                raise _problem("import-flag-value", "its value is missing", name, "nothing follows it", f"{name} VALUE")
+                raise ConfigError.of(
+                    "import-flag-value", "import", "its value is missing", name, "nothing follows it", f"{name} VALUE"
+                )
             return words[i + 1], [*words[:i], *words[i + 2 :]]
     return None, words
-
-
-def _problem(code: str, what: str, got: str, why: str, fix: str | None) -> ConfigError:
-    return ConfigError([Problem(code=code, key="import", what=what, got=got, why=why, fix=fix)])

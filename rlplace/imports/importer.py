@@ -381,14 +381,9 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         draft.set("actor.model", {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}))
     results = draft.results()
     if not draft.at(PLACEMENT):
-        problem = Problem(
-            code="import-empty",
-            key=PLACEMENT,
-            what="no setting places a component",
-            why=f"the settings that do so in {draft.rules.name} are not among those that were given",
-            fix="import the whole file or command, the composed one where it includes others",
-        )
-        raise ConfigError([problem])
+        why = f"the settings that do so in {draft.rules.name} are not among those that were given"
+        fix = "import the whole file or command, the composed one where it includes others"
+        raise ConfigError.of("import-empty", PLACEMENT, "no setting places a component", None, why, fix)
     layout, problems = _lay_out(draft, topology, offload)
     if staying := [p.key.removesuffix(".enable_offload") for p in problems if p.code == "residents-clash"]:
         draft.set("cluster.allow_resident", staying)

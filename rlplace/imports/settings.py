@@ -56,12 +56,10 @@ def read_yaml(text: str, file: str) -> list[Setting]:
         mapping = yaml.safe_load(text)
         sources = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), file))
     except yaml.YAMLError as error:
-        raise ConfigError([_not_yaml(error, file)]) from error
+        raise _not_yaml(error, file) from error
     if not isinstance(mapping, Mapping):
         got, why = text.strip().split("\n", 1)[0], "a config is a block of keys, or words such as key=value"
-        raise ConfigError(
-            [Problem(code="import-yaml", key="import", what="expected a block of keys", got=got, why=why)]
-        )
+        raise ConfigError.of("import-yaml", "import", "expected a block of keys", got, why, None)
     return settings_of(mapping, sources)
 
 
@@ -143,21 +141,17 @@ def _is_flag(word: str) -> bool:
 
 def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
     """The words of a command or script, each with its place. Raises ConfigError for an open quote."""
-    name = file or "command line"
+
+    def source(line: int) -> Source:
+        return Source(file=file, line=line) if file else Source(file="command line")
+
     try:
-        words = entry_words(text, script=bool(file))
+        return [(word.text, source(word.line)) for word in entry_words(text, script=bool(file))]
     except UnclosedQuote as error:
-        problem = Problem(
-            code="import-quote",
-            key="import",
-            what="a quote is opened and never closed",
-            got=text.splitlines()[error.line - 1].strip(),
-            source=Source(file=name, line=error.line if file else None),
-            why="the words of a command are read as a shell would read them",
-            fix="close the quote",
-        )
-        raise ConfigError([problem]) from error
-    return [(word.text, Source(file=name, line=word.line if file else None)) for word in words]
+        what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
+        got = text.splitlines()[error.line - 1].strip()
+        quote = ConfigError.of("import-quote", "import", what, got, why, "close the quote", source=source(error.line))
+        raise quote from error
 
 
 def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -179,17 +173,13 @@ def _lines(node: yaml.Node | None, file: str, path: str = "") -> Iterator[tuple[
             yield from _lines(value, file, below)
 
 
-def _not_yaml(error: yaml.YAMLError, file: str) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    tab = "found character '\\t'" in str(error)
-    return Problem(
-        code="import-yaml",
-        key="import",
-        what=str(getattr(error, "problem", None) or "is not YAML"),
-        source=Source(file=file, line=mark.line + 1) if mark else Source(file=file),
-        why="YAML indents with blanks only, never with tabs" if tab else getattr(error, "context", None),
-        fix="replace the tab by blanks" if tab else "see the line named above",
-    )
+def _not_yaml(error: yaml.YAMLError, file: str) -> ConfigError:
+    mark, what = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "is not YAML")
+    why, fix = getattr(error, "context", None), "see the line named above"
+    if "found character '\\t'" in str(error):
+        why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
+    source = Source(file=file, line=mark.line + 1 if mark else None)
+    return ConfigError.of("import-yaml", "import", what, None, why, fix, source=source)
 
 
 def read_mapping(text: str) -> dict[str, Any]:

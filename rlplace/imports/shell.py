@@ -39,10 +39,10 @@ _IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference
 
 
 class UnclosedQuote(ValueError):
-    """A quote is opened and never closed; `line` is where it opens."""
+    """A quote is opened and never closed."""
 
     def __init__(self, line: int) -> None:
-        super().__init__(f"a quote that opens in line {line} is never closed")
+        super().__init__(f"it opens in line {line}")
         self.line = line
 
 

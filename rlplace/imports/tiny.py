@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from rlplace.config.read import read_config
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError
 from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model
 from rlplace.placement import Topology
@@ -39,16 +39,10 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 def shrink(imported: Imported) -> Imported:
     """Raises ConfigError for a job without language models, and for one whose placement does not hold."""
     if imported.layout is None or imported.kind != "causal_lm":
-        broken = imported.layout is None
-        problem = Problem(
-            code="import-value",
-            key="--tiny",
-            what="the placement does not hold" if broken else "is for jobs with language models",
-            got=imported.library,
-            why="without --tiny, the report has the reasons" if broken else "a simulator has no smaller one",
-            fix="leave out --tiny",
-        )
-        raise ConfigError([problem])
+        what, why = "is for jobs with language models", "a simulator has no smaller one"
+        if imported.layout is None:
+            what, why = "the placement does not hold", "without --tiny, the report has the reasons"
+        raise ConfigError.of("import-value", "--tiny", what, imported.library, why, "leave out --tiny")
     placement = imported.layout.placement
     pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
     unit = gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))  # all components are alike within it

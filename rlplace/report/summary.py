@@ -94,8 +94,8 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     stages, steps = progress.seconds, progress.measures.steps
     total = stages.get("time/iteration_s", 0.0)
     evaluations = {str(version): value for version, value in sorted(progress.evaluations.items())}
-    first, last = (next(iter(order), None) for order in (evaluations.values(), reversed(evaluations.values())))
-    held_out = {"eval_first": first, "eval_last": last, "evaluations": evaluations}
+    ends = [*evaluations.values()] or [None]
+    held_out = {"eval_first": ends[0], "eval_last": ends[-1], "evaluations": evaluations}
     return {
         "iterations": progress.iterations,
         steps: progress.steps,
@@ -161,10 +161,10 @@ def summary_text(report: Mapping[str, Any]) -> str:
 
 def _simulated_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ends = (report["return_first"], report["return_last"])
-    first, last = ("no episode finished" if value is None else f"{value:,.1f}" for value in ends)
-    yield "return", f"{first} -> {last}   (first iteration, last {SIMULATED.window} episodes)"
-    rate = f"{report['env_steps_per_s']:,.0f} per second"
-    yield "env steps", f"{report['env_steps']:,} in {report['iterations']} iterations, {rate}"
+    returns = " -> ".join("no episode finished" if value is None else f"{value:,.1f}" for value in ends)
+    yield "return", f"{returns}   (first iteration, last {SIMULATED.window} episodes)"
+    steps, rate = f"{report['env_steps']:,}", f"{report['env_steps_per_s']:,.0f} per second"
+    yield "env steps", f"{steps} in {report['iterations']} iterations, {rate}"
 
 
 def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -177,8 +177,8 @@ def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     yield "reward", f"{number(report['return_first'])} -> {number(report['return_last'])}   (first, last iteration)"
     if evaluations := list(report["evaluations"].items()):
-        ends = [*evaluations[:1], *evaluations[1:][-1:]]
-        values, versions = " -> ".join(number(value) for _, value in ends), " and ".join(at for at, _ in ends)
+        ends = dict([evaluations[0], evaluations[-1]])
+        values, versions = " -> ".join(map(number, ends.values())), " and ".join(ends)
         yield "held out", f"{values}   (mean reward of greedy answers, after {versions} iterations)"
     generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
     texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
@@ -197,11 +197,11 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _memory_rows(memory: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[tuple[str, str]]:
-    texts: list[str] = []
-    for component, states in memory.items():
-        shown = {word: (show_bytes(size["measured"]), show_bytes(size["predicted"])) for word, size in states.items()}
-        sizes = (f"{word} {measured} ({predicted})" for word, (measured, predicted) in shown.items() if word != "off")
-        texts.append(f"{component}: {', '.join(sizes)}")
+    def sizes(states: Mapping[str, Mapping[str, int]]) -> str:
+        shown = ((word, show_bytes(of["measured"]), show_bytes(of["predicted"])) for word, of in states.items())
+        return ", ".join(f"{word} {measured} ({predicted})" for word, measured, predicted in shown if word != "off")
+
+    texts = [f"{component}: {sizes(states)}" for component, states in memory.items()]
     return _headed("memory", texts, "per accelerator, measured (predicted)")
 
 

@@ -19,9 +19,8 @@ FOREIGN = "imports"  # full of the names that other libraries give to things; it
 
 def codes_of(source: str) -> Iterator[str]:
     """Text literals that look like codes, and whatever is given as `code=`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
-            yield node.value
+    literals = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    yield from (value for value in literals if isinstance(value, str) and CODE.fullmatch(value))
     yield from given(source)
 
 

@@ -123,15 +123,10 @@ def test_all_that_score_take_turns_where_they_share() -> None:
     assert "time/compute_advantages_s" in numbers
 
 
-def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up() -> None:
+def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up_and_an_evaluation_asks_none() -> None:
     made, log = loop(reward="1")
     made.iteration(0)
     assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor compute_advantages", "actor learn"]
-
-
-def test_an_evaluation_asks_no_scorer() -> None:
-    made, log = loop(critic="0", reference="2", reward="1")
-    made.iteration(0)
     log.clear()
     made.evaluate(1)
     assert works(log) == ["actor push_weights", "rollout pull_weights", "env evaluate", "rollout generate"]

@@ -40,12 +40,8 @@ def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     assert (sample.weight, sample.response_tokens, sample.turns, sample.truncated) == (6, 3, 2, False)
 
 
-def test_an_answer_cut_by_length_says_so() -> None:
-    episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")])
-    assert episode.finish({}, {}).truncated
-
-
-def test_an_episode_without_an_answer_has_nothing_to_learn() -> None:
+def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_nothing_to_learn() -> None:
+    assert Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")]).finish({}, {}).truncated
     sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({"right": 0.0}, {"right": 1.0})
     assert (sample.response_tokens, sample.turns, sample.truncated) == (0, 0, False)
 

@@ -86,19 +86,12 @@ def test_refusals(words: list[str], code: str, part: str, capsys: pytest.Capture
     assert said.out == ""
 
 
-def test_the_nearest_file_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.sh").write_text("", encoding="utf-8")
     assert run_import(["openrlhf", str(tmp_path / "trian.sh")]) == 2
     assert f"fix: {tmp_path / 'train.sh'}" in capsys.readouterr().err
-
-
-def test_bytes_and_bad_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.yaml"
-    file.write_bytes(b"\xff\xfe")
-    assert run_import(["rlinf", str(file)]) == 2
-    file.write_text("cluster:\n\tnum_nodes: 1\n", encoding="utf-8")
-    assert run_import(["rlinf", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert "is not text" in said
-    assert "replace the tab by blanks" in said
-    assert "x.yaml:2" in said
+    for content, part in ((b"\xff\xfe", "is not text"), (b"cluster:\n\tnum_nodes: 1\n", "x.yaml:2")):
+        file.write_bytes(content)
+        assert run_import(["rlinf", str(file)]) == 2
+        assert part in capsys.readouterr().err

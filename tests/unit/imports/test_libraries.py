@@ -34,15 +34,6 @@ def at(imported: Imported, path: str) -> Any:
     return value
 
 
-def outcomes(imported: Imported, part: str) -> set[str]:
-    """The outcomes of the settings that have `part` in their text."""
-    return {r.outcome for r in imported.results if part in str(r.setting)}
-
-
-def codes(imported: Imported) -> list[str]:
-    return [p.code for p in imported.findings]
-
-
 # ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SIZES_70B = (
@@ -113,13 +104,16 @@ def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:
     assert at(bring("verl", VERL), "cluster.component_placement.rollout.accelerators_per_rank") == 4
 
 
+def test_machines_beyond_the_first_that_lie_idle_stay() -> None:
+    assert bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3").topology.num_nodes == 3
+
+
 @pytest.mark.parametrize(
     ("text", "used", "dedicated"),  # the counts of OpenRLHF's own documents
     [
         (SIZES_70B, 64, 64),
         (SIZES_70B + PAIRS, 48, 64),
         (SIZES_70B.replace("_num_nodes 1", "_num_nodes 2") + PAIRS, 48, 80),
-        (SIZES_70B.replace("--vllm_num_engines 4", "--vllm_num_engines 8"), 80, 80),
     ],
 )
 def test_seventy_billion_counted(text: str, used: int, dedicated: int) -> None:
@@ -178,10 +172,6 @@ def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, c
     problem = next(p for p in imported.findings if p.code == code)
     assert (problem.fix or "").startswith(fix)
     assert spots(imported)["rollout"]
-
-
-def test_larger_machines_than_needed_stay() -> None:
-    assert bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3").topology.num_nodes == 3
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -431,15 +421,12 @@ def test_lines_go_over_as_they_are(block: dict[str, Any]) -> None:
     imported = placed(block)
     assert at(imported, "cluster.component_placement") == block
     HybridComponentPlacement(imported.config, imported.topology)
-
-
-def test_node_groups_go_over_as_they_are() -> None:
     groups = [{"label": "a800", "node_ranks": "0"}, {"label": "4090", "node_ranks": "1"}]
     where = {"actor": ("a800", "0-7"), "rollout": ("4090", "0-7"), "env": ("4090", "0-3")}
-    block = {c: {"node_group": group, "placement": text} for c, (group, text) in where.items()}
-    imported = placed(block, 2, node_groups=groups)
-    assert at(imported, "cluster.node_groups") == groups
-    assert spots(imported)["env"] == "8-11"
+    by_group = {c: {"node_group": group, "placement": text} for c, (group, text) in where.items()}
+    grouped = placed(by_group, 2, node_groups=groups)
+    assert at(grouped, "cluster.node_groups") == groups
+    assert spots(grouped)["env"] == "8-11"
 
 
 @pytest.mark.parametrize(
@@ -454,7 +441,7 @@ def test_machines_are_as_wide_as_the_numbers_need(line: str, nodes: int, per_nod
 def test_inference_is_the_actors_own_work() -> None:
     imported = placed({"actor,inference": "0-7", "env": "0-3", "rollout": "4-7", "invironment": "0"})
     assert at(imported, "cluster.component_placement") == {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
-    assert codes(imported) == ["import-component"]
+    assert [p.code for p in imported.findings] == ["import-component"]
     alone = placed({"actor": "0-7", "inference": "0-3", "env": "0-3", "rollout": "4-7"})
     assert [r.text for r in alone.results if "inference" in r.setting.key and "stage infer" in r.text]
 
@@ -472,12 +459,6 @@ def test_a_placement_that_does_not_hold_is_reported_and_still_written() -> None:
     assert at(imported, "cluster.component_placement.rollout") == "4--7"
 
 
-def test_a_misspelt_key_is_not_taken_for_one_that_has_no_counterpart() -> None:
-    imported = rlinf({**EMBODIED, "actor": {"enable_ofload": True}})
-    (result,) = (r for r in imported.results if r.setting.key == "actor.enable_ofload")
-    assert (result.outcome, result.text) == ("unknown", "actor.enable_offload")
-
-
 def test_uneven_steps_are_reported() -> None:
     imported = rlinf({**EMBODIED, "actor": {"enable_offload": True, "global_batch_size": 600}})
     assert [(p.code, p.fix) for p in imported.findings] == [("import-batches", "actor.global_batch_size=512")]
@@ -485,7 +466,7 @@ def test_uneven_steps_are_reported() -> None:
 
 def test_parts_of_an_actor_move_together() -> None:
     some = rlinf({**EMBODIED, "actor": {"offload_weight": True, "offload_grad": False}})
-    assert outcomes(some, "actor.offload") == {"unmapped"}
+    assert {r.outcome for r in some.results if "actor.offload" in r.setting.key} == {"unmapped"}
     assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {"enable_offload": True}
 
 

@@ -10,19 +10,10 @@ from rlplace.imports.importer import Draft, MappingResult, ordered
 from rlplace.imports.rules import Rules, read_rules
 from rlplace.imports.settings import PLACEMENT, Setting
 
-BOOKS: list[tuple[str, ModelKind]] = [
-    ("openrlhf", "causal_lm"),
-    ("rlinf", "mlp"),
-    ("rlinf", "causal_lm"),
-    ("verl", "causal_lm"),
-    ("roll", "causal_lm"),
-    ("skyrl", "causal_lm"),
-    ("areal", "causal_lm"),
-    ("slime", "causal_lm"),
-]
+LIBRARIES = ("openrlhf", "slime", "rlinf", "verl", "roll", "skyrl", "areal")
 
 
-@pytest.mark.parametrize(("library", "kind"), BOOKS)
+@pytest.mark.parametrize(("library", "kind"), [("rlinf", "mlp"), *((name, "causal_lm") for name in LIBRARIES)])
 def test_rules_name_keys_of_ours_and_have_reasons(library: str, kind: ModelKind) -> None:
     rules = read_rules(library, kind)
     drafts = [Draft([], rules, other) for other in ("mlp", "causal_lm")]

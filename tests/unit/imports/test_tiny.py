@@ -51,9 +51,12 @@ def test_thirds_stay_thirds_and_uneven_sizes_uneven(ref_nodes: int, numbers: tup
 
 
 def test_what_is_learned_how_stays() -> None:
-    config = read_config(small(f"{ALL} --init_kl_coef 0.05 --kl_estimator k3 --critic_learning_rate 1e-4").config)
-    assert (config.algorithm.kl_coef, config.algorithm.kl_estimator) == (0.05, "k3")
-    assert config.critic.optimizer.lr == 1e-4
+    learned = "--init_kl_coef 0.05 --kl_estimator k3 --advantage_estimator group_norm --n_samples_per_prompt 8"
+    config = read_config(small(f"{ALL} {learned} --actor_learning_rate 1e-4").config)
+    algorithm = config.algorithm
+    assert (algorithm.name, algorithm.kl_coef, algorithm.kl_estimator) == ("grpo", 0.05, "k3")
+    assert algorithm.samples_per_prompt == 2  # as many as the comparison needs
+    assert config.actor.optimizer.lr == 1e-4
     assert config.actor.enable_offload
     assert config.rollout.engine == "transformers"
 
@@ -65,11 +68,6 @@ def test_a_remote_reward_stays_remote(flag: str, kind: str) -> None:
     imported = small(f"{ALL} {flag}")
     assert read_config(imported.config).reward_of("reward").kind == kind
     assert lines(imported)["reward"] == ""
-
-
-def test_comparing_algorithms_keep_two_answers_to_each_prompt() -> None:
-    config = read_config(small(f"{ALL} --advantage_estimator group_norm --n_samples_per_prompt 8").config)
-    assert (config.algorithm.name, config.algorithm.samples_per_prompt) == ("grpo", 2)
 
 
 def test_jobs_with_simulators_are_refused() -> None:

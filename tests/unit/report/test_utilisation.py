@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree
+
 import pytest
 
 from rlplace.metrics import Metric
 from rlplace.report.timeline import render_timeline
-from rlplace.report.utilisation import StageUse, Usage, usage_rows, waited
+from rlplace.report.utilisation import StageUse, Usage, usage_rows
 
 OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 
@@ -76,27 +78,17 @@ def test_without_accelerators_there_are_no_shares() -> None:
     assert usage_rows(usage.record({})) == []
 
 
-def test_only_waiting_counts_as_waiting() -> None:
-    seconds = {"reward.math/wait_s": 1.0, "env/put_s": 2.0, "actor/learn_s": 4.0, "time/rollout_s": 8.0}
-    assert waited({name: Metric(value) for name, value in seconds.items()}) == 3.0
-
-
-def test_the_picture_shows_the_work_of_each_component() -> None:
+def test_the_picture_shows_the_work_of_each_component_on_as_many_accelerators_as_fit() -> None:
     usage = Usage(OCCUPANCY)
     iteration(usage)
     picture = render_timeline(usage.last, usage.accelerators, ["actor", "env", "rollout", "reward"])
-    assert picture.startswith("<svg")
-    assert picture.endswith("</svg>\n")
+    assert xml.etree.ElementTree.fromstring(picture).tag.endswith("svg")
     assert picture.count("rollout 3 s of rollout") == 2
     assert "env 1 s of rollout" in picture
     assert picture.count("actor 3 s of learn") == 4
     assert picture.count("moves into learn 0.25 s") == 4
-
-
-def test_a_picture_of_many_accelerators_ends_somewhere() -> None:
     use = StageUse(stage="learn", moves_s=0.0, seconds=1.0, work={a: {"actor": 1.0} for a in range(1000)})
-    picture = render_timeline([use], range(1000), ["actor"])
-    assert "and 936 more" in picture
+    assert "and 936 more" in render_timeline([use], range(1000), ["actor"])
 
 
 def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:

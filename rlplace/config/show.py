@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 
-_PLAIN = re.compile(r"[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that YAML gives a meaning in a block
+_PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that means more in a block
 _OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
-    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+|0[0-9]+|0[xob].*|[-+]?(?:[0-9][0-9_]*)?\.[0-9]*|[-+]?[0-9.]+[eE][-+]?[0-9]+|"
-    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
+    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+|0[0-9]+|0[xob].*|[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*|[-+]?[0-9._]+[eE][-+]?[0-9]+|"
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
     re.IGNORECASE,
 )
 
@@ -22,6 +23,8 @@ def show(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}".replace("inf", ".inf").replace("nan", ".nan")
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")  # YAML 1.1 reads 5e-06 as text
     if isinstance(value, Mapping):
@@ -36,4 +39,6 @@ def quote(value: object, *, inside: bool = True) -> str:
     if not isinstance(value, str):
         return show(value)
     plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value
-    return value if plain and not (inside and "," in value) else json.dumps(value, ensure_ascii=False)
+    if plain and not (inside and "," in value):
+        return value
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))

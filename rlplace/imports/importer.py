@@ -18,9 +18,10 @@ from typing import Literal
 from rlplace.config.fields import Field, ModelKind, block_in, fields_of
 from rlplace.config.read import read_config, try_config
 from rlplace.config.schema import ClusterConfig, Config
+from rlplace.config.show import quote
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.rules import Rule, Rules, shape_of
-from rlplace.imports.settings import PLACEMENT, Setting, flow
+from rlplace.imports.settings import PLACEMENT, Setting
 from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.plan import make_plan
@@ -173,7 +174,7 @@ class Draft:
             for key in keys:
                 self.becomes(key, ours)
             if not given:
-                self.assume(f"{ours}: {flow(value)}", f"by the defaults of {' and '.join(keys)} there")
+                self.assume(f"{ours}: {quote(value)}", f"by the defaults of {' and '.join(keys)} there")
 
     def becomes(self, key: str, *ours: str) -> None:
         """`key` is in our config, at or within `ours`; may be called before they are complete."""
@@ -295,20 +296,20 @@ class Draft:
         if value is None:
             return
         if rule.words is not None:
-            if flow(value) not in rule.words:
-                ours, known = flow(self.default_of(targets[0])), ", ".join(rule.words)
+            if quote(value) not in rule.words:
+                ours, known = quote(self.default_of(targets[0])), ", ".join(rule.words)
                 if given:
-                    self.unmapped(f"{targets[0]} has no word for {flow(value)}; there are words for {known}", key)
+                    self.unmapped(f"{targets[0]} has no word for {quote(value)}; there are words for {known}", key)
                 else:
-                    why = f"our default; that of {key} there, {flow(value)}, has no word here"
+                    why = f"our default; that of {key} there, {quote(value)}, has no word here"
                     self.assume(f"{targets[0]}: {ours}", why)
                 return
-            value = rule.words[flow(value)]
+            value = rule.words[quote(value)]
         for target in targets:
             if given or (self.at(target) is None and value != self.default_of(target)):
                 self.set(target, value)
                 if not given:
-                    self.assume(f"{target}: {flow(value)}", f"the default of {key} there")
+                    self.assume(f"{target}: {quote(value)}", f"the default of {key} there")
         if given:
             self._decided[key] = ("differs" if rule.note else "equal", tuple(targets))
 
@@ -361,7 +362,7 @@ class Draft:
         if all(value is None for value in values.values()):
             return "unmapped", f"not enough to decide {ours[0]}, which keeps its default"
         bare = {name for name, value in values.items() if value is None or name == PLACEMENT}
-        text = ", ".join(name if name in bare else f"{name}: {flow(value)}" for name, value in values.items())
+        text = ", ".join(name if name in bare else f"{name}: {quote(value)}" for name, value in values.items())
         rule = self.rules.find(key)
         return outcome, text + (f"; {rule.note}" if rule is not None and outcome == "differs" else "")
 
@@ -387,7 +388,7 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
     layout, problems = _lay_out(draft, topology, offload)
     if staying := [p.key.removesuffix(".enable_offload") for p in problems if p.code == "residents-clash"]:
         draft.set("cluster.allow_resident", staying)
-        draft.assume(f"cluster.allow_resident: {flow(staying)}", "they stay on accelerators that others use, as there")
+        draft.assume(f"cluster.allow_resident: {quote(staying)}", "they stay on accelerators that others use, as there")
         layout, problems = _lay_out(draft, topology, offload)
     config, wrong = try_config(draft.config)
     missing = [p.key for p in wrong if p.code == "missing-key"] + list(config.missing if config is not None else ())

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlplace.config.show import show
+from rlplace.config.show import quote, show
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.imports.shell import UnclosedQuote, entry_words
 
@@ -22,7 +22,6 @@ MANY = -1  # words after a flag
 _LONGEST = 90  # text of a setting
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
-_OTHER_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|0o[0-7]+")  # of YAML 1.2 and OmegaConf
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
@@ -188,28 +187,12 @@ def read_mapping(text: str) -> dict[str, Any]:
     return mapping
 
 
-class _Dumper(yaml.SafeDumper):
-    """Keeps a text on one line, and quotes texts that are numbers to other readers of YAML."""
-
-    def represent_data(self, data: object) -> yaml.Node:
-        if isinstance(data, str) and (not data.isprintable() or _OTHER_NUMBER.fullmatch(data)):
-            return self.represent_scalar("tag:yaml.org,2002:str", data, style='"')
-        return super().represent_data(data)
-
-
 def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
     """YAML text that every reader, of YAML 1.1 or 1.2, reads back as the same values. Placements are one line each."""
     lines: list[str] = []
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value and not value.keys() & {"placement", "same_as", "accelerators"}:
-            lines.append(f"{indent}{flow(str(key))}:\n{to_yaml(value, indent + '  ')}")
+            lines.append(f"{indent}{quote(str(key))}:\n{to_yaml(value, indent + '  ')}")
         else:
-            lines.append(f"{indent}{flow(str(key))}: {flow(value)}\n")
+            lines.append(f"{indent}{quote(str(key))}: {quote(value, inside=False)}\n")
     return "".join(lines)
-
-
-def flow(value: object) -> str:
-    """A value on one line."""
-    value = list(value) if isinstance(value, tuple) else value
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, sort_keys=False, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")

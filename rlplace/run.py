@@ -156,13 +156,11 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:
         numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
         if simulated:
             steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
-        else:
-            steps = int(numbers.get("rollout/answers", 0))
-        progress.add(numbers, steps)
-        if simulated:
+            progress.add(numbers, steps)
             numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-            if progress.mean_return is not None:
-                numbers["env/mean_return"] = progress.mean_return
+            numbers |= {} if progress.mean_return is None else {"env/mean_return": progress.mean_return}
+        else:
+            progress.add(numbers, int(numbers.get("rollout/answers", 0)))
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
         if progress.reached(runner.stop_at_return):
@@ -189,14 +187,10 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
         )
         for c in plan.channels
     }
-    ends = {
-        component: {c.name: channels[c.name] for c in plan.channels if component in (c.source, c.target)}
-        for component in plan.placement.components
-    }
-    builders = {
-        component: (job.workers[component].create_group(job.arguments), slots[component], own)
-        for component, own in ends.items()
-    }
+    builders = {}
+    for component, placed in slots.items():
+        own = {c.name: channels[c.name] for c in plan.channels if component in (c.source, c.target)}
+        builders[component] = (job.workers[component].create_group(job.arguments), placed, own)
     return cluster.launch_all(builders, seed=runner.seed)
 
 
@@ -205,14 +199,14 @@ def make_folder(parent: Path) -> Path:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for suffix in itertools.chain([""], (f".{i}" for i in itertools.count(1))):
-            folder = parent / (stamp + suffix)
+        folder, more = parent / stamp, itertools.count(1)
+        while True:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
+            folder = parent / f"{stamp}.{next(more)}"
     except OSError as error:
         raise OutputError.of(parent, error) from error
-    raise AssertionError("unreachable")
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -81,10 +81,8 @@ class Draft:
         self.given = {s.key: s for s in settings}  # the last one wins, as on a command line
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        self._decided: dict[
-            str, tuple[Outcome, str | tuple[str, ...]]
-        ] = {}  # by key, which no rule is applied to: text, or our keys
-        self._wrong: list[Problem] = []  # values that cannot be read at all
+        self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}  # text or our keys; no rule is applied
+        self._wrong: dict[str, Problem] = {}  # values that cannot be read at all
 
     # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,12 +115,10 @@ class Draft:
     def refuse(self, key: str, what: str, why: str, fix: str | None = None) -> None:
         """Record a value that nothing can be made of. `results` raises all of them."""
         setting = self.given[key]
-        if any(p.key == key and p.source == setting.source for p in self._wrong):
-            return
         if isinstance(setting.value, str) and "$" in setting.value:
             why = "a variable or reference that is set nowhere in what was given; write its value"
-        self._wrong.append(
-            Problem(code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix)
+        self._wrong[key] = Problem(
+            code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix
         )
 
     def find(self, code: str, what: str, *keys: str, why: str, fix: str | Mapping[str, object] | None = None) -> None:
@@ -318,7 +314,7 @@ class Draft:
     def results(self) -> tuple[MappingResult, ...]:
         """One per setting, in the order they were written. Raises ConfigError for values that cannot be read."""
         if self._wrong:
-            raise ConfigError(self._wrong)
+            raise ConfigError([*self._wrong.values()])
         return tuple(MappingResult(setting=s, outcome=o, text=t) for s in self.settings for o, t in [self._result(s)])
 
     def _result(self, setting: Setting) -> tuple[Outcome, str]:

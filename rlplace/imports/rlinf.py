@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rlplace.config.fields import ModelKind
-from rlplace.errors import did_you_mean
+from rlplace.errors import did_you_mean, suggestion
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
 from rlplace.imports.settings import PLACEMENT, Setting
 from rlplace.placement import Topology
@@ -30,7 +30,7 @@ def kind_of(settings: Sequence[Setting]) -> ModelKind:
 
 def import_rlinf(draft: Draft, per_node: int) -> Imported:
     """`per_node` 0: as many as the placement needs, and at least 8."""
-    nodes = draft.count("cluster.num_nodes", 1, 1)
+    nodes, tensor = draft.count("cluster.num_nodes", 1, 1), draft.count(_TENSOR, 1, 1)
     lines = [setting for setting in draft.given.values() if setting.key.startswith(f"{PLACEMENT}.")]
     width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _width(lines, nodes)
     draft.set("cluster.num_nodes", nodes)
@@ -38,7 +38,6 @@ def import_rlinf(draft: Draft, per_node: int) -> Imported:
     if "cluster.num_gpus_per_node" not in draft.given:
         draft.assume(f"cluster.accelerators_per_node: {width}", "there, machines are counted at the start")
     draft.set(PLACEMENT, {})
-    tensor = draft.count(_TENSOR, 1, 1)
     for setting in lines:
         _place(draft, setting, tensor)
     if _TENSOR in draft.given and tensor == 1:
@@ -84,8 +83,7 @@ def _place(draft: Draft, setting: Setting, tensor: int) -> None:
     if lines:
         draft.becomes(setting.key, *(f"{PLACEMENT}.{name}" for name in lines))
     for other in others:
-        near = did_you_mean(other, ROLES)
-        why = f"no component is called {other} here" + (f"; did you mean {near}?" if near else "")
+        why = f"no component is called {other} here" + suggestion(did_you_mean(other, ROLES))
         if other == "inference":
             why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
         if ours:
@@ -107,14 +105,14 @@ def _set_rollout(draft: Draft) -> None:
         draft.set("algorithm.rollout_steps", total)
     if samples < 1 or batch < 1:
         return
-    if samples % batch == 0:
+    if samples % batch:
+        below = next(n for n in range(min(batch, samples), 0, -1) if samples % n == 0)
+        what = f"{samples} samples do not divide into optimizer steps of {batch}"
+        why = f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here"
+        draft.find("import-batches", what, key, why=why, fix={key: below})
+        draft.unmapped("algorithm.num_minibatches would not be a whole number", key)
+    else:
         draft.derive("algorithm.num_minibatches", samples // batch, key)
-        return
-    below = next(n for n in range(min(batch, samples), 0, -1) if samples % n == 0)
-    what = f"{samples} samples do not divide into optimizer steps of {batch}"
-    why = f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here"
-    draft.find("import-batches", what, key, why=why, fix={key: below})
-    draft.unmapped("algorithm.num_minibatches would not be a whole number", key)
 
 
 def _set_sinks(draft: Draft) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -100,14 +101,12 @@ def read_flags(
     `file` is empty for text typed on the command line; `older` maps older spellings to keys. Raises ConfigError when a
     flag lacks its value.
     """
-    words = _words_of(text, file)
+    words = deque(_words_of(text, file))
     known = frozenset(keys)
     settings: list[Setting] = []
     problems: list[Problem] = []
-    at = 0
-    while at < len(words):
-        word, source = words[at]
-        at += 1
+    while words:
+        word, source = words.popleft()
         if not _is_flag(word):
             settings.append(Setting(key=word, value=None, written=" ".join(word.split()), source=source))
             continue
@@ -116,15 +115,12 @@ def read_flags(
         count = words_after.get(key, 1) if key in known else None
         most = len(words) if count in (None, MANY) else count
         values = [inline] if equals else []
-        while not equals and at < len(words) and len(values) < most and not _is_flag(words[at][0]):
-            values.append(words[at][0])
-            at += 1
+        while words and not equals and len(values) < most and not _is_flag(words[0][0]):
+            values.append(words.popleft()[0])
         if count is not None and len(values) < count and not (equals and count == 1):
             what = "its value is missing" if count == 1 else f"takes {count} values"
             why, fix = "the next word is another flag, or there is none", word + " VALUE" * count
-            problems.append(
-                Problem(code="import-flag-value", key=key, what=what, got=word, source=source, why=why, fix=fix)
-            )
+            problems += ConfigError.of("import-flag-value", key, what, word, why, fix, source=source).problems
         written = " ".join([word, *([] if equals else map(shlex.quote, values))])
         single = len(values) == 1 and count in (None, 0, 1)
         value = True if not values else scalar(values[0]) if single else tuple(map(scalar, values))
@@ -149,8 +145,16 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
     except UnclosedQuote as error:
         what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
         got = text.splitlines()[error.line - 1].strip()
-        quote = ConfigError.of("import-quote", "import", what, got, why, "close the quote", source=source(error.line))
-        raise quote from error
+        problem = Problem(
+            code="import-quote",
+            key="import",
+            what=what,
+            got=got,
+            source=source(error.line),
+            why=why,
+            fix="close the quote",
+        )
+        raise ConfigError([problem]) from error
 
 
 def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

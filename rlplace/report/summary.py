@@ -94,7 +94,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     stages, steps = progress.seconds, progress.measures.steps
     total = stages.get("time/iteration_s", 0.0)
     evaluations = {str(version): value for version, value in sorted(progress.evaluations.items())}
-    ends = [*evaluations.values()] or [None]
+    ends: Sequence[float | None] = [*evaluations.values()] or [None]
     held_out = {"eval_first": ends[0], "eval_last": ends[-1], "evaluations": evaluations}
     return {
         "iterations": progress.iterations,

@@ -84,7 +84,6 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
     stage.push(0)
     stage.generation.admitting = False
     assert stage.end() == []
-    assert stage.generation.under_way == ()
     stage.generation.admitting = True
     assert stage.go_on() == ["env run 1", "rollout generate 1"]
 
@@ -92,9 +91,7 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
 EVERYTHING = ("move", "push_weights", "pull_weights", "run", "generate", "evaluate", "learn")
 
 
-def looping(
-    ahead: int, *, at_once: tuple[str, ...] = EVERYTHING, stage_timeout_s: float = 10.0
-) -> tuple[Loop, list[str]]:
+def looping(ahead: int, at_once: tuple[str, ...] = EVERYTHING, timeout_s: float = 10.0) -> tuple[Loop, list[str]]:
     """Over groups that end these calls as soon as they are made, and no others."""
     needs = dataclasses.replace(text_needs(("actor", "rollout", "env")), ahead=ahead)
     cluster = ClusterConfig(component_placement={"actor": "0", "rollout": "1", "env": "2"})
@@ -106,7 +103,7 @@ def looping(
     }
     offload = dict.fromkeys(needs.components, False)
     memory = MemoryMonitor(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
-    runner = RunnerConfig(stage_timeout_s=stage_timeout_s, total_iterations=3)
+    runner = RunnerConfig(stage_timeout_s=timeout_s, total_iterations=3)
     return make_loop(layout.schedule, groups, memory, runner), log
 
 
@@ -154,7 +151,7 @@ def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
 
 
 def test_ranks_that_do_not_end_are_named() -> None:
-    loop, _ = looping(1, at_once=("move", "push_weights", "pull_weights"), stage_timeout_s=0.01)
+    loop, _ = looping(1, at_once=("move", "push_weights", "pull_weights"), timeout_s=0.01)
     with pytest.raises(WorkerTimeout) as caught:
         loop.iteration(0)
     assert "actor rank 0 in learn; env rank 0 in run; rollout rank 0 in generate" in str(caught.value)

@@ -59,29 +59,16 @@ def cut_in_pieces(draw: st.DrawFn) -> tuple[Trajectory, list[int]]:
 
 
 @given(case=cut_in_pieces(), data=st.data())
-def test_joining_the_pieces_gives_the_whole(case: tuple[Trajectory, list[int]], data: st.DataObject) -> None:
+def test_pieces_are_what_their_own_rows_would_have_made_and_join_to_the_whole(
+    case: tuple[Trajectory, list[int]], data: st.DataObject
+) -> None:
     whole, borders = case
     pieces = [whole.split(a, b) for a, b in zip([0, *borders], [*borders, whole.rows], strict=True)]
+    for piece, start in zip(pieces, [0, *borders], strict=True):
+        assert_same(piece, trajectory(whole.truncated[:, start : start + piece.rows], whole.first_row + start))
     pieces[-1] = dataclasses.replace(pieces[-1], version_min=1, version_max=9)
     joined = dataclasses.replace(whole, version_min=1, version_max=9)  # the versions span those of the pieces
     assert_same(concat(data.draw(st.permutations(pieces))), joined)
-
-
-@given(case=cut_in_pieces(), data=st.data())
-def test_a_piece_is_what_its_own_rows_would_have_made(case: tuple[Trajectory, list[int]], data: st.DataObject) -> None:
-    whole, _ = case
-    start = data.draw(st.integers(0, whole.rows - 1))
-    stop = data.draw(st.integers(start + 1, whole.rows))
-    assert_same(whole.split(start, stop), trajectory(whole.truncated[:, start:stop], whole.first_row + start))
-
-
-def test_final_observations_are_ordered_by_step_then_row() -> None:
-    truncated = np.array([[False, True, False, True], [True, False, True, False]])
-    whole = trajectory(truncated)
-    expected = [[1.5], [3.5], [100.5], [102.5]]
-    np.testing.assert_array_equal(whole.final_observations, expected)
-    np.testing.assert_array_equal(whole.split(0, 2).final_observations, [[1.5], [100.5]])
-    np.testing.assert_array_equal(concat([whole.split(2, 4), whole.split(0, 2)]).final_observations, expected)
 
 
 NONE = np.zeros((2, 2), bool)

@@ -30,13 +30,10 @@ def rows() -> Iterator[tuple[str, str, str]]:
             yield library, row[1], row[2]
 
 
-def value_at(config: Mapping[str, object], key: str) -> object:
-    value: object = config
+def value_at(config: object, key: str) -> object:
     for name in key.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            return None
-        value = value[name]
-    return value
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 def imported_with(library: str, words: str) -> Imported:
@@ -59,5 +56,5 @@ def test_row(library: str, theirs: str, ours: str) -> None:
 
 
 def test_the_guide_has_rows_for_three_libraries() -> None:
-    assert {library for library, _, _ in rows()} == {"OpenRLHF", "RLinf", "verl"}
-    assert sum(1 for _ in rows()) > 50
+    assert len(list(rows())) > 50
+    assert {library for library, _, _ in rows()} == {*BASE}

@@ -104,10 +104,6 @@ def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:
     assert at(bring("verl", VERL), "cluster.component_placement.rollout.accelerators_per_rank") == 4
 
 
-def test_machines_beyond_the_first_that_lie_idle_stay() -> None:
-    assert bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3").topology.num_nodes == 3
-
-
 @pytest.mark.parametrize(
     ("text", "used", "dedicated"),  # the counts of OpenRLHF's own documents
     [
@@ -436,6 +432,8 @@ def test_lines_go_over_as_they_are(block: dict[str, Any]) -> None:
 def test_machines_are_as_wide_as_the_numbers_need(line: str, nodes: int, per_node: int, width: int) -> None:
     imported = placed({"actor,env,rollout": line}, nodes, per_node)
     assert [n.accelerators for n in imported.topology.nodes] == [width] * nodes
+    idle = bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3")  # machines without a component stay
+    assert idle.topology.num_nodes == 3
 
 
 def test_inference_is_the_actors_own_work() -> None:
@@ -446,17 +444,14 @@ def test_inference_is_the_actors_own_work() -> None:
     assert [r.text for r in alone.results if "inference" in r.setting.key and "stage infer" in r.text]
 
 
-def test_components_that_stay_are_written_down() -> None:
+def test_components_that_stay_are_written_down_and_a_placement_that_does_not_hold_as_well() -> None:
     imported = rlinf({**EMBODIED, "actor": {"enable_offload": False}})
     assert at(imported, "cluster.allow_resident") == ["actor"]
     assert imported.layout is not None
-
-
-def test_a_placement_that_does_not_hold_is_reported_and_still_written() -> None:
-    imported = placed({"actor": "0-7", "env": "0-3", "rollout": "4--7"})
-    assert imported.layout is None
-    assert imported.findings
-    assert at(imported, "cluster.component_placement.rollout") == "4--7"
+    broken = placed({"actor": "0-7", "env": "0-3", "rollout": "4--7"})
+    assert broken.layout is None
+    assert broken.findings
+    assert at(broken, "cluster.component_placement.rollout") == "4--7"
 
 
 def test_uneven_steps_are_reported() -> None:

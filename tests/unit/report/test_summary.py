@@ -54,7 +54,7 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
     assert "rollout 4.0, learn 6.0, evaluate 2.0" in text
 
 
-def test_a_run_that_never_learned_has_no_lines_of_it() -> None:
+def test_a_run_that_never_learned_has_no_lines_about_it() -> None:
     text = summary_text(summary(Progress(measures=TEXT, began=0.0), Path("runs/x")))
     assert "reward     none -> none" in text
     assert not {"held out", "waited", "memory", "at work"} & {line[:11].strip() for line in text.splitlines()}

@@ -10,7 +10,7 @@ SmolLM2-135M with fewer layers and random weights. A token counts once, padding 
 from __future__ import annotations
 
 import argparse
-import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.models.causal_lm import LmSpec
@@ -26,10 +28,10 @@ from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.experience import AdvantageEstimator
 from rlplace.workers.training.lm_learner import ActorLearner
-from rlplace.workers.training.optimizer import Adam, Trainer
+from rlplace.workers.training.optimizer import Trainer
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedLm
-from rlplace.workers.worker import Rendezvous
+from tests.worker_ranks import context_of, listen, rendezvous_at
 
 BUDGET = 1024  # tokens of a micro-batch
 
@@ -116,14 +118,9 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
 
 def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks, ActorLearner]:
     config = config_of(folder, prompts)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    rendezvous = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach())
-    ranks = Ranks(0, 1, rendezvous, torch.device("cpu"))
+    ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=120.0)
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
-    adam = config.actor.optimizer
-    optimizer = Adam(lm.trained_shards(), adam)
-    trainer = Trainer(lm, optimizer, adam, ranks, iterations=1, component="actor")
+    trainer = Trainer(lm, config.actor.optimizer, ranks, iterations=1, component="actor")
     return ranks, ActorLearner(config, lm, trainer, ranks)
 
 

@@ -6,7 +6,7 @@ Letters: P prompt tokens, N new tokens, L tokens of a whole episode.
 
     env ── Request: the conversation so far ──▶ rollout ── Completion: what the policy added ──▶ env
     env ── Sample: the whole episode, its loss mask and reward ──▶ actor, critic, reference, rewards
-    critic, reference, rewards ── Scores: of each sample ──▶ actor ── Returns: of each response token ──▶ critic
+    critic, reference, rewards ── Scores: of each sample ──▶ actor ── Scores: the returns ──▶ critic
 """
 
 from __future__ import annotations
@@ -95,22 +95,13 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Produced by a critic, reference or reward: its scores of one sample."""
+    """Produced by a critic, reference or reward: its scores of one sample; by actor rank 0 for the critic: returns."""
 
     group: int
     sample: int
     # [1] of a reward; of a critic or reference [N], for each response token: the value of the state in which it was
-    # chosen, or its log-probability at the temperature it was drawn at
+    # chosen, or its log-probability at the temperature it was drawn at; of the actor [N], the return from it on
     values: NDArray[np.float32]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Returns:
-    """Produced by actor rank 0 for the critic: the return from each response token of one sample on."""
-
-    group: int
-    sample: int
-    returns: NDArray[np.float32]  # [N]
 
 
 @dataclasses.dataclass(slots=True)

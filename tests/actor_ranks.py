@@ -177,7 +177,7 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
 
 def state_digest(actor: TrainedWorker) -> str:
     """Of the whole weights and of this rank's optimizer state."""
-    states = {f"{i}/{key}": value for i, s in enumerate(actor._optimizer.state()) for key, value in s.items()}
+    states = {f"{i}/{key}": value for i, s in enumerate(actor._trainer.optimizer.state()) for key, value in s.items()}
     return digest(dict(actor._model.whole_weights()) | states)
 
 

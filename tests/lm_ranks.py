@@ -18,7 +18,7 @@ from rlplace.config.read import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
-from rlplace.tokens import Returns, Sample, Scores
+from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import LmActor
@@ -137,7 +137,7 @@ def give_returns(critic: Critic, groups: Groups, iteration: int = 0, factor: flo
     if critic.context.rank == 0:
         for group in reversed(groups):
             found = [(s.group, s.sample, factor * returns_of(s, iteration)) for s in group]
-            returns = tuple(Returns(group=g, sample=s, returns=of) for g, s, of in found)
+            returns = tuple(Scores(group=g, sample=s, values=of) for g, s, of in found)
             critic.context.channels[RETURNS].put(returns, key="")
 
 

@@ -1,6 +1,7 @@
 """Loss terms of simulator policies and language models: the clipped surrogate, the value loss, how tokens are averaged.
 
-Letters: N samples or response tokens of one minibatch or micro-batch; s sequences in it, each whole.
+Letters: N samples or response tokens of one minibatch or micro-batch; s sequences in it, each whole; O observation
+shape, A action shape.
 
 Every term is per sample ([N] in, [N] out). A mean is a sum with weights, and the weights come from the totals of an
 optimizer step over all ranks and micro-batches. So neither packing nor the number of ranks changes the loss::
@@ -76,6 +77,20 @@ def shares_of(terms: tuple[Tensor, ...], count: int) -> Tensor:
 # ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────
 
 
+class StepSamples(NamedTuple):
+    """Samples of a rank, step by step."""
+
+    observations: Tensor  # [N, *O]
+    actions: Tensor  # [N, *A]
+    logprobs: Tensor  # [N]
+    values: Tensor  # [N]
+    advantages: Tensor  # [N]
+    returns: Tensor  # [N]
+
+    def pick(self, indices: Tensor) -> StepSamples:
+        return StepSamples(*(tensor.index_select(0, indices) for tensor in self))
+
+
 class PPOTerms(NamedTuple):
     """The terms of PPO by sample, [N] each."""
 
@@ -94,25 +109,16 @@ class PPOTerms(NamedTuple):
 
 
 def ppo_terms(
-    *,
-    logprobs: Tensor,
-    values: Tensor,
-    entropies: Tensor,
-    old_logprobs: Tensor,
-    old_values: Tensor,
-    advantages: Tensor,
-    returns: Tensor,
-    clip: Clip,
-    value_clip: float | None,
+    logprobs: Tensor, values: Tensor, entropies: Tensor, old: StepSamples, clip: Clip, value_clip: float | None
 ) -> PPOTerms:
-    """All tensors are [N], this rank's samples of a minibatch, possibly none."""
-    log_ratio = logprobs - old_logprobs
+    """All tensors are [N], this rank's samples of a minibatch, possibly none; `old` has them as they were drawn."""
+    log_ratio = logprobs - old.logprobs
     with torch.no_grad():
         low, high = _outside(log_ratio, clip)
         approx_kl, clipped = kl_k3(log_ratio), (low | high).to(log_ratio.dtype)
     return PPOTerms(
-        policy_loss=clipped_surrogate(log_ratio, advantages, clip),
-        value_loss=value_loss(values, old_values, returns, value_clip),
+        policy_loss=clipped_surrogate(log_ratio, old.advantages, clip),
+        value_loss=value_loss(values, old.values, old.returns, value_clip),
         entropy=entropies,
         approx_kl=approx_kl,
         clip_fraction=clipped,

@@ -18,7 +18,7 @@ import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -112,8 +112,8 @@ def pack(lengths: Sequence[int], ranks: int, token_budget: int, picks: Sequence[
     A micro-batch has `token_budget` tokens at most, or is one sample that alone has more.
     """
     items = range(len(lengths)) if picks is None else picks
-    shares = [[items[i] for i in share] for share in spread([lengths[i] for i in items], ranks)]
-    packed = [[[share[i] for i in m] for m in fit([lengths[i] for i in share], token_budget)] for share in shares]
+    shares = spread(lengths, ranks, items)
+    packed = [fit(lengths, token_budget, share) for share in shares]
     number = max(len(micro_batches) for micro_batches in packed)
     widened = tuple(
         _widen(micro_batches, share, lengths, number, token_budget)
@@ -124,30 +124,30 @@ def pack(lengths: Sequence[int], ranks: int, token_budget: int, picks: Sequence[
     return Packing(ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0)
 
 
-def spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Return item numbers in `parts` of about equal total length; parts may stay empty.
+def spread(lengths: Sequence[int], parts: int, items: Iterable[int] | None = None) -> list[list[int]]:
+    """Return the numbers of all items, or of `items`, in `parts` of about equal total length; parts may stay empty.
 
     Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to
     the part that has least. No part exceeds 4/3 - 1 / (3 * parts) of the best possible.
     """
     loads = [(0, part) for part in range(parts)]  # a heap: equal loads go to the lower part
     members: list[list[int]] = [[] for _ in range(parts)]
-    for item in _longest_first(lengths):
+    for item in _longest_first(lengths, items):
         load, part = loads[0]
         members[part].append(item)
         heapq.heapreplace(loads, (load + lengths[item], part))
     return members
 
 
-def fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return item numbers in few bins of `capacity` total length at most; an item above it has a bin of its own.
+def fit(lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None) -> list[list[int]]:
+    """Return numbers as `spread` does, in few bins of `capacity` total length at most; a longer item has its own bin.
 
     Best fit, longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case
     performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
     rooms: list[tuple[int, int, int]] = []  # sorted: what is left of a bin, its last turn with a minus, the bin
-    for turn, item in enumerate(_longest_first(lengths)):
+    for turn, item in enumerate(_longest_first(lengths, items)):
         at = bisect.bisect_left(rooms, (lengths[item],))
         room, _, chosen = rooms.pop(at) if at < len(rooms) else (capacity, 0, len(bins))
         if chosen == len(bins):
@@ -158,8 +158,9 @@ def fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # stable: equal ones by number
+def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
+    items = range(len(lengths)) if items is None else items
+    return sorted(items, key=lengths.__getitem__, reverse=True)  # stable: equal ones in their order
 
 
 def _widen(
@@ -169,7 +170,7 @@ def _widen(
 
     Ranks wait for each other in every micro-batch, so the n-th of each should take about the same time.
     """
-    even = [[share[i] for i in members] for members in spread([lengths[i] for i in share], number)]
+    even = spread(lengths, number, share)
     fits = all(len(members) <= 1 or sum(lengths[i] for i in members) <= budget for members in even)
     chosen = even if fits else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
     chosen = sorted(chosen, key=lambda members: -sum(lengths[i] for i in members))

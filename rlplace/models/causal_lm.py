@@ -102,6 +102,11 @@ class PackedLm(nn.Module):
         """What FSDP gathers at once: each block, and all that belongs to none."""
         return [*self.blocks, self]
 
+    def gathered_elements(self, freed: bool = True) -> int:
+        """Count what is gathered at once: all that belongs to no block, and two blocks, or all if none is `freed`."""
+        blocks = sorted(elements(block.parameters()) for block in self.blocks)
+        return elements(self.parameters()) - (sum(blocks[:-2]) if freed else 0)
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters under the names they have in `lm`; tied ones under each."""
         yield from self.lm.named_parameters(remove_duplicate=False)
@@ -349,9 +354,5 @@ class FrozenLm(Generic[Lm]):
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes that a pass holds on the device beside the weights: two blocks and what belongs to no block."""
-        if self._mesh is None:
-            return 0
-        blocks = [elements(block.parameters()) for block in self.module.blocks]
-        rest = elements(self.module.lm.parameters()) - sum(blocks)
-        return (rest + sum(sorted(blocks)[-2:])) * self._dtype.itemsize
+        """Bytes that a pass holds on the device beside the weights."""
+        return 0 if self._mesh is None else self.module.gathered_elements() * self._dtype.itemsize

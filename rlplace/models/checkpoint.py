@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from rlplace.errors import ConfigError, OutputError, Problem
+from rlplace.errors import ConfigError, OutputError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", ".part")
@@ -65,94 +65,83 @@ class Checkpoint:
         return rows
 
 
-class CheckpointWriter:
-    """Replace `folder` by a complete model once `finish` is called; until then it is what it was before.
+def write_model(
+    folder: Path,
+    like: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    config: Mapping[str, object] | None = None,
+    file_bytes: int = _FILE_BYTES,
+) -> None:
+    """Replace `folder` by a complete model. Raises OutputError; then `folder` is what it was before.
 
     `like` is the folder the model came from: its config, tokenizer and whatever else is no weights are copied; `config`
-    are keys of config.json that are others now.
+    are keys of config.json that are others now. `weights` are taken one after the other, held until a file is full.
     """
-
-    def __init__(
-        self, folder: Path, like: Path, file_bytes: int = _FILE_BYTES, config: Mapping[str, object] | None = None
-    ) -> None:
-        self._folder, self._like, self._file_bytes, self._config = folder, like, file_bytes, config or {}
-        self._part = folder.with_name(folder.name + ".part")
-        self._held: dict[str, Tensor] = {}
-        self._files: list[list[str]] = []  # names of the weights in each
-        self._bytes = 0
-        self._dtype = "float32"
-        self._failed: OSError | None = None
-        self._try(self._begin)
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Keep a copy until a file is full. `finish` raises a failure to write: the other ranks gather meanwhile."""
-        held = sum(t.nbytes for t in self._held.values())
-        if self._held and held + tensor.nbytes > self._file_bytes:
-            self._try(self._write_file)
-        if self._failed is None:
-            self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            self._bytes += tensor.nbytes
-            self._dtype = str(tensor.dtype).removeprefix("torch.")
-
-    def finish(self) -> None:
-        """Move the folder into place. Raises OutputError if anything failed; then `folder` is what it was before."""
-        self._try(self._write_file)
-        self._try(self._complete)
-        if self._failed is not None:
-            shutil.rmtree(self._part, ignore_errors=True)
-            raise OutputError.of(self._folder, self._failed) from self._failed
-
-    def _try(self, write: Callable[[], None]) -> None:
-        if self._failed is None:
-            try:
-                write()
-            except OSError as error:
-                self._failed = error
-                self._held.clear()
-
-    def _begin(self) -> None:
-        if self._part.exists():
-            shutil.rmtree(self._part)
-        self._part.mkdir(parents=True)
-        for file in self._like.iterdir():
+    part = folder.with_name(folder.name + ".part")
+    try:
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir(parents=True)
+        for file in like.iterdir():
             if file.is_file() and not file.name.endswith(_WEIGHT_FILES):
-                shutil.copyfile(file, self._part / file.name)
-
-    def _write_file(self) -> None:
-        self._files.append(list(self._held))
-        file = self._part / f"{len(self._files)}.part"
-        try:
-            save_file(self._held, file, metadata={"format": "pt"})
-        except SafetensorError as error:  # which has the error of the operating system in words only
-            number = re.search(r"os error (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
-        self._held.clear()
-
-    def _complete(self) -> None:
-        count = len(self._files)
-        named = [_SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-        for number, name in enumerate(named, 1):
-            (self._part / f"{number}.part").rename(self._part / name)
-        if count > 1:
-            weight_map = {weight: name for name, weights in zip(named, self._files, strict=True) for weight in weights}
-            index = {"metadata": {"total_size": self._bytes}, "weight_map": weight_map}
-            (self._part / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
-        config = json.loads((self._part / "config.json").read_text(encoding="utf-8"))
-        config.pop("torch_dtype", None)  # the key's older name
-        config |= {"dtype": self._dtype, **self._config}
-        (self._part / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        old = self._folder.with_name(self._folder.name + ".old")
-        if self._folder.exists():
-            self._folder.rename(old)
-        self._part.rename(self._folder)
+                shutil.copyfile(file, part / file.name)
+        size, stored, dtype = 0, [], torch.float32
+        for number, held in enumerate(_by_file(weights, file_bytes), 1):
+            _save(held, part / f"{number}.part")
+            stored.append(list(held))
+            for tensor in held.values():
+                size, dtype = size + tensor.nbytes, tensor.dtype
+        _complete(part, stored, size, {"dtype": str(dtype).removeprefix("torch."), **(config or {})})
+        old = folder.with_name(folder.name + ".old")
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise OutputError.of(folder, error) from error
 
 
-def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _by_file(weights: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield copies on the host, as many at once as a file may have."""
+    held: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:
+            yield held
+            held = {}
+        held[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    yield held
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which has the error of the operating system in words only
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
+
+
+def _complete(part: Path, stored: Sequence[Sequence[str]], size: int, changed: Mapping[str, object]) -> None:
+    """Name the files of weights as transformers does, and write the index and what has `changed` in config.json."""
+    count = len(stored)
+    named = [_SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    for number, name in enumerate(named, 1):
+        (part / f"{number}.part").rename(part / name)
+    if count > 1:
+        weight_map = {weight: name for name, weights in zip(named, stored, strict=True) for weight in weights}
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (part / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)  # the key's older name
+    (part / "config.json").write_text(json.dumps(config | changed, indent=2), encoding="utf-8")
+
+
+def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights})
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as out:
@@ -168,4 +157,4 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
     what = "the model cannot be read from its folder"
     fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
-    return ConfigError([Problem(code="model-weights", key=key, what=what, got=str(folder), why=why, fix=fix)])
+    return ConfigError.of("model-weights", key, what, str(folder), why, fix)

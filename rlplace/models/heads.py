@@ -20,39 +20,27 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
     """Check the head of a value model; None where it fits, or where the folder has none: then a new one is made."""
-    unfit = _unfit_head(dict(weight_shapes(folder)), HEADS, "value")
-    if unfit is None:
-        return None
-    return Problem(
-        code="value-head",
-        key=key,
-        what="its head does not give the value of a state",
-        got=str(folder),
-        why=unfit,
-        fix=f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>",
-    )
+    why = _unfit_head(dict(weight_shapes(folder)), HEADS, "value")
+    what = "its head does not give the value of a state"
+    fix = f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>"
+    return None if why is None else Problem(code="value-head", key=key, what=what, got=str(folder), why=why, fix=fix)
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
     """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number."""
     shapes, names = dict(weight_shapes(folder)), stored_heads(head)
-    why, key, fix = (
-        _unfit_head(shapes, names, "score"),
-        f"{key}.model",
-        "model: {path: <a folder with one label, num_labels=1>}",
-    )
+    why, named = _unfit_head(shapes, names, "score"), "model"
+    fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
     if shapes.keys().isdisjoint(names):
-        like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
         why = f"its files have no weight {' or '.join(names)}"
+        like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
         if like:
             why += f"; {', '.join(like)} would give one number"
-            key, fix = key.replace(".model", ".head"), f"head: {like[0]}"
-        else:
-            why += ": this model scores nothing"
-            fix = "model: {path: <a folder of sequence classification with one label>}"
+            named, fix = "head", f"head: {like[0]}"
+    what = "this is no reward model"
     if why is None:
         return None
-    return Problem(code="reward-head", key=key, what="this is no reward model", got=str(folder), why=why, fix=fix)
+    return Problem(code="reward-head", key=f"{key}.{named}", what=what, got=str(folder), why=why, fix=fix)
 
 
 def _unfit_head(shapes: dict[str, list[int]], names: tuple[str, ...], what: str) -> str | None:

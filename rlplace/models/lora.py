@@ -44,19 +44,10 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     problems = []
     for target in spec.targets:
         if target not in linear:
-            near = did_you_mean(target, linear)
-            problems.append(
-                Problem(
-                    code="lora-target-unknown",
-                    key=spec.key,
-                    what="the model has no linear layer of this name",
-                    got=target,
-                    why=f"its linear layers are {', '.join(sorted(linear))}",
-                    fix=f"lora_targets: [{near}]"
-                    if near
-                    else "lora_targets: []        (all linear layers but the head)",
-                )
-            )
+            near, what = did_you_mean(target, linear), "the model has no linear layer of this name"
+            why = f"its linear layers are {', '.join(sorted(linear))}"
+            fix = f"lora_targets: [{near}]" if near else "lora_targets: []        (all linear layers but the head)"
+            problems.append(Problem(code="lora-target-unknown", key=spec.key, what=what, got=target, why=why, fix=fix))
     if problems:
         raise ConfigError(problems)
     config = LoraConfig(

@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.text.contract import Message, Prompt
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError
 
 if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer as _Library
 
 Tokens = NDArray[np.int32]
+_KEY = "actor.model.path"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"  # stands for an answer while a reply is looked for behind it
 
@@ -60,18 +61,9 @@ class Tokenizer:
 
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise ConfigError(
-                [
-                    Problem(
-                        code="no-tokenizer",
-                        key="actor.model.path",
-                        what="the model's folder has no tokenizer.json",
-                        got=str(folder),
-                        why="prompts are encoded by the model's own tokenizer",
-                        fix="save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)",
-                    )
-                ]
-            )
+            what, why = "the model's folder has no tokenizer.json", "prompts are encoded by the model's own tokenizer"
+            fix = "save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
+            raise ConfigError.of("no-tokenizer", _KEY, what, str(folder), why, fix)
         library = Library.from_file(str(file))
         library.no_padding()
         library.no_truncation()
@@ -103,18 +95,10 @@ class Tokenizer:
         import jinja2
 
         if self.chat_template is None:
-            raise ConfigError(
-                [
-                    Problem(
-                        code="no-chat-template",
-                        key="actor.model.path",
-                        what="the model's tokenizer has no chat template",
-                        got=str(self._folder),
-                        why="prompts are messages of a chat, and only the template says how this model sees one",
-                        fix="env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)",
-                    )
-                ]
-            )
+            what = "the model's tokenizer has no chat template"
+            why = "prompts are messages of a chat, and only the template defines how this model sees one"
+            fix = "env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)"
+            raise ConfigError.of("no-chat-template", _KEY, what, str(self._folder), why, fix)
         chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
             if self._template is None:
@@ -123,18 +107,10 @@ class Tokenizer:
                 messages=chat, tools=None, documents=None, add_generation_prompt=not answered, **self._special
             )
         except jinja2.TemplateError as error:
-            raise ConfigError(
-                [
-                    Problem(
-                        code="chat-template-refused",
-                        key="actor.model.path",
-                        what="the chat template refuses these messages",
-                        got=", ".join(message.role for message in messages),
-                        why=f"the template in {self._folder} raised: {error}",
-                        fix="env.system=null, if the roles it takes do not include system",
-                    )
-                ]
-            ) from error
+            what, got = "the chat template refuses these messages", ", ".join(m.role for m in messages)
+            why = f"the template in {self._folder} raised: {error}"
+            fix = "env.system=null, if the roles it takes do not include system"
+            raise ConfigError.of("chat-template-refused", _KEY, what, got, why, fix) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         return self.encode(self.render(messages, answered=answered))
@@ -157,18 +133,10 @@ class Chat:
         chat = [Message("user", "-"), Message("assistant", _ANSWER), Message("user", text)]
         before, found, after = self._tokenizer.render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
-            raise ConfigError(
-                [
-                    Problem(
-                        code="chat-template-refused",
-                        key="actor.model.path",
-                        what="the chat template does not show an earlier answer exactly once",
-                        got=repr((before + after)[:200]),
-                        why="what follows an answer in a conversation is found behind it, as the template renders it",
-                        fix="another chat_template.jinja, or a task of one turn",
-                    )
-                ]
-            )
+            what = "the chat template does not show an earlier answer exactly once"
+            why = "what follows an answer in a conversation is found behind it, as the template renders it"
+            fix, got = "another chat_template.jinja, or a task of one turn", repr((before + after)[:200])
+            raise ConfigError.of("chat-template-refused", _KEY, what, got, why, fix)
         tokens = self._tokenizer.encode(after)
         # The answer already has the token by which it ended; the template would write it again.
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]

@@ -21,7 +21,7 @@ TRAJECTORIES = "trajectories"
 REQUESTS = "requests"  # "": any rollout rank with room takes
 COMPLETIONS = "completions"  # the env rank
 SAMPLES = "samples"  # "": whole groups, taken by actor rank 0
-RETURNS = "returns"  # "": one tuple of Returns for each group, taken by critic rank 0
+RETURNS = "returns"  # "": one tuple of Scores for each group, taken by critic rank 0
 # Channels of both.
 WEIGHTS = "weights"  # the rollout rank
 REFERENCE_WEIGHTS = "weights.reference"  # the reference rank

@@ -110,7 +110,7 @@ def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(trained: Make)
     digest, state = worker.digest(), state_digest(worker)
     tensors = [tensor for _, tensor in worker._model.whole_weights()]
     weights = sum(tensor.nbytes for tensor in tensors) + made.buffer_bytes
-    on_host = worker._optimizer.host_bytes > 0
+    on_host = worker._trainer.host_bytes > 0
     floats = [tensor.numel() for tensor in tensors if tensor.dtype == torch.float32]  # the others are moments
     adam = (3 if on_host else 2) * 4 * sum(floats) + 4 * len(floats)  # each with a count of steps
     expected = {

@@ -16,7 +16,15 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, TRAJECTORIES, WEIGHTS, WorkerArguments
+from rlplace.workers.arguments import (
+    REFERENCE_WEIGHTS,
+    RETURNS,
+    SAMPLES,
+    TRAJECTORIES,
+    WEIGHTS,
+    WorkerArguments,
+    scores_of,
+)
 from rlplace.workers.roles.env import Recording
 from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.parts import Part, metrics_of, parts_of
@@ -29,7 +37,6 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.workers.training.experience import AdvantageEstimator, Experience
     from rlplace.workers.training.lm_learner import ActorLearner
     from rlplace.workers.training.policy_learner import PolicyLearner
-    from rlplace.workers.training.ranks import FromRank0
     from rlplace.workers.training.samples import BySample, Groups, SampleShard, Target
     from rlplace.workers.training.trained_model import TrainedLm
 
@@ -127,7 +134,7 @@ class PolicyActor(Actor):
         device, ranks = torch.device(context.device.torch_name), self._join()
         module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed).to(device)
         policy = TrainedPolicy(module, config.actor.compute, ranks)
-        trainer = self._train(policy, config.actor.optimizer, config.runner.total_iterations)
+        trainer = self._train(policy, config.actor.optimizer)
         route, seed = job.routes.trajectories, config.runner.seed
         mine = route.receives(context.rank)
         rows = Rows(
@@ -180,7 +187,6 @@ class LmActor(Actor):
 
     _model: TrainedLm
     _learner: ActorLearner
-    _from_rank_0: FromRank0
     _reference: WeightSender | None = None
     _estimate_advantages: AdvantageEstimator
     _groups: Groups | None = None
@@ -192,16 +198,14 @@ class LmActor(Actor):
         from rlplace.models.causal_lm import ActorCriticLm, CausalLm
         from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
-        from rlplace.workers.training.ranks import FromRank0
         from rlplace.workers.training.trained_model import TrainedLm
 
         config, actor = self.config.config, self.config.config.actor
         ranks = self._join()
         spec = spec_of("actor", actor, self.config.model, config.runner.seed)
         lm = TrainedLm(spec, ranks, ActorCriticLm if config.critic.on_actor else CausalLm)
-        trainer = self._train(lm, actor.optimizer, config.runner.total_iterations, ema_decay=actor.ema_decay)
+        trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
         self._learner = ActorLearner(config, lm, trainer, ranks)
-        self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)
         self._estimate_advantages = AdvantageEstimator(self.config)
         self._open_sync()
         if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
@@ -220,7 +224,7 @@ class LmActor(Actor):
         with self._computing("infer", Residency.WEIGHTS):
             watch = Stopwatch()
             shards = self._learner.shards_to_infer(self._take()) if self.context.rank == 0 else None
-            shard = self._from_rank_0.scatter(shards, "samples")
+            shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             found = self._learner.infer(shard, asked)
             watch.lap("infer")
@@ -273,15 +277,18 @@ class LmActor(Actor):
             self._groups = self._inferred = self._experience = None
             learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
             shards, groups = self._learner.shards(learned, iteration), experience.groups
-        return self._from_rank_0.scatter(shards, "samples"), groups
+        return self._ranks.scatter(shards, "samples"), groups
 
     def _gather(self, part: int | None = None) -> Experience:
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
-        from rlplace.workers.training.samples import gather_scores
+        from rlplace.workers.training.samples import take_scores
 
         groups, context = self._take(part), self.context
         samples = [sample for group in groups for sample in group]
-        scores = gather_scores(context.channels, self.config.scorers, samples, context.owner)
+        scores = {
+            scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner)
+            for scorer in self.config.scorers
+        }
         experience = self._estimate_advantages(groups, scores, self._inferred or {})
         if "critic" in self.config.ranks:
             for returns in experience.returns():

@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
     from rlplace.workers.training.lm_learner import CriticLearner
-    from rlplace.workers.training.ranks import FromRank0
     from rlplace.workers.training.samples import Groups, SampleShard
     from rlplace.workers.training.trained_model import TrainedLm
 
@@ -38,13 +37,11 @@ class Critic(TrainedWorker):
     config: WorkerArguments
     _model: TrainedLm
     _learner: CriticLearner
-    _from_rank_0: FromRank0
     _inferred: _Inferred | None = None
 
     def setup(self) -> None:
         from rlplace.models.causal_lm import ValueLm
         from rlplace.workers.training.lm_learner import CriticLearner
-        from rlplace.workers.training.ranks import FromRank0
         from rlplace.workers.training.trained_model import TrainedLm
 
         config, critic = self.config.config, self.config.config.critic
@@ -53,9 +50,8 @@ class Critic(TrainedWorker):
         folder = self.config.model if own is None else Path(own)  # the job's folder has no value head: it starts anew
         spec = spec_of("critic", critic, folder, config.runner.seed)
         lm = TrainedLm(spec, ranks, ValueLm)
-        trainer = self._train(lm, critic.optimizer, config.runner.total_iterations)
+        trainer = self._train(lm, critic.optimizer)
         self._learner = CriticLearner(config, lm, trainer, ranks)
-        self._from_rank_0 = FromRank0(ranks, self.context, config.runner.stage_timeout_s)
         self.move(Residency.OFF)
 
     def infer(self, iteration: int, version: int) -> Metrics:
@@ -70,7 +66,7 @@ class Critic(TrainedWorker):
             if context.rank == 0:
                 groups = take_groups(context.channels[samples_for("critic")], self.config.prompts, context.owner)
                 shards = self._learner.shards(groups, iteration)
-            shard = self._from_rank_0.scatter(shards, "samples")
+            shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             values = self._learner.values(shard).cpu()
             watch.lap("infer")
@@ -116,15 +112,15 @@ class Critic(TrainedWorker):
         """Return [M] on this rank's device, the same on all."""
         import torch
 
-        from rlplace.workers.training.samples import take_returns
+        from rlplace.workers.training.samples import joined, take_scores
 
-        assert self._ranks is not None, "setup comes first"
         found = torch.zeros(len(inferred.values), device=self._model.device)
         if self.context.rank == 0:
             samples = [sample for group in inferred.groups for sample in group]
-            taken = take_returns(self.context.channels[RETURNS], samples, self.config.prompts, self.context.owner)
-            found.copy_(torch.from_numpy(taken))
-        self._from_rank_0.wait_for_rank_0("returns")
+            channel = self.context.channels[RETURNS]
+            taken = take_scores(channel, "actor", samples, self.context.owner, channel.spec.timeout_s)
+            found.copy_(torch.from_numpy(joined(taken)))
+        self._ranks.wait_for_rank_0("returns")
         return self._ranks.sum(found)  # zero on all others
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
     from rlplace.models.causal_lm import FrozenLm, PackedLm
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.training.ranks import FromRank0, Ranks
+    from rlplace.workers.training.ranks import Ranks
 
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]
@@ -166,8 +166,7 @@ class ModelScorer(Scorer):
 
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
-    _ranks: Ranks | None = None
-    _from_rank_0: FromRank0
+    _ranks: Ranks
     _lm: FrozenLm[Any]
     _weights: Offloadable | None = None  # None: they live on the host
 
@@ -194,11 +193,10 @@ class ModelScorer(Scorer):
 
         from rlplace.models.causal_lm import FrozenLm
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.ranks import FromRank0, join_group
+        from rlplace.workers.training.ranks import Ranks
 
         config, context, block = self.config.config, self.context, self._block
-        self._ranks = ranks = join_group(context)
-        self._from_rank_0 = FromRank0(ranks, context, config.runner.stage_timeout_s)
+        self._ranks = ranks = Ranks(context, config.runner.stage_timeout_s)
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
@@ -221,9 +219,9 @@ class ModelScorer(Scorer):
         return MoveReport(residency=to, accelerator_bytes=on_accelerator, host_bytes=on_host)
 
     def close(self) -> None:
-        if self._ranks is not None:
+        if hasattr(self, "_ranks"):
             self._ranks.close()
-            self._ranks = None
+            del self._ranks
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
@@ -250,7 +248,7 @@ class ModelScorer(Scorer):
                 inputs = [self._input(sample) for sample in scoring.take()]
                 packing = pack([len(each.tokens) for each in inputs], ranks, self._block.token_budget)
                 parts = [(scoring.due, [[inputs[i] for i in picks] for picks in rank]) for rank in packing.ranks]
-            due, batches = self._from_rank_0.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
+            due, batches = self._ranks.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
             scoring.watch.lap("wait")
             yield from batches
 

@@ -22,7 +22,7 @@ from rlplace.algo.advantages import ESTIMATORS, Outcomes, carries_signal, explai
 from rlplace.algo.kl import KL_ESTIMATORS, next_kl_coef
 from rlplace.algo.normalize import merge, moments_of, no_moments, normalized, shifted_sums
 from rlplace.metrics import Metric, Metrics
-from rlplace.tokens import Returns, Sample
+from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.samples import BySample, Groups, Target, joined
 
@@ -45,11 +45,10 @@ class Experience:
             targets={name: list(itertools.compress(values, each)) for name, values in self.targets.items()},
         )
 
-    def returns(self) -> list[tuple[Returns, ...]]:
-        values = iter(self.targets["returns"])
-        return [
-            tuple(Returns(group=s.group, sample=s.sample, returns=next(values)) for s in group) for group in self.groups
-        ]
+    def returns(self) -> list[tuple[Scores, ...]]:
+        """Return them for the critic, by group."""
+        found = iter(self.targets["returns"])
+        return [tuple(Scores(group=s.group, sample=s.sample, values=next(found)) for s in of) for of in self.groups]
 
 
 class AdvantageEstimator:

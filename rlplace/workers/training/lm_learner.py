@@ -19,7 +19,7 @@ pass that learns makes them; else a pass before the first step does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from rlplace.models.token_scores import TokenScores
 from rlplace.workers.training.experience import Experience
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shard_of
+from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shards_of
 from rlplace.workers.training.trained_model import TrainedLm
 
 Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, Tensor]]
@@ -68,35 +68,19 @@ class LmLearner:
         """Pack a pass over all samples, equal on every rank."""
         return pack(lengths.tokens, self._ranks.world_size, self._token_budget)
 
-    def _shards(
-        self,
-        groups: Groups,
-        lengths: Lengths,
-        passes: Iterable[Packing],
-        targets: Mapping[Target, BySample] | None = None,
-        kl_coef: float = 0.0,
-    ) -> list[SampleShard]:
-        """Cut out what each rank needs for these passes."""
-        needed: list[set[int]] = [set() for _ in range(self._ranks.world_size)]
-        for packing in passes:
-            for own, micro_batches in zip(needed, packing.ranks, strict=True):
-                own.update(i for picks in micro_batches for i in picks)
-        return [shard_of(groups, lengths, own, targets, kl_coef) for own in needed]
-
     def _infer(
         self, batch: Batch, micro_batches: Iterable[MicroBatch], scores: Callable[[Packed], Sequence[Tensor]], rows: int
-    ) -> list[Tensor]:
-        """Return `rows` tensors [M] of what `scores` gives for the response tokens, on every rank. A collective.
+    ) -> Tensor:
+        """Return [rows, M] of what `scores` gives for the response tokens, on every rank. A collective.
 
         The micro-batches of all ranks, equally many, have each sample once.
         """
         found = torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
-                for row, part in zip(found, scores(batch.packed(picks)), strict=True):
-                    batch.put(row, picks, part)
+                found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks))))
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
-        return list(summed.view(found.shape))
+        return summed.view(found.shape)
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,36 +132,34 @@ class ActorLearner(LmLearner):
 
     def shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
         lengths = Lengths.of(experience.groups)
-        plan = self.plan(lengths, iteration)
-        return self._shards(experience.groups, lengths, plan, experience.targets, experience.kl_coef)
+        plan, ranks = self.plan(lengths, iteration), self._ranks.world_size
+        return shards_of(experience.groups, lengths, ranks, plan, experience.targets, experience.kl_coef)
 
     def shards_to_infer(self, groups: Groups) -> list[SampleShard]:
         lengths = Lengths.of(groups)
-        return self._shards(groups, lengths, [self.inference_plan(lengths)])
+        return shards_of(groups, lengths, self._ranks.world_size, [self.inference_plan(lengths)])
 
     def infer(self, shard: SampleShard, asked: Collection[Target]) -> dict[Target, BySample]:
         """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.rank]
 
-        def found(fields: Mapping[Target, str]) -> dict[Target, BySample]:
-            scores = self._token_scores(batch, micro_batches, tuple(fields.values()))
-            cut = [score.cpu().split(list(shard.lengths.responses)) for score in scores]
-            return {name: [part.numpy() for part in parts] for name, parts in zip(fields, cut, strict=True)}
+        def found(*fields: str) -> list[BySample]:
+            scores = self._token_scores(batch, micro_batches, fields).cpu()
+            return [[part.numpy() for part in score.split(list(shard.lengths.responses))] for score in scores]
 
         inferred: dict[Target, BySample] = {}
-        if {"old", "values"} & set(asked):
-            fields: dict[Target, str] = {"old": "logprobs", "values": "values"}
-            inferred |= found({name: field for name, field in fields.items() if name == "old" or name in asked})
+        if "values" in asked:
+            inferred["old"], inferred["values"] = found("logprobs", "values")
+        elif "old" in asked:
+            (inferred["old"],) = found("logprobs")
         if "reference" in asked:
             with without_factors(self._lm.module):
-                inferred |= found({"reference": "logprobs"})
+                (inferred["reference"],) = found("logprobs")
         return inferred
 
-    def _token_scores(
-        self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str] = ("logprobs",)
-    ) -> list[Tensor]:
-        """Return [M] of each of these fields of the model's scores."""
+    def _token_scores(self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str]) -> Tensor:
+        """Return [fields, M] of the model's scores."""
 
         def scores(packed: Packed) -> list[Tensor]:
             found = self._lm.module(packed, self._temperature)
@@ -192,7 +174,8 @@ class ActorLearner(LmLearner):
         old = None
         if cap is not None and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
-            (old,) = self._token_scores(batch, [picks for packing in epoch for picks in packing.ranks[rank]])
+            micro_batches = [picks for packing in epoch for picks in packing.ranks[rank]]
+            old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
         in_first_step = len(plan[0].ranks[rank]) if plan else 0
         on_policy: list[tuple[Tensor, Tensor]] = []  # log-probabilities by trainer and engine while weights are equal
 
@@ -204,11 +187,11 @@ class ActorLearner(LmLearner):
             if "old" in shard.targets:
                 behaviour = batch.target("old", picks)
             elif cap is not None:
-                behaviour = trainer if old is None else batch.part_of(old, picks)
+                behaviour = trainer if old is None else old[batch.places(picks)]
             else:
                 behaviour = engine
             importance = None if cap is None else importance_weights(behaviour, engine, cap)
-            return self._loss(picks, totals, batch, scores, behaviour, importance, shard.kl_coef)
+            return self._loss(batch, picks, totals, scores, behaviour, importance)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
         if not on_policy:
@@ -218,13 +201,12 @@ class ActorLearner(LmLearner):
 
     def _loss(
         self,
+        batch: Batch,
         picks: MicroBatch,
         totals: Totals,
-        batch: Batch,
         scores: TokenScores | ValuedScores,
         old_logprobs: Tensor,
         importance: Tensor | None,
-        kl_coef: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of a micro-batch and its part of the means of `names`, float64."""
         algorithm, lengths, tokens = self._algorithm, batch.lengths(picks), max(1, totals.tokens)
@@ -240,9 +222,9 @@ class ActorLearner(LmLearner):
         )
         weights = token_weights(algorithm.mean, lengths, totals)
         loss = terms.loss(weights, algorithm.entropy_coef)
-        if algorithm.kl_in == "loss" and kl_coef:
+        if algorithm.kl_in == "loss" and batch.kl_coef:
             kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.target("reference", picks) - scores.logprobs)
-            loss = loss + kl_coef * (weights * kl).sum()
+            loss = loss + batch.kl_coef * (weights * kl).sum()
         valued: list[Tensor] = []
         if isinstance(scores, ValuedScores):
             returns, before = batch.target("returns", picks), batch.target("values", picks)
@@ -263,14 +245,14 @@ class CriticLearner(LmLearner):
     def shards(self, groups: Groups, iteration: int) -> list[SampleShard]:
         """Cut out what each rank needs of all groups of an iteration, to infer and to learn."""
         lengths = Lengths.of(groups)
-        return self._shards(groups, lengths, (self.inference_plan(lengths), *self.plan(lengths, iteration)))
+        passes = (self.inference_plan(lengths), *self.plan(lengths, iteration))
+        return shards_of(groups, lengths, self._ranks.world_size, passes)
 
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.rank]
-        (found,) = self._infer(batch, micro_batches, lambda packed: [self._lm.module(packed)], 1)
-        return found
+        return self._infer(batch, micro_batches, lambda packed: [self._lm.module(packed)], 1)[0]
 
     def learn(self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int) -> Update:
         """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device."""
@@ -278,8 +260,8 @@ class CriticLearner(LmLearner):
 
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, Tensor]:
             values = self._lm.module(batch.packed(picks))
-            old, wanted = batch.part_of(old_values, picks), batch.part_of(returns, picks)
-            tokens = max(1, totals.tokens)
+            places, tokens = batch.places(picks), max(1, totals.tokens)
+            old, wanted = old_values[places], returns[places]
             loss = value_loss(values, old, wanted, clip).sum() / tokens
             clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
             return loss, torch.stack([loss.detach(), clipped]).double()

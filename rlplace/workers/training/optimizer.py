@@ -141,23 +141,28 @@ def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
 
 
 class Trainer:
-    """Owns the count of steps, which the learning rate depends on; borrows model, optimizer and average."""
+    """Owns optimizer and average, and the count of steps, which the learning rate depends on; borrows the model."""
 
     def __init__(
         self,
         model: TrainedModel,
-        optimizer: Adam,
         config: OptimizerConfig,
         ranks: Ranks,
         *,
         iterations: int,
         component: str,
-        average: MovingAverage | None = None,
+        ema_decay: float | None = None,
     ) -> None:
-        """`iterations`: of the whole run. `component`: that trains, named in errors."""
-        self._model, self._optimizer, self._config, self._ranks = model, optimizer, config, ranks
-        self._iterations, self._component, self._average = iterations, component, average
-        self._steps_made = 0
+        """`iterations`: of the whole run. `component`: that trains, for errors. `ema_decay` None: keep no average."""
+        self._model, self._config, self._ranks = model, config, ranks
+        self._iterations, self._component, self._steps_made = iterations, component, 0
+        self.optimizer = Adam(model.trained_shards(), config)
+        self.average = None if ema_decay is None else MovingAverage(model.trained_shards(), ema_decay)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that are always on the host."""
+        return self.optimizer.host_bytes + (self.average.host_bytes if self.average else 0)
 
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(self._config, self._steps_made, iteration / self._iterations)
@@ -192,8 +197,8 @@ class Trainer:
         gradients = self._model.gradients()
         if gradient_norm > self._config.max_grad_norm:
             torch._foreach_mul_(gradients, self._config.max_grad_norm / gradient_norm)
-        self._optimizer.step(gradients, lr)
+        self.optimizer.step(gradients, lr)
         self._model.drop_gathered()
         self._steps_made += 1
-        if self._average is not None:
-            self._average.update()
+        if self.average is not None:
+            self.average.update()

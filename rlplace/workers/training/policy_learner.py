@@ -12,14 +12,12 @@ KL and gradient norm beside FSDP's own two.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlplace.algo.advantages import gae
-from rlplace.algo.losses import Clip, PPOTerms, ppo_terms, shares_of
+from rlplace.algo.losses import Clip, PPOTerms, StepSamples, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.algo.packing import Minibatch, Rows, iteration_generator, minibatches
 from rlplace.config.schema import AlgorithmConfig
@@ -29,20 +27,6 @@ from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedPolicy
-
-
-class Samples(NamedTuple):
-    """This rank's samples of an iteration, step by step."""
-
-    observations: Tensor  # [N, *O]
-    actions: Tensor  # [N, *A]
-    logprobs: Tensor  # [N]
-    values: Tensor  # [N]
-    advantages: Tensor  # [N]
-    returns: Tensor  # [N]
-
-    def pick(self, indices: Tensor) -> Samples:
-        return Samples(*(tensor.index_select(0, indices) for tensor in self))
 
 
 class PolicyLearner:
@@ -81,7 +65,7 @@ class PolicyLearner:
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(mean=mean_of(steps), steps=len(steps) - stopped, lr=lr, metrics=metrics)
 
-    def _samples(self, trajectory: Trajectory) -> Samples:
+    def _samples(self, trajectory: Trajectory) -> StepSamples:
         """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""
         terminated, truncated = self._tensor(trajectory.terminated), self._tensor(trajectory.truncated)
         rewards, values = self._tensor(trajectory.rewards), self._tensor(trajectory.values)
@@ -100,7 +84,7 @@ class PolicyLearner:
             gamma=self._algorithm.gamma,
             gae_lambda=self._algorithm.gae_lambda,
         )
-        return Samples(
+        return StepSamples(
             observations=self._tensor(trajectory.observations).flatten(0, 1),
             actions=self._tensor(trajectory.actions).flatten(0, 1),
             logprobs=self._tensor(trajectory.logprobs).flatten(),
@@ -109,7 +93,7 @@ class PolicyLearner:
             returns=returns.flatten(),
         )
 
-    def _statistics(self, samples: Samples) -> tuple[Moments, Tensor]:
+    def _statistics(self, samples: StepSamples) -> tuple[Moments, Tensor]:
         """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any."""
         columns = torch.stack([samples.advantages, samples.returns, samples.returns - samples.values], dim=-1)
         nothing = no_moments((3,), self._device)
@@ -120,7 +104,7 @@ class PolicyLearner:
         cut = len(parts[0])
         return merge(nothing, sums[:cut]), sums[cut:]
 
-    def _passes(self, samples: Samples, iteration: int, lr: float) -> tuple[list[Numbers], bool]:
+    def _passes(self, samples: StepSamples, iteration: int, lr: float) -> tuple[list[Numbers], bool]:
         """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it."""
         steps: list[Numbers] = []
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
@@ -134,21 +118,12 @@ class PolicyLearner:
                 self._trainer.step(numbers["grad_norm"], lr)
         return steps, False
 
-    def _differentiate(self, samples: Samples, minibatch: Minibatch) -> Tensor:
+    def _differentiate(self, samples: StepSamples, minibatch: Minibatch) -> Tensor:
         """Run forward and backward, also on a rank without samples of the minibatch: the others wait for it."""
         mine = samples.pick(minibatch.indices.to(self._device))
         output = self._policy.module(mine.observations)
-        terms = ppo_terms(
-            logprobs=logprob(output, mine.actions),
-            values=output.values,
-            entropies=entropy(output),
-            old_logprobs=mine.logprobs,
-            old_values=mine.values,
-            advantages=mine.advantages,
-            returns=mine.returns,
-            clip=self._clip,
-            value_clip=self._algorithm.value_clip,
-        )
+        logprobs, value_clip = logprob(output, mine.actions), self._algorithm.value_clip
+        terms = ppo_terms(logprobs, output.values, entropy(output), mine, self._clip, value_clip)
         terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
         return shares_of(terms, minibatch.count)
 

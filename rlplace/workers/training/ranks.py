@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlplace.errors import ChannelTimeout, Problem
-from rlplace.workers.worker import Rendezvous, WorkerContext, cancelled
+from rlplace.workers.worker import WorkerContext, cancelled
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -44,32 +44,39 @@ class Ranks:
     _opening = threading.Lock()
     _members = 0  # of the process group, in this process
 
-    def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous, device: torch.device) -> None:
-        """Blocks until all ranks have joined, at most `rendezvous.timeout_s`; takes over `rendezvous.listen_fd`."""
-        timeout = timedelta(seconds=rendezvous.timeout_s)
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
-            rendezvous.host,
-            rendezvous.port,
+    def __init__(self, context: WorkerContext, timeout_s: float) -> None:
+        """Block until all ranks of the worker's group have joined; its thread computes on its device from now on.
+
+        `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
+        """
+        self.rank, self.world_size = rank, world_size = context.rank, context.world_size
+        self._context, self._timeout_s, self._waits = context, timeout_s, 0
+        device, meet = torch.device(context.device.torch_name), context.rendezvous
+        self._on_host = device.type != "cuda"
+        if not self._on_host:
+            torch.cuda.set_device(device)
+        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
+        timeout = timedelta(seconds=meet.timeout_s)
+        self.store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
+            meet.host,
+            meet.port,
             world_size=world_size,
             is_master=rank == 0,
             timeout=timeout,
             wait_for_workers=False,
-            master_listen_fd=rendezvous.listen_fd if rank == 0 else None,
+            master_listen_fd=meet.listen_fd if rank == 0 else None,
         )
         with Ranks._opening:
             if not (world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1):  # a group to share
                 dist.init_process_group(
-                    "nccl" if device.type == "cuda" else "gloo",
-                    store=store,
+                    "gloo" if self._on_host else "nccl",
+                    store=self.store,
                     rank=rank,
                     world_size=world_size,
                     timeout=timeout,
-                    device_id=device if device.type == "cuda" else None,
+                    device_id=None if self._on_host else device,
                 )
             Ranks._members += 1
-        self.rank, self.world_size = rank, world_size
-        self.store = store  # of keys and values, served by rank 0
-        self._on_host = device.type != "cuda"
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
         self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=("shard",))
@@ -100,20 +107,53 @@ class Ranks:
             module.set_custom_all_gather(_DirectAllGather())  # type: ignore[arg-type]
             module.set_custom_reduce_scatter(_DirectReduceScatter())  # type: ignore[arg-type]
 
+    def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
+        """Give every rank its own of rank 0's `shards`; the others pass None and wait as in `wait_for_rank_0`."""
+        self.wait_for_rank_0(what)
+        if self.world_size == 1:
+            assert shards is not None, "the only rank is rank 0"
+            return shards[0]
+        mine: list[Shard] = [None]  # type: ignore[list-item]  # filled in place
+        dist.scatter_object_list(mine, None if shards is None else list(shards))
+        return mine[0]
+
+    def wait_for_rank_0(self, what: str) -> None:
+        """Return at once on rank 0, elsewhere once it has called this too. `what` it brings is named in errors.
+
+        All ranks call it equally often. Raises ChannelTimeout, ChannelBroken when the run is cancelled meanwhile.
+        Leaves nothing in the store.
+        """
+        number = self._waits
+        self._waits += 1
+        if self.rank == 0:
+            for rank in range(1, self.world_size):
+                self.store.set(f"call {number} for rank {rank}", "1")
+            return
+        key = f"call {number} for rank {self.rank}"
+        # The store's own wait cannot be cancelled; one check takes it about 50 microseconds.
+        deadline, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while not self.store.check([key]):
+            if self._context.cancelled.wait(pause_s):
+                raise cancelled(self._context.owner, f"waiting for {what}")
+            if time.monotonic() > deadline:
+                first = f"{self._context.slot.component} rank 0"
+                raise ChannelTimeout(
+                    Problem(
+                        code="rank-0-late",
+                        key=self._context.owner,
+                        what=f"waited {self._timeout_s:g} s for {first} to bring {what}",
+                        why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
+                        fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
+                    )
+                )
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self.store.delete_key(key)
+
     def close(self) -> None:
         with Ranks._opening:
             Ranks._members -= 1
             if not Ranks._members:
                 dist.destroy_process_group()
-
-
-def join_group(context: WorkerContext) -> Ranks:
-    """Join the other ranks of a worker's group, on its device, which its thread computes on from now on."""
-    device = torch.device(context.device.torch_name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
-    return Ranks(context.rank, context.world_size, context.rendezvous, device)
 
 
 class _OnHost:
@@ -148,53 +188,3 @@ def _exchange(outgoing: Tensor, incoming: Tensor | None = None, group: dist.Proc
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming
-
-
-class FromRank0:
-    """Hand values from rank 0 to every rank of a group. One per group and rank; all ranks call it equally often."""
-
-    def __init__(self, ranks: Ranks, context: WorkerContext, timeout_s: float) -> None:
-        """`timeout_s`: of a whole stage. Rank 0 has shorter ones for each thing it takes."""
-        self._ranks, self._context, self._timeout_s = ranks, context, timeout_s
-        self._waits = 0
-
-    def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
-        """Give every rank its own of rank 0's `shards`; the others pass None and wait as in `wait_for_rank_0`."""
-        self.wait_for_rank_0(what)
-        if self._ranks.world_size == 1:
-            assert shards is not None, "the only rank is rank 0"
-            return shards[0]
-        mine: list[Shard] = [None]  # type: ignore[list-item]  # filled in place
-        dist.scatter_object_list(mine, None if shards is None else list(shards))
-        return mine[0]
-
-    def wait_for_rank_0(self, what: str) -> None:
-        """Return at once on rank 0, elsewhere once it has called this too. `what` it brings is named in errors.
-
-        Raises ChannelTimeout, ChannelBroken when the run is cancelled meanwhile. Leaves nothing in the store.
-        """
-        ranks, number = self._ranks, self._waits
-        self._waits += 1
-        if ranks.rank == 0:
-            for rank in range(1, ranks.world_size):
-                ranks.store.set(f"call {number} for rank {rank}", "1")
-            return
-        key = f"call {number} for rank {ranks.rank}"
-        # The store's own wait cannot be cancelled; one check takes it about 50 microseconds.
-        deadline, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
-        while not ranks.store.check([key]):
-            if self._context.cancelled.wait(pause_s):
-                raise cancelled(self._context.owner, f"waiting for {what}")
-            if time.monotonic() > deadline:
-                first = f"{self._context.slot.component} rank 0"
-                raise ChannelTimeout(
-                    Problem(
-                        code="rank-0-late",
-                        key=self._context.owner,
-                        what=f"waited {self._timeout_s:g} s for {first} to bring {what}",
-                        why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
-                        fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
-                    )
-                )
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        ranks.store.delete_key(key)

@@ -11,7 +11,7 @@ Letters: S samples of the iteration that are learned, M response tokens of these
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,13 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.algo.packing import MicroBatch
+from rlplace.algo.packing import MicroBatch, Packing
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, Problem
 from rlplace.models.packed_attention import Packed
 from rlplace.placement.language.spec import role_of
-from rlplace.tokens import Returns, Sample, Scores, by_group
-from rlplace.workers.arguments import scores_of
+from rlplace.tokens import Sample, Scores, by_group
 from rlplace.workers.worker import out_of_step, score_not_finite
 
 Groups = Sequence[Sequence[Sample]]
@@ -60,21 +59,29 @@ class SampleShard:
     kl_coef: float  # weight of the KL from the reference
 
 
-def shard_of(
+def shards_of(
     groups: Groups,
     lengths: Lengths,
-    needed: Collection[int],
+    ranks: int,
+    passes: Iterable[Packing],
     targets: Mapping[Target, BySample] | None = None,
     kl_coef: float = 0.0,
-) -> SampleShard:
-    """Cut out the samples whose numbers are `needed`; `targets` are of all samples, in their order."""
+) -> list[SampleShard]:
+    """Cut out what each rank needs for these passes; `targets` are of all samples, in their order."""
     samples = [sample for group in groups for sample in group]
-    return SampleShard(
-        lengths=lengths,
-        own={i: samples[i] for i in needed},
-        targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
-        kl_coef=kl_coef,
-    )
+    needed: list[set[int]] = [set() for _ in range(ranks)]
+    for packing in passes:
+        for own, micro_batches in zip(needed, packing.ranks, strict=True):
+            own.update(i for picks in micro_batches for i in picks)
+    return [
+        SampleShard(
+            lengths=lengths,
+            own={i: samples[i] for i in own},
+            targets={name: {i: values[i] for i in own} for name, values in (targets or {}).items()},
+            kl_coef=kl_coef,
+        )
+        for own in needed
+    ]
 
 
 # ── from channels, by rank 0 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -96,58 +103,27 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
     return list(by_group([sample for group in taken.values() for sample in group]).values())
 
 
-def take_returns(channel: Channel, samples: Sequence[Sample], groups: int, owner: str) -> TokenArray:
-    """Block until the returns of all `groups` are here; return [M] of the response tokens of `samples`, in their order.
+def take_scores(
+    channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float = SCORES_TIMEOUT_S
+) -> list[TokenArray]:
+    """Return what `scorer` gives for each of `samples`, in their order; the actor gives a critic its returns so.
 
-    Raises ChannelTimeout; ChannelMisuse for returns that are not of these samples.
+    Raises ChannelTimeout with the samples whose scores are missing; RewardError for a number that is not finite;
+    ChannelMisuse for scores that are not of these samples.
     """
-    due = {(sample.group, sample.sample): sample.response_tokens for sample in samples}
+    missing = {(sample.group, sample.sample): sample for sample in samples}
     found: dict[tuple[int, int], TokenArray] = {}
-    for _ in range(groups):
-        group: Sequence[Returns] = channel.get()
-        for returns in group:
-            place = returns.group, returns.sample
-            if place in found or due.get(place) != len(returns.returns):
-                got = f"{len(returns.returns)} returns of sample {place[0]}/{place[1]}"
-                expected = f"{due.get(place, 'none')} of it, once"
-                raise out_of_step(owner, "returns are of other samples than the values", got=got, expected=expected)
-            found[place] = returns.returns
-    missing = [f"{group}/{sample}" for group, sample in due if (group, sample) not in found]
-    if missing:
-        got, expected = f"none of samples {', '.join(missing)}", "returns of every sample that was inferred"
-        raise out_of_step(owner, "returns are missing", got=got, expected=expected)
-    return joined([found[place] for place in due])
-
-
-def gather_scores(
-    channels: Mapping[str, Channel],
-    scorers: Sequence[str],
-    samples: Sequence[Sample],
-    owner: str,
-    timeout_s: float = SCORES_TIMEOUT_S,
-) -> dict[str, list[TokenArray]]:
-    """Return the scores of critics, references and rewards by component, in the order of `samples`.
-
-    Raises ChannelTimeout with the component and the samples whose scores are missing; RewardError for a number that is
-    not finite; ChannelMisuse for scores that are not of these samples.
-    """
-    return {scorer: _gather(channels[scores_of(scorer)], scorer, samples, owner, timeout_s) for scorer in scorers}
-
-
-def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float) -> list[TokenArray]:
-    missing, due = {(sample.group, sample.sample): sample for sample in samples}, len(samples)
-    found: dict[tuple[int, int], TokenArray] = {}
-    per_sample = role_of(scorer) == "reward"
     while missing:
         try:
             item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
         except ChannelTimeout as error:
+            lacking = f"{len(missing)} of {len(samples)}"
             shown = ", ".join(f"{g}/{s}" for g, s in list(missing)[:8]) + ", ..." * (len(missing) > 8)
             raise ChannelTimeout(
                 Problem(
                     code="scores-missing",
-                    key=scores_of(scorer),
-                    what=f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {due} samples",
+                    key=channel.spec.name,
+                    what=f"{owner} waited {timeout_s:g} s for {scorer} to score {lacking} samples",
                     got=f"no scores of {shown}   (group/sample)",
                     why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
                     fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
@@ -159,7 +135,8 @@ def _gather(channel: Channel, scorer: str, samples: Sequence[Sample], owner: str
             if sample is None:
                 got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
                 raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=expected)
-            number, values = 1 if per_sample else sample.response_tokens, np.asarray(scores.values, np.float32)
+            number = 1 if role_of(scorer) == "reward" else sample.response_tokens
+            values = np.asarray(scores.values, np.float32)
             if values.shape != (number,):
                 got, expected = f"an array of shape {values.shape}", f"{number} for sample {place[0]}/{place[1]}"
                 raise out_of_step(owner, f"{scorer} gave another number of scores", got=got, expected=expected)
@@ -181,7 +158,7 @@ class Batch:
     """A rank's samples of an iteration as tensors, and where the response tokens of each lie among all M."""
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
-        self._shard, self._device = shard, device
+        self._shard, self._device, self.kl_coef = shard, device, shard.kl_coef
         self._first = np.cumsum([0, *shard.lengths.responses]).tolist()
 
     @property
@@ -204,12 +181,7 @@ class Batch:
         """Return [N] of a target that is known."""
         return torch.tensor(joined([self._shard.targets[name][i] for i in picks]), device=self._device)
 
-    def part_of(self, values: Tensor, picks: MicroBatch) -> Tensor:
-        """Return [N] of [M]."""
-        return torch.cat([values[:0], *(values[self._first[i] : self._first[i + 1]] for i in picks)])
-
-    def put(self, values: Tensor, picks: MicroBatch, part: Tensor) -> None:
-        """Write [N] into [M]."""
-        pieces = part.split([self._shard.lengths.responses[i] for i in picks]) if picks else ()
-        for i, piece in zip(picks, pieces, strict=True):
-            values[self._first[i] : self._first[i + 1]] = piece
+    def places(self, picks: MicroBatch) -> Tensor:
+        """Return [N] where their response tokens lie among all M."""
+        pieces = [torch.arange(self._first[i], self._first[i + 1], device=self._device) for i in picks]
+        return torch.cat([torch.empty(0, dtype=torch.int64, device=self._device), *pieces])

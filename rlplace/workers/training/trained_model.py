@@ -6,6 +6,7 @@ has no factors.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -18,14 +19,14 @@ from torch.distributed.tensor import DTensor
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
 from rlplace.models.causal_lm import DTYPES, CausalLm, Dtype, LmSpec, PackedLm, build
-from rlplace.models.checkpoint import CheckpointWriter, write_file
+from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import checkpoint_name, factors_of, is_factor, merged
 from rlplace.models.mlp import ActorCritic
 from rlplace.models.sharding import elements, own, whole
 from rlplace.workers.training.ranks import Ranks
 
 
-class TrainedModel:
+class TrainedModel(abc.ABC):
     """Holds this rank's shard of each parameter and gradient. `module(...)` and its backward pass are collectives."""
 
     def __init__(
@@ -107,7 +108,16 @@ class TrainedModel:
 
         Raises OutputError; then `path` is what it was before.
         """
-        raise NotImplementedError
+        weights = self.whole_weights()
+        try:
+            if rank == 0:
+                self._write(path, weights)
+        finally:
+            for _ in weights:  # the other ranks gather them all, also where they cannot be written
+                pass
+
+    @abc.abstractmethod
+    def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     def weight_tensors(self) -> list[Tensor]:
         return [*map(own, self._tensors.values()), *self._module.buffers()]
@@ -173,10 +183,8 @@ class TrainedPolicy(TrainedModel):
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         super().__init__(module, ranks, tensors=tensors, groups=groups, compute=DTYPES[compute])
 
-    def save(self, path: Path, rank: int) -> None:
-        tensors = dict(self.whole_weights())
-        if rank == 0:
-            write_file(path, tensors)
+    def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
+        write_file(path, weights)
 
 
 class TrainedLm(TrainedModel):
@@ -201,18 +209,9 @@ class TrainedLm(TrainedModel):
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
 
-    def save(self, path: Path, rank: int) -> None:
-        writer = CheckpointWriter(path, self.spec.folder, config=self.module.saved_config()) if rank == 0 else None
-        for name, tensor in self.whole_weights():
-            if writer is not None:
-                writer.add(name, tensor)
-        if writer is not None:
-            writer.finish()
+    def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
+        write_model(path, self.spec.folder, weights, config=self.module.saved_config())
 
     @property
     def gathered_bytes(self) -> int:
-        """All weights, or those of two blocks and of what belongs to no block."""
-        blocks = [elements(block.parameters()) for block in self.module.blocks]
-        rest = elements(self.module.parameters()) - sum(blocks)
-        at_once = sum(sorted(blocks)[-2:]) if self.spec.gather_again else sum(blocks)
-        return (rest + at_once) * DTYPES[self.spec.compute].itemsize
+        return self.module.gathered_elements(self.spec.gather_again) * DTYPES[self.spec.compute].itemsize

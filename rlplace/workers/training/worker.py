@@ -14,8 +14,9 @@ from rlplace.workers.worker import MoveReport, Worker, not_resident
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config.schema import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
+    from rlplace.workers.arguments import WorkerArguments
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.training.optimizer import Adam, MovingAverage, Trainer
+    from rlplace.workers.training.optimizer import Trainer
     from rlplace.workers.training.ranks import Ranks
     from rlplace.workers.training.trained_model import TrainedModel
 
@@ -31,42 +32,34 @@ class TrainedWorker(Worker):
 
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
-    _ranks: Ranks | None = None
+    config: WorkerArguments
+    _ranks: Ranks
     _model: TrainedModel
     _weights: Offloadable
-    _optimizer: Adam
+    _trainer: Trainer
     _optimizer_state: Offloadable
-    _average: MovingAverage | None = None
 
     def _join(self) -> Ranks:
-        """Join the other ranks of the group, on this rank's device. A collective."""
-        from rlplace.workers.training.ranks import join_group
+        """Join the other ranks of the group. A collective."""
+        from rlplace.workers.training.ranks import Ranks
 
-        self._ranks = join_group(self.context)
+        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s)
         return self._ranks
 
-    def _train(
-        self, model: TrainedModel, config: OptimizerConfig, iterations: int, *, ema_decay: float | None = None
-    ) -> Trainer:
-        """Take ownership of the model; make its optimizer and what steps it.
-
-        `iterations`: of the whole run. `ema_decay`: of the average; None: keep none.
-        """
+    def _train(self, model: TrainedModel, config: OptimizerConfig, *, ema_decay: float | None = None) -> Trainer:
+        """Take ownership of the model; make what steps it. `ema_decay`: of the average; None: keep none."""
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.optimizer import Adam, MovingAverage, Trainer
+        from rlplace.workers.training.optimizer import Trainer
 
-        assert self._ranks is not None, "join first"
         device, component = self.context.device, self.context.slot.component
+        iterations = self.config.config.runner.total_iterations
         self._model = model
         self._weights = Offloadable(f"{component} weights", device, model.weight_tensors)
-        self._optimizer = Adam(model.trained_shards(), config)
-        self._optimizer_state = Offloadable("optimizer state", device, self._optimizer.tensors)
-        if ema_decay is not None:
-            self._average = MovingAverage(model.trained_shards(), ema_decay)
-        optimizer, average = self._optimizer, self._average
-        return Trainer(
-            model, optimizer, config, self._ranks, iterations=iterations, component=component, average=average
+        self._trainer = Trainer(
+            model, config, self._ranks, iterations=iterations, component=component, ema_decay=ema_decay
         )
+        self._optimizer_state = Offloadable("optimizer state", device, self._trainer.optimizer.tensors)
+        return self._trainer
 
     @property
     def residency(self) -> Residency:
@@ -85,11 +78,10 @@ class TrainedWorker(Worker):
         if to >= Residency.FULL:
             self._optimizer_state.onload()
         parts = (self._weights, self._optimizer_state)
-        always_on_host = self._optimizer.host_bytes + (self._average.host_bytes if self._average else 0)
         return MoveReport(
             residency=self.residency,
             accelerator_bytes=sum(part.accelerator_bytes for part in parts),
-            host_bytes=sum(part.host_bytes for part in parts) + always_on_host,
+            host_bytes=sum(part.host_bytes for part in parts) + self._trainer.host_bytes,
         )
 
     def save_model(self, path: str) -> None:
@@ -99,8 +91,8 @@ class TrainedWorker(Worker):
         """
         with self._computing("save_model", Residency.WEIGHTS):
             self._model.save(Path(path), self.context.rank)
-            if self._average is not None:
-                with self._average.in_place():
+            if self._trainer.average is not None:
+                with self._trainer.average.in_place():
                     self._model.save(Path(f"{path}_ema"), self.context.rank)
 
     def digest(self) -> str:
@@ -124,9 +116,9 @@ class TrainedWorker(Worker):
             self.context.device.release(_WORKSPACE)
 
     def close(self) -> None:
-        if self._ranks is not None:
+        if hasattr(self, "_ranks"):
             self._ranks.close()
-            self._ranks = None
+            del self._ranks
 
 
 # ── language models: from the config to how they are built ───────────────────────────────────────────────────────────

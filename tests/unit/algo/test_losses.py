@@ -14,6 +14,7 @@ from torch import Tensor
 from rlplace.algo.losses import (
     Clip,
     LmTerms,
+    StepSamples,
     Totals,
     clipped_surrogate,
     is_value_clipped,
@@ -80,8 +81,8 @@ def test_a_clipped_value_pushes_no_more(value: float, clip: float | None) -> Non
 
 def test_samples_beyond_either_bound_count_as_clipped() -> None:
     ratios = torch.tensor([0.7, 0.85, 1.0, 1.25, 1.35])
-    columns = dict.fromkeys(("values", "entropies", "old_logprobs", "old_values", "advantages", "returns"), ratios * 0)
-    terms = ppo_terms(**columns, logprobs=ratios.log(), clip=CLIP, value_clip=None)
+    nothing = ratios * 0
+    terms = ppo_terms(ratios.log(), nothing, nothing, StepSamples(*[nothing] * 6), CLIP, None)
     assert terms.clip_fraction.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlplace.workers.training.ranks import Ranks
 from tests.tiny_lm import Kind, tiny_model
-from tests.worker_ranks import listen, rendezvous_at
+from tests.worker_ranks import context_of, listen, rendezvous_at
 
 
 @pytest.fixture(scope="session", params=["qwen3", "llama"])
@@ -28,6 +27,6 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """One rank; a process has one default process group."""
-    joined = Ranks(0, 1, rendezvous_at(listen()), torch.device("cpu"))
+    joined = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=60.0)
     yield joined
     joined.close()

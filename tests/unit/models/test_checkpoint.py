@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplace.errors import OutputError
-from rlplace.models.checkpoint import Checkpoint, CheckpointWriter
+from rlplace.models.checkpoint import Checkpoint, write_model
 
 TINY_FILE = 100_000  # bytes: several files for a tiny model
 
@@ -23,10 +23,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 def write(target: Path, like: Path, weights: Mapping[str, Tensor], **sizes: int) -> None:
-    writer = CheckpointWriter(target, like, **sizes)
-    for name, tensor in weights.items():
-        writer.add(name, tensor)
-    writer.finish()
+    write_model(target, like, weights.items(), **sizes)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
@@ -73,19 +70,20 @@ def test_an_older_model_is_replaced(qwen: Path, tmp_path: Path) -> None:
 def test_a_failure_keeps_the_older_model(qwen: Path, tmp_path: Path) -> None:
     write(tmp_path / "policy", qwen, weights_of(qwen))
     before = (tmp_path / "policy" / "model.safetensors").read_bytes()
-    writer = CheckpointWriter(tmp_path / "policy", qwen)
-    (tmp_path / "policy.part" / "1.part").mkdir()  # a file cannot be written there
-    writer.add("model.norm.weight", torch.zeros(64))
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        (tmp_path / "policy.part" / "1.part").mkdir()  # a file cannot be written there
+        yield "model.norm.weight", torch.zeros(64)
+
     with pytest.raises(OutputError) as caught:
-        writer.finish()
+        write_model(tmp_path / "policy", qwen, weights())
     assert caught.value.code == "cannot-write"
     assert (tmp_path / "policy" / "model.safetensors").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]
 
 
-def test_a_place_that_cannot_be_written_is_told_at_the_end(qwen: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    writer = CheckpointWriter(tmp_path / "file" / "policy", qwen)
-    writer.add("model.norm.weight", torch.zeros(64))
-    with pytest.raises(OutputError, match="cannot write"):
-        writer.finish()
+    with pytest.raises(OutputError) as caught:
+        write(tmp_path / "file" / "policy", qwen, {"model.norm.weight": torch.zeros(64)})
+    assert caught.value.code == "cannot-write"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,6 @@ from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import REFERENCE_WEIGHTS
-from rlplace.workers.training.ranks import FromRank0
 from tests.lm_ranks import made_up_samples
 from tests.rollout_stage import Ledger
 from tests.scorer_ranks import (
@@ -152,21 +152,15 @@ class _Store:
         return False
 
 
-@dataclasses.dataclass
-class _SecondRank:
-    rank: int = 1
-    world_size: int = 2
-    store: _Store = dataclasses.field(default_factory=_Store)
-
-
 def test_ranks_wait_for_rank_0_with_a_deadline_and_not_beyond_the_end_of_the_run(policy: Path) -> None:
     with sole_scorer(ScorerScenario(model=policy)) as (scorer, _):
-        from_rank_0 = FromRank0(_SecondRank(), scorer.context, 0.01)  # type: ignore[arg-type]
+        ranks = copy.copy(scorer._ranks)
+        ranks.rank, ranks.world_size, ranks.store, ranks._timeout_s = 1, 2, _Store(), 0.01
         with pytest.raises(ChannelTimeout, match="for reference rank 0 to bring samples") as late:
-            from_rank_0.wait_for_rank_0("samples")
+            ranks.wait_for_rank_0("samples")
         scorer.context.cancelled.set()
         with pytest.raises(ChannelBroken) as caught:
-            from_rank_0.wait_for_rank_0("samples")
+            ranks.wait_for_rank_0("samples")
         give(ScorerScenario(model=policy), scorer.context.channels, made_up_samples())
         with pytest.raises(ChannelBroken):
             scorer.infer(0, 0)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from rlplace.algo.packing import Packing
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, RewardError
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.samples import Batch, Lengths, gather_scores, shard_of, take_groups
+from rlplace.workers.training.samples import Batch, Lengths, shards_of, take_groups, take_scores
 from tests.lm_ranks import everything, made_up_samples
 
 
@@ -46,9 +47,11 @@ def test_waiting_for_groups_has_a_deadline() -> None:
 def test_a_batch_gives_each_sample_its_own() -> None:
     groups = made_up_samples()
     advantages = [np.full(s.response_tokens, i, np.float32) for i, s in enumerate(everything())]
-    shard = shard_of(groups, Lengths.of(groups), {1, 4, 7}, {"advantages": advantages})
-    batch = Batch(shard, torch.device("cpu"))
     picks = (1, 7)
+    packing = Packing(ranks=(((0,), (2,)), ((4,), picks)), imbalance=0.0)
+    _, shard = shards_of(groups, Lengths.of(groups), 2, [packing], {"advantages": advantages})
+    assert shard.own.keys() == shard.targets["advantages"].keys() == {1, 4, 7}
+    batch = Batch(shard, torch.device("cpu"))
     chosen = [everything()[i] for i in picks]
     packed = batch.packed(picks)
     assert packed.tokens.tolist() == np.concatenate([s.tokens for s in chosen]).tolist()
@@ -59,22 +62,17 @@ def test_a_batch_gives_each_sample_its_own() -> None:
     assert batch.target("advantages", picks).tolist() == [
         float(i) for i in picks for _ in range(everything()[i].response_tokens)
     ]
-    everywhere = torch.zeros(batch.tokens)
-    batch.put(everywhere, picks, expected)
-    assert torch.equal(batch.part_of(everywhere, picks), expected)
-    assert torch.count_nonzero(everywhere) == len(expected)
+    everywhere = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in everything()]))
+    assert len(everywhere) == batch.tokens
+    assert torch.equal(everywhere[batch.places(picks)], expected)
 
 
 def test_a_batch_of_nothing() -> None:
     groups = made_up_samples()
-    batch = Batch(shard_of(groups, Lengths.of(groups), set()), torch.device("cpu"))
+    (shard,) = shards_of(groups, Lengths.of(groups), 1, [])
+    batch = Batch(shard, torch.device("cpu"))
     assert batch.packed(()).lengths == (1,)
-    for empty in (
-        batch.lengths(()),
-        batch.engine_logprobs(()),
-        batch.target("advantages", ()),
-        batch.part_of(torch.ones(5), ()),
-    ):
+    for empty in (batch.lengths(()), batch.engine_logprobs(()), batch.target("advantages", ()), batch.places(())):
         assert empty.shape == (0,)
 
 
@@ -97,7 +95,7 @@ def channels() -> dict[str, LocalChannel]:
 
 
 def gathered(made: dict[str, LocalChannel], scorers: tuple[str, ...] = SCORERS) -> dict[str, list[np.ndarray]]:
-    return gather_scores(made, scorers, everything(), "actor rank 0", timeout_s=0.01)
+    return {s: take_scores(made[f"scores.{s}"], s, everything(), "actor rank 0", timeout_s=0.01) for s in scorers}
 
 
 def test_scores_come_in_any_order_and_pieces() -> None:

@@ -87,7 +87,7 @@ def test_a_critic_gets_returns_and_the_actor_whitened_advantages() -> None:
     made = estimator("ppo", ("critic",), gae_lambda=1.0)
     found = made(with_rewards(1, 2, 3, 4), {"critic": each(0.5)}, {"old": each(-1.0)})
     for reward, returns in zip((1, 2, 3, 4), [r for group in found.returns() for r in group], strict=True):
-        assert returns.returns == pytest.approx(reward)  # gamma and lambda are 1: all that is still to come
+        assert returns.values == pytest.approx(reward)  # gamma and lambda are 1: all that is still to come
     advantages = np.concatenate(found.targets["advantages"])
     assert advantages.mean() == pytest.approx(0.0, abs=1e-6)
     assert advantages.std() == pytest.approx(1.0, abs=1e-5)

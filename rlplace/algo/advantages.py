@@ -52,7 +52,7 @@ def gae(
 
 
 def token_gae(
-    *, rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, gae_lambda: float
+    rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, [N] both; `rewards` and `values` [N], `lengths` [S] are response tokens.
 

@@ -36,7 +36,7 @@ KL_ESTIMATORS: Mapping[str, KlEstimator] = {
 }
 
 
-def next_kl_coef(kl_coef: float, *, kl: float, target: float, horizon: int, samples: int) -> float:
+def next_kl_coef(kl_coef: float, kl: float, samples: int, target: float, horizon: int) -> float:
     """Return the weight for the next iteration, after one of `samples` with `kl` on average.
 
     Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and

@@ -69,9 +69,9 @@ def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, value_cl
 
 
 @torch.no_grad()
-def shares_of(terms: tuple[Tensor, ...], count: int) -> Tensor:
-    """Return [len(terms)] float64: summed over ranks and micro-batches, these are means over `count` samples."""
-    return torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
+def shares_of(terms: PPOTerms | LmTerms, count: int) -> dict[str, Tensor]:
+    """Return [] float64 of each term: summed over ranks and micro-batches, these are means over `count` samples."""
+    return dict(zip(terms._fields, torch.stack(terms).sum(dim=1, dtype=torch.float64) / count, strict=True))
 
 
 # ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -23,13 +22,7 @@ def convert(file: Path, folder: Path) -> Path:
     return part.rename(folder)  # whole, or not at all
 
 
-def main(argv: Sequence[str]) -> int:
-    if len(argv) != 2:
-        sys.stderr.write(f"{__doc__}\n")
-        return 2
-    convert(Path(argv[0]), Path(argv[1]))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

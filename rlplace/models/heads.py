@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from rlplace.errors import Problem
@@ -20,7 +19,7 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
     """Check the head of a value model; None where it fits, or where the folder has none: then a new one is made."""
-    why = _unfit_head(dict(weight_shapes(folder)), HEADS, "value")
+    why = _unfit_head(weight_shapes(folder), HEADS, "value")
     what = "its head does not give the value of a state"
     fix = f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>"
     return None if why is None else Problem(code="value-head", key=key, what=what, got=str(folder), why=why, fix=fix)
@@ -28,7 +27,7 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
     """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number."""
-    shapes, names = dict(weight_shapes(folder)), stored_heads(head)
+    shapes, names = weight_shapes(folder), stored_heads(head)
     why, named = _unfit_head(shapes, names, "score"), "model"
     fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
     if shapes.keys().isdisjoint(names):
@@ -54,14 +53,16 @@ def _unfit_head(shapes: dict[str, list[int]], names: tuple[str, ...], what: str)
     return f"{bias} would be left out: the head of a {what} model here is a weight alone" if bias in shapes else None
 
 
-def weight_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Yield names and shapes of all weights in the folder, from the headers of its files: 8 bytes of length, then JSON.
+def weight_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of all weights in the folder, from the headers of its files: 8 bytes of length, then JSON.
 
-    A file that is cut short yields none: reading its weights raises the error.
+    A file that is cut short gives none: reading its weights raises the error.
     """
+    shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = opened.read(length) if length < file.stat().st_size else b""
         if header:
-            yield from ((name, of["shape"]) for name, of in json.loads(header).items() if name != "__metadata__")
+            shapes |= {name: of["shape"] for name, of in json.loads(header).items() if name != "__metadata__"}
+    return shapes

@@ -85,20 +85,16 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return values
 
 
-def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return rows of W + (alpha / r) B A in new memory: `weight` and `b` are the same rows of W and B, `a` is A."""
-    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(weight.dtype)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
     a: Tensor  # [r, I]
-    b: Tensor  # [O, r]
+    b: Tensor  # [O, r], or some of its rows
     scale: float
 
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
-        """Return the merged weight on `device`, in new memory and the weight's dtype."""
-        return merged(weight.to(device), self.a.to(device), self.b.to(device), self.scale)
+        """Return `weight`, with the rows that `b` has, and them on `device`: in new memory, in its dtype."""
+        weight, a, b = (tensor.to(device) for tensor in (weight, self.a, self.b))
+        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale).to(weight.dtype)
 
 
 def take_factors(tensors: Mapping[str, Tensor], scale: float) -> tuple[dict[str, Tensor], dict[str, Factors]]:

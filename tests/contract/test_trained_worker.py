@@ -55,7 +55,7 @@ def language_model(folder: Path, component: str, device: Device | None, **traine
     return Trained(
         worker=worker,
         iterate=lambda: iterate(worker),
-        diverge=lambda: iterate(worker, groups=bad, returns_factor=np.nan),
+        diverge=lambda: iterate(worker, groups=bad, returns_factor=1e30),  # whose square is none
         buffer_bytes=ROTARY,
     )
 

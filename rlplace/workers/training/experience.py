@@ -78,12 +78,9 @@ class AdvantageEstimator:
 
         if algorithm.name == "ppo":
             values = _tensor(inferred.get("values") or scores["critic"])
+            rewards = token_rewards(outcomes.rewards, outcomes.lengths, penalty, self._kl_coef).float()
             advantages, returns = token_gae(
-                rewards=token_rewards(outcomes.rewards, outcomes.lengths, penalty, self._kl_coef).float(),
-                values=values,
-                lengths=outcomes.lengths,
-                gamma=algorithm.gamma,
-                gae_lambda=algorithm.gae_lambda,
+                rewards, values, outcomes.lengths, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
             )
             targets["returns"] = by_sample(returns)
             if "values" in inferred:
@@ -96,13 +93,8 @@ class AdvantageEstimator:
         experience = Experience(groups=groups, targets=targets, kl_coef=self._kl_coef, metrics=metrics)
         samples = len(outcomes.rewards)
         if kl is not None and algorithm.kl_target is not None and samples:
-            self._kl_coef = next_kl_coef(
-                self._kl_coef,
-                kl=float(kl.sum()) / samples,
-                target=algorithm.kl_target,
-                horizon=algorithm.kl_horizon,
-                samples=samples,
-            )
+            each = float(kl.sum()) / samples
+            self._kl_coef = next_kl_coef(self._kl_coef, each, samples, algorithm.kl_target, algorithm.kl_horizon)
         return experience
 
     def _rewarded(self, sample: Sample, number: int, scores: Mapping[str, BySample]) -> Sample:

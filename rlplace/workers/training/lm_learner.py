@@ -38,13 +38,12 @@ from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shards_of
 from rlplace.workers.training.trained_model import TrainedLm
 
-Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, Tensor]]
+# The loss of a micro-batch, and its parts of the means over the step by name, float64.
+Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
 
 
 class LmLearner:
     """The steps of an actor or critic. Borrows model and trainer; what infers or learns is a collective."""
-
-    names: tuple[str, ...]  # of the means over the response tokens of a step
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, token_budget: int) -> None:
         self._config, self._algorithm = config, config.algorithm
@@ -85,24 +84,21 @@ class LmLearner:
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _learn(self, lengths: Lengths, plan: Sequence[Packing], iteration: int, differentiate: Differentiate) -> Update:
-        """Make the steps of `plan`. `differentiate` gives the loss of a micro-batch and its part of the means.
-
-        A micro-batch without samples computes too: the other ranks wait for it.
-        """
+        """Make the steps of `plan`. A micro-batch without samples computes too: the other ranks wait for it."""
         steps: list[Numbers] = []
         lr = 0.0
         for packing in plan:
             lr, picked = self._trainer.learning_rate(iteration), packing.samples
             tokens = sum(lengths.responses[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
-            shares = torch.zeros(len(self.names), dtype=torch.float64, device=self._lm.device)
+            shares: dict[str, Tensor] = {}
             micro_batches = packing.ranks[self._ranks.rank]
             for number, picks in enumerate(micro_batches, 1):
                 self._lm.reduce_gradients(last=number == len(micro_batches))
-                loss, part = differentiate(picks, totals)
+                loss, parts = differentiate(picks, totals)
                 loss.backward()
-                shares += part
-            numbers = self._trainer.sum_over_ranks(self.names, shares, iteration)
+                shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
+            numbers = self._trainer.sum_over_ranks(shares, iteration)
             self._trainer.step(numbers["grad_norm"], lr)
             steps.append(numbers)
         return Update(
@@ -117,14 +113,10 @@ class LmLearner:
 class ActorLearner(LmLearner):
     """Policy optimisation, with a value head on the trunk where `critic.on_actor` asks for it."""
 
-    names: tuple[str, ...] = ("loss", "entropy", "approx_kl", "clipped_low", "clipped_high", "value_loss")
-
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.actor.token_budget)
         self._clip = Clip(low=self._algorithm.clip_ratio_low, high=self._algorithm.clip_high)
         self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
-        if not config.critic.on_actor:
-            self.names = self.names[:-1]
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """None in the warm-up of a critic."""
@@ -179,7 +171,7 @@ class ActorLearner(LmLearner):
         in_first_step = len(plan[0].ranks[rank]) if plan else 0
         on_policy: list[tuple[Tensor, Tensor]] = []  # log-probabilities by trainer and engine while weights are equal
 
-        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, Tensor]:
+        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
             if len(on_policy) < in_first_step:
@@ -207,8 +199,7 @@ class ActorLearner(LmLearner):
         scores: TokenScores | ValuedScores,
         old_logprobs: Tensor,
         importance: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a micro-batch and its part of the means of `names`, float64."""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         algorithm, lengths, tokens = self._algorithm, batch.lengths(picks), max(1, totals.tokens)
         terms = lm_terms(
             logprobs=scores.logprobs,
@@ -225,19 +216,18 @@ class ActorLearner(LmLearner):
         if algorithm.kl_in == "loss" and batch.kl_coef:
             kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.target("reference", picks) - scores.logprobs)
             loss = loss + batch.kl_coef * (weights * kl).sum()
-        valued: list[Tensor] = []
+        numbers = shares_of(terms, tokens)
         if isinstance(scores, ValuedScores):
             returns, before = batch.target("returns", picks), batch.target("values", picks)
-            valued = [value_loss(scores.values, before, returns, algorithm.value_clip).sum() / tokens]
-            loss = loss + algorithm.value_coef * valued[0]
-        numbers = [number.detach().double().view(1) for number in (loss, *valued)]
-        return loss, torch.cat([numbers[0], shares_of(terms, tokens)[1:], *numbers[1:]])
+            valued = value_loss(scores.values, before, returns, algorithm.value_clip).sum() / tokens
+            loss = loss + algorithm.value_coef * valued
+            numbers["value_loss"] = valued.detach().double()
+        del numbers["policy_loss"]
+        return loss, {"loss": loss.detach().double(), **numbers}
 
 
 class CriticLearner(LmLearner):
     """Brings the values of response tokens nearer to their returns."""
-
-    names = ("value_loss", "clip_share")  # clip_share: of tokens, whose value has gone as far as it may
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.critic.token_budget)
@@ -258,12 +248,13 @@ class CriticLearner(LmLearner):
         """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device."""
         batch, clip = Batch(shard, self._lm.device), self._algorithm.value_clip
 
-        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, Tensor]:
+        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
             values = self._lm.module(batch.packed(picks))
             places, tokens = batch.places(picks), max(1, totals.tokens)
             old, wanted = old_values[places], returns[places]
             loss = value_loss(values, old, wanted, clip).sum() / tokens
             clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
-            return loss, torch.stack([loss.detach(), clipped]).double()
+            # clip_share: of tokens, whose value has gone as far as it may
+            return loss, {"value_loss": loss.detach().double(), "clip_share": clipped.double()}
 
         return self._learn(shard.lengths, self.plan(shard.lengths, iteration), iteration, differentiate)

@@ -167,13 +167,14 @@ class Trainer:
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(self._config, self._steps_made, iteration / self._iterations)
 
-    def sum_over_ranks(self, names: Sequence[str], shares: Tensor, iteration: int) -> Numbers:
-        """Sum this rank's `shares` of the means called `names` over ranks, with the gradient norm before clipping.
+    def sum_over_ranks(self, shares: Mapping[str, Tensor], iteration: int) -> Numbers:
+        """Sum this rank's `shares` of means over ranks, [] float64, with the gradient norm before clipping.
 
         A collective. Raises DivergedError for a number that is not finite.
         """
-        *means, squared_norm = self._ranks.sum(torch.cat([shares, self._model.squared_gradient()])).tolist()
-        numbers = dict(zip((*names, "grad_norm"), (*means, math.sqrt(squared_norm)), strict=True))
+        own = torch.stack([*shares.values(), self._model.squared_gradient()])
+        numbers = dict(zip((*shares, "grad_norm"), self._ranks.sum(own).tolist(), strict=True))
+        numbers["grad_norm"] = math.sqrt(numbers["grad_norm"])
         if not math.isfinite(sum(numbers.values())):
             raise DivergedError(
                 Problem(

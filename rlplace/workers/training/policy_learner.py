@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlplace.algo.advantages import gae
-from rlplace.algo.losses import Clip, PPOTerms, StepSamples, ppo_terms, shares_of
+from rlplace.algo.losses import Clip, StepSamples, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.algo.packing import Minibatch, Rows, iteration_generator, minibatches
 from rlplace.config.schema import AlgorithmConfig
@@ -111,14 +111,14 @@ class PolicyLearner:
         for _ in range(self._algorithm.epochs):
             for minibatch in minibatches(self._rows, self._algorithm.num_minibatches, generator):
                 shares = self._differentiate(samples, minibatch)
-                numbers = self._trainer.sum_over_ranks(PPOTerms._fields, shares, iteration)
+                numbers = self._trainer.sum_over_ranks(shares, iteration)
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
                     return steps, True
                 self._trainer.step(numbers["grad_norm"], lr)
         return steps, False
 
-    def _differentiate(self, samples: StepSamples, minibatch: Minibatch) -> Tensor:
+    def _differentiate(self, samples: StepSamples, minibatch: Minibatch) -> dict[str, Tensor]:
         """Run forward and backward, also on a rank without samples of the minibatch: the others wait for it."""
         mine = samples.pick(minibatch.indices.to(self._device))
         output = self._policy.module(mine.observations)

@@ -20,7 +20,7 @@ from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
 from rlplace.models.causal_lm import DTYPES, CausalLm, Dtype, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import write_file, write_model
-from rlplace.models.lora import checkpoint_name, factors_of, is_factor, merged
+from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.mlp import ActorCritic
 from rlplace.models.sharding import elements, own, whole
 from rlplace.workers.training.ranks import Ranks
@@ -62,8 +62,8 @@ class TrainedModel(abc.ABC):
 
     @torch.no_grad()
     def squared_gradient(self) -> Tensor:
-        """Return [1] float64, this rank's share of the squared global gradient norm."""
-        return torch.stack(torch._foreach_norm(self.gradients())).double().square().sum(dim=0, keepdim=True)
+        """Return [] float64, this rank's share of the squared global gradient norm."""
+        return torch.stack(torch._foreach_norm(self.gradients())).double().square().sum(dim=0)
 
     def gradients(self) -> list[Tensor]:
         """Return this rank's part of each gradient, in the order of `trained_shards`."""
@@ -150,7 +150,7 @@ class TrainedModel(abc.ABC):
         if factors is None:
             return None
         a, b = (self._tensors[factor] for factor in factors)
-        return merged(part(weight), whole(a), part(b), self._lora_scale)
+        return Factors(a=whole(a), b=part(b), scale=self._lora_scale).added_to(part(weight), weight.device)
 
     # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

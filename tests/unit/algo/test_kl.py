@@ -58,7 +58,7 @@ def test_the_gradient_of_a_kl_in_the_loss(name: str) -> None:
     ],
 )
 def test_one_step_by_hand(kl: float, factor: float) -> None:
-    coef = next_kl_coef(0.2, kl=kl, target=6.0, horizon=10_000, samples=1000)
+    coef = next_kl_coef(0.2, kl, samples=1000, target=6.0, horizon=10_000)
     assert coef == pytest.approx(0.2 * factor)
 
 

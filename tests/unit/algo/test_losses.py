@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,10 @@ from rlplace.algo.losses import (
 
 CLIP = Clip(low=0.2, high=0.3)
 RATIOS, MEANS = ("token", "sequence"), ("token", "sequence", "constant")
+
+
+def shares(terms: LmTerms, count: int) -> Tensor:
+    return torch.stack(tuple(shares_of(terms, count).values()))
 
 
 @pytest.mark.parametrize(
@@ -108,17 +113,17 @@ def test_token_weights(mean: str, weights: list[float]) -> None:
     assert token_weights(mean, torch.tensor([2, 0, 1]), totals).tolist() == pytest.approx(weights)
 
 
+def terms_of(logprobs: Tensor, advantages: Sequence[float], lengths: Sequence[int], **others: Any) -> LmTerms:
+    """Of tokens that were drawn with probability one."""
+    nothing = torch.zeros(len(logprobs))
+    columns = {"old_logprobs": nothing, "entropies": nothing, "advantages": torch.tensor(advantages)} | others
+    return lm_terms(logprobs=logprobs, lengths=torch.tensor(lengths, dtype=torch.int64), clip=CLIP, **columns)
+
+
 def test_terms_by_hand() -> None:
     # Ratios 1.5 (good: clipped at 1.3), 0.5 (bad: clipped at 0.8), 1 (with half the importance).
-    terms = lm_terms(
-        logprobs=torch.tensor([1.5, 0.5, 1.0]).log(),
-        entropies=torch.tensor([0.1, 0.2, 0.3]),
-        old_logprobs=torch.zeros(3),
-        advantages=torch.tensor([1.0, -1.0, 2.0]),
-        lengths=torch.tensor([1, 2]),
-        clip=CLIP,
-        importance=torch.tensor([1.0, 1.0, 0.5]),
-    )
+    columns = {"entropies": torch.tensor([0.1, 0.2, 0.3]), "importance": torch.tensor([1.0, 1.0, 0.5])}
+    terms = terms_of(torch.tensor([1.5, 0.5, 1.0]).log(), [1.0, -1.0, 2.0], [1, 2], **columns)
     assert terms.policy_loss.tolist() == pytest.approx([-1.3, 0.8, -1.0])
     assert terms.clipped_low.tolist() == [0.0, 1.0, 0.0]
     assert terms.clipped_high.tolist() == [1.0, 0.0, 0.0]
@@ -126,23 +131,14 @@ def test_terms_by_hand() -> None:
     assert terms.loss(weights).item() == pytest.approx(-0.65 + 0.2 - 0.25)
     assert terms.loss(weights, entropy_coef=0.1).item() == pytest.approx(-0.7 - 0.1 * 0.175)
     kl = (0.5 - math.log(1.5) + -0.5 - math.log(0.5)) / 3
-    shares = shares_of(terms, 3)
-    assert shares.tolist() == pytest.approx([-0.5, 0.2, kl, 1 / 3, 1 / 3])
+    assert shares(terms, 3).tolist() == pytest.approx([-0.5, 0.2, kl, 1 / 3, 1 / 3])
 
 
 def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
     """Zheng et al. 2025, equation 5: the mean over sequences of min(s * A, clip(s) * A)."""
     logprobs = torch.tensor([0.2, 0.0, 0.5], dtype=torch.float64, requires_grad=True)
     lengths, totals = torch.tensor([2, 1]), Totals(samples=2, tokens=3, longest=9)
-    terms = lm_terms(
-        logprobs=logprobs,
-        entropies=torch.zeros(3),
-        old_logprobs=torch.zeros(3),
-        advantages=torch.tensor([1.0, 1.0, -2.0]),
-        lengths=lengths,
-        clip=CLIP,
-        ratio="sequence",
-    )
+    terms = terms_of(logprobs, [1.0, 1.0, -2.0], lengths.tolist(), ratio="sequence")
     loss = terms.loss(token_weights("sequence", lengths, totals))
     loss.backward()
     first, second = math.exp(0.1), math.exp(0.5)
@@ -152,22 +148,12 @@ def test_one_term_per_sequence_with_sequence_ratios_and_means() -> None:
 
 
 def test_no_token_has_no_loss_but_a_gradient() -> None:
-    nothing = torch.zeros(0)
-    logprobs = torch.zeros(0, requires_grad=True)
     for ratio in RATIOS:
-        terms = lm_terms(
-            logprobs=logprobs,
-            entropies=nothing,
-            old_logprobs=nothing,
-            advantages=nothing,
-            lengths=torch.zeros(0, dtype=torch.int64),
-            clip=CLIP,
-            ratio=ratio,
-        )
-        loss = terms.loss(nothing, entropy_coef=0.1)
+        terms = terms_of(torch.zeros(0, requires_grad=True), [], [], ratio=ratio)
+        loss = terms.loss(torch.zeros(0), entropy_coef=0.1)
         loss.backward()
         assert loss.item() == 0.0
-        assert shares_of(terms, 1).tolist() == [0.0] * 5
+        assert shares(terms, 1).tolist() == [0.0] * 5
 
 
 def step_loss(
@@ -177,17 +163,17 @@ def step_loss(
     totals = Totals(samples=len(lengths), tokens=sum(lengths), longest=9)
     logprobs = columns["logprobs"].clone().requires_grad_()
     by_sequence = torch.arange(sum(lengths)).split(list(lengths))
-    losses, shares = torch.zeros((), dtype=torch.float64), torch.zeros(len(LmTerms._fields), dtype=torch.float64)
+    losses, summed = torch.zeros((), dtype=torch.float64), torch.zeros(len(LmTerms._fields), dtype=torch.float64)
     for part in parts:
         own = torch.cat([by_sequence[i] for i in part] or [torch.arange(0)])
         own_lengths = torch.tensor([lengths[i] for i in part], dtype=torch.int64)
         chosen = {name: column[own] for name, column in columns.items()} | {"logprobs": logprobs[own]}
         terms = lm_terms(**chosen, lengths=own_lengths, clip=CLIP, ratio=ratio)
         losses = losses + terms.loss(token_weights(mean, own_lengths, totals).double(), entropy_coef=0.1)
-        shares += shares_of(terms, totals.tokens or 1)
+        summed += shares(terms, totals.tokens or 1)
     losses.backward()
     assert logprobs.grad is not None
-    return losses.detach(), logprobs.grad, shares
+    return losses.detach(), logprobs.grad, summed
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

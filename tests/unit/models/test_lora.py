@@ -10,7 +10,7 @@ import torch
 
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
-from rlplace.models.lora import LoraSpec, checkpoint_name, factors_of, first_values, is_factor, merged, take_factors
+from rlplace.models.lora import Factors, LoraSpec, checkpoint_name, factors_of, first_values, is_factor, take_factors
 from rlplace.models.packed_attention import Packed
 from rlplace.workers.training.ranks import Ranks
 
@@ -87,7 +87,7 @@ def test_merged_weights_compute_what_factors_compute(qwen: Path, ranks: Ranks) -
     for name, parameter in named.items():
         if (factors := factors_of(name)) is not None:
             a, b = (named[of].to_local() for of in factors)
-            parameter.to_local().copy_(merged(parameter.to_local(), a, b, SPEC.scale))
+            parameter.to_local().copy_(Factors(a=a, b=b, scale=SPEC.scale).added_to(parameter.to_local(), a.device))
             b.zero_()
     torch.testing.assert_close(scores(module), with_factors, atol=1e-5, rtol=0)
 

@@ -11,7 +11,6 @@ optimizer step over all ranks and micro-batches. So neither packing nor the numb
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -20,8 +19,7 @@ from torch import Tensor
 from rlplace.algo.kl import kl_k3
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
+class Clip(NamedTuple):
     """How far the ratio new / old may go before a sample stops pushing."""
 
     low: float  # below 1
@@ -128,8 +126,7 @@ def ppo_terms(
 # ── language models: tokens are weighed by sequence and step ─────────────────────────────────────────────────────────
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(NamedTuple):
     """Of one optimizer step, over all ranks and micro-batches."""
 
     samples: int

@@ -322,7 +322,7 @@ class FrozenLm(Generic[Lm]):
         Raises ConfigError where the files are not the model's.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
-        self.device, self._mesh, self._dtype = device, mesh, DTYPES[dtype]
+        self.device, self._dtype = device, DTYPES[dtype]
         spec = LmSpec(folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key)
         with BUILDING:
             self.module = _skeleton(kind, spec)
@@ -333,10 +333,7 @@ class FrozenLm(Generic[Lm]):
                     fully_shard(group, mesh=mesh, offload_policy=policy, reshard_after_forward=True)
             _fill(self.module, spec, torch.device("cpu") if on_host else device)
         _move_buffers(self.module, device)
-
-    @property
-    def fsdp_modules(self) -> list[FSDPModule]:
-        return [] if self._mesh is None else [cast(FSDPModule, group) for group in self.module.groups]
+        self.fsdp_modules = [cast(FSDPModule, group) for group in self.module.groups] if mesh is not None else []
 
     def drop_gathered(self) -> None:
         for group in self.fsdp_modules:
@@ -355,4 +352,4 @@ class FrozenLm(Generic[Lm]):
     @property
     def gathered_bytes(self) -> int:
         """Bytes that a pass holds on the device beside the weights."""
-        return 0 if self._mesh is None else self.module.gathered_elements() * self._dtype.itemsize
+        return self.module.gathered_elements() * self._dtype.itemsize if self.fsdp_modules else 0

@@ -40,16 +40,6 @@ def test_the_way_there_and_back_changes_no_bit() -> None:
     assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (128, 0, 128)
 
 
-def test_moving_twice_is_moving_once() -> None:
-    tensor = torch.arange(4.0)
-    part = Offloadable("weights", device(1 << 10), lambda: [tensor])
-    part.offload()
-    part.offload()
-    part.onload()
-    part.onload()
-    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
 def test_shared_storage_counts_once() -> None:
     tensor, empty = torch.zeros(4, 4), torch.zeros(0)
     assert [storage.nbytes() for storage in storages([tensor, tensor[1], tensor.T, empty])] == [64]

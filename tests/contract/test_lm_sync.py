@@ -110,8 +110,7 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
         channel.destroy()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-@pytest.mark.parametrize("deliveries", [(), FAR], ids=["on the node", "from far"])
+@pytest.mark.parametrize(("kind", "deliveries"), [("qwen3", FAR), ("llama", ())], ids=["from far", "on the node"])
 @pytest.mark.parametrize("mode", ["all", "trainable", "lora", "delta"])
 def test_engine_and_trainer_agree_after_every_sync(
     pair_of: Callable[..., Pair], mode: str, deliveries: tuple[Delivery, ...], kind: Kind
@@ -119,7 +118,7 @@ def test_engine_and_trainer_agree_after_every_sync(
     pair = pair_of(kind, deliveries, **LORA, sync={"mode": mode})
     pair.sync(0)
     assert pair.difference() < 1e-4
-    for version in range(1, 5):
+    for version in range(1, 4):
         before = pair.rollout.engine.logprobs(TOKENS)
         pair.learn(version - 1)
         pair.sync(version)
@@ -149,7 +148,7 @@ def test_only_factors_travel_and_rounding_does_not_add_up(pair_of: Callable[...,
     stored = load_file(root / "qwen3" / "model.safetensors")
     factors = sum(3 * sum(w.shape) * 4 for name, w in stored.items() if "q_proj" in name or "down_proj" in name)
     assert first["actor/pushed_bytes"].value == sum(w.nbytes for w in stored.values()) + factors
-    for version in range(1, 9):
+    for version in range(1, 6):
         pair.learn(version - 1)
         pushed, pulled = pair.sync(version)
         assert pushed["actor/pushed_bytes"].value == pulled["rollout/pull_bytes"].value == factors
@@ -233,9 +232,3 @@ def test_an_engine_that_says_something_else_is_an_error_with_the_worst_token(
     text = str(caught.value)
     assert text.startswith("rollout rank 0: the engine does not use the weights of version 3: token ")
     assert "rounding explains 0.001 at most" in text
-
-
-def test_checksums_are_taken_where_they_are_asked_for(pair_of: Callable[..., Pair]) -> None:
-    pair = pair_of(sync={"verify_every": 1})
-    pair.sync(0)
-    assert "sync/verify_max_diff" not in pair.generate()

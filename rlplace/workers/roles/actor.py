@@ -223,7 +223,7 @@ class LmActor(Actor):
             return {}
         with self._computing("infer", Residency.WEIGHTS):
             watch = Stopwatch()
-            shards = self._learner.shards_to_infer(self._take()) if self.context.rank == 0 else None
+            shards = self._learner.shards(self._take(), infer=True) if self.context.rank == 0 else None
             shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             found = self._learner.infer(shard, asked)
@@ -276,7 +276,8 @@ class LmActor(Actor):
             experience = self._experience or self._gather(part)
             self._groups = self._inferred = self._experience = None
             learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
-            shards, groups = self._learner.shards(learned, iteration), experience.groups
+            targets, kl_coef, groups = learned.targets, learned.kl_coef, experience.groups
+            shards = self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
         return self._ranks.scatter(shards, "samples"), groups
 
     def _gather(self, part: int | None = None) -> Experience:

@@ -65,7 +65,7 @@ class Critic(TrainedWorker):
             shards: list[SampleShard] | None = None
             if context.rank == 0:
                 groups = take_groups(context.channels[samples_for("critic")], self.config.prompts, context.owner)
-                shards = self._learner.shards(groups, iteration)
+                shards = self._learner.shards(groups, iteration, infer=True)
             shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             values = self._learner.values(shard).cpu()

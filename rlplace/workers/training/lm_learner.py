@@ -19,7 +19,7 @@ pass that learns makes them; else a pass before the first step does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import TokenScores
-from rlplace.workers.training.experience import Experience
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shards_of
@@ -66,6 +65,21 @@ class LmLearner:
     def inference_plan(self, lengths: Lengths) -> Packing:
         """Pack a pass over all samples, equal on every rank."""
         return pack(lengths.tokens, self._ranks.world_size, self._token_budget)
+
+    def shards(
+        self,
+        groups: Groups,
+        iteration: int | None = None,
+        *,
+        infer: bool = False,
+        targets: Mapping[Target, BySample] | None = None,
+        kl_coef: float = 0.0,
+    ) -> list[SampleShard]:
+        """Cut out what each rank needs of all groups, to infer them, to learn them in `iteration`, or both."""
+        lengths = Lengths.of(groups)
+        passes = [self.inference_plan(lengths)] if infer else []
+        passes += () if iteration is None else self.plan(lengths, iteration)
+        return shards_of(groups, lengths, self._ranks.world_size, passes, targets, kl_coef)
 
     def _infer(
         self, batch: Batch, micro_batches: Iterable[MicroBatch], scores: Callable[[Packed], Sequence[Tensor]], rows: int
@@ -121,15 +135,6 @@ class ActorLearner(LmLearner):
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """None in the warm-up of a critic."""
         return () if iteration < self._config.critic.warmup_iterations else super().plan(lengths, iteration)
-
-    def shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
-        lengths = Lengths.of(experience.groups)
-        plan, ranks = self.plan(lengths, iteration), self._ranks.world_size
-        return shards_of(experience.groups, lengths, ranks, plan, experience.targets, experience.kl_coef)
-
-    def shards_to_infer(self, groups: Groups) -> list[SampleShard]:
-        lengths = Lengths.of(groups)
-        return shards_of(groups, lengths, self._ranks.world_size, [self.inference_plan(lengths)])
 
     def infer(self, shard: SampleShard, asked: Collection[Target]) -> dict[Target, BySample]:
         """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
@@ -231,12 +236,6 @@ class CriticLearner(LmLearner):
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.critic.token_budget)
-
-    def shards(self, groups: Groups, iteration: int) -> list[SampleShard]:
-        """Cut out what each rank needs of all groups of an iteration, to infer and to learn."""
-        lengths = Lengths.of(groups)
-        passes = (self.inference_plan(lengths), *self.plan(lengths, iteration))
-        return shards_of(groups, lengths, self._ranks.world_size, passes)
 
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""

@@ -78,13 +78,13 @@ class Adam:
             states = [s | {"master": p.detach()} for s, p in zip(states, self._stepped, strict=True)]
         return states
 
-    def tensors(self) -> list[Tensor]:
-        """Return what it holds on the accelerator beside the shards."""
-        return [] if self._on_host else [value for state in self.state() for value in state.values()]
+    def tensors(self, *, on_host: bool = False) -> list[Tensor]:
+        """Return what it holds beside the shards, on the accelerator or the host."""
+        return [value for state in self.state() for value in state.values()] if on_host == self._on_host else []
 
     @property
     def host_bytes(self) -> int:
-        return sum(value.nbytes for state in self.state() for value in state.values()) if self._on_host else 0
+        return sum(value.nbytes for value in self.tensors(on_host=True))
 
 
 class MovingAverage:

@@ -15,7 +15,6 @@ from rlplace.models.mlp import (
     ActorCritic,
     ContinuousOutput,
     DiscreteOutput,
-    ObservationNormalizer,
     PolicyOutput,
     build_policy,
     entropy,
@@ -73,26 +72,19 @@ def test_activations(name: str, at_minus_one: float) -> None:
     assert policy(activation=name).policy[1](torch.tensor(-1.0)).item() == pytest.approx(at_minus_one)
 
 
-def test_the_normaliser_is_the_identity_at_first() -> None:
-    normalizer = ObservationNormalizer((3,))
-    observations = torch.tensor([[0.5, -2.0, 30.0]])
-    assert torch.allclose(normalizer(observations), torch.tensor([[0.5, -2.0, 10.0]]))
-
-
 def test_the_normaliser_travels_with_the_weights() -> None:
     built, other = policy(), policy(seed=1)
     assert built.normalizer is not None
+    first = built.normalizer(torch.tensor([[0.5, -2.0, 30.0, 1.0]]))
+    assert torch.allclose(first, torch.tensor([[0.5, -2.0, 10.0, 1.0]]))  # the identity, clipped
     observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * 3.0 + 7.0
     built.normalizer.update(shifted_sums(observations, built.normalizer.mean))
     scaled = built.normalizer(observations)
     assert torch.allclose(scaled.mean(dim=0), torch.zeros(4), atol=1e-5)
     assert torch.allclose(scaled.std(dim=0, correction=0), torch.ones(4), atol=1e-5)
+    assert not list(policy(normalize=False).named_buffers())
     other.load_state_dict(built.state_dict())
     assert torch.equal(other(observations).values, built(observations).values)
-
-
-def test_without_normaliser_nothing_is_kept() -> None:
-    assert not [name for name, _ in policy(normalize=False).named_buffers()]
 
 
 def test_digest_sees_every_bit() -> None:
@@ -126,13 +118,6 @@ def noise_for(output: PolicyOutput) -> torch.Tensor:
     return torch.randn(output.means.shape, generator=generator)
 
 
-def test_discrete_is_categorical() -> None:
-    output, expected = discrete(), Categorical(logits=discrete().logits)
-    actions = torch.tensor([0, 1, 2, 1])
-    assert torch.allclose(logprob(output, actions), expected.log_prob(actions))
-    assert torch.allclose(entropy(output), expected.entropy())
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
 def test_continuous_is_independent_normal(shape: tuple[int, ...]) -> None:
     output = continuous(shape)
@@ -157,7 +142,10 @@ def test_a_row_does_not_depend_on_the_others(output: PolicyOutput) -> None:
     assert torch.equal(logprob(output, actions), logprobs)
 
 
-def test_discrete_sampling_follows_the_softmax() -> None:
+def test_discrete_is_categorical() -> None:
+    output, expected = discrete(), Categorical(logits=discrete().logits)
+    assert torch.allclose(logprob(output, torch.tensor([0, 1, 2, 1])), expected.log_prob(torch.tensor([0, 1, 2, 1])))
+    assert torch.allclose(entropy(output), expected.entropy())
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
     noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
     actions, _ = sample(DiscreteOutput(logits, torch.zeros(20_000)), noise)

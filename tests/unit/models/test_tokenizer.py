@@ -113,19 +113,13 @@ def test_where_a_template_stands(tmp_path: Path, where: str) -> None:
     assert Tokenizer.load(folder).render([]) == where
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_folder_without_a_tokenizer_or_a_chat_template(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as bare:
         Tokenizer.load(tmp_path)
-    assert caught.value.codes == ("no-tokenizer",)
-    assert caught.value.problems[0].got == str(tmp_path)
-
-
-def test_a_tokenizer_without_a_chat_template(tmp_path: Path) -> None:
-    tokenizer = with_template(tmp_path, None)
-    with pytest.raises(ConfigError) as caught:
-        tokenizer.chat([Message("user", "Hi")])
-    assert caught.value.codes == ("no-chat-template",)
-    assert "env.chat=false" in (caught.value.problems[0].fix or "")
+    with pytest.raises(ConfigError) as plain:
+        with_template(tmp_path, None).chat([Message("user", "Hi")])
+    assert (*bare.value.codes, *plain.value.codes) == ("no-tokenizer", "no-chat-template")
+    assert bare.value.problems[0].got == plain.value.problems[0].got == str(tmp_path)
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.x.y }}"])

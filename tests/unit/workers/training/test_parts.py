@@ -36,10 +36,7 @@ def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: A
 )
 def test_a_part_is_a_step_of_whole_groups(algorithm: dict[str, Any], parts: tuple[int, ...]) -> None:
     assert parts_of(config(**algorithm)) == parts
-
-
-def test_scored_samples_are_one_part() -> None:
-    assert parts_of(config(("actor", "env", "rollout", "reference"))) == (7,)
+    assert parts_of(config(("actor", "env", "rollout", "reference"), **algorithm)) == (7,)  # scored first
 
 
 def update(loss: float, steps: int = 1) -> Update:

@@ -200,4 +200,4 @@ def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -
 
 def run_ranks(scenario: Scenario) -> list[Outcome]:
     """The scenario in one process per rank."""
-    return in_processes(_rank, scenario, len(scenario.split), channels=(WEIGHTS,))
+    return in_processes(_rank, scenario, len(scenario.split), channels=(spec_of(WEIGHTS),))

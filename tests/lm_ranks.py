@@ -212,4 +212,4 @@ def _rank(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path)
 
 def run_lm_ranks(scenario: LmScenario) -> list[Outcome]:
     """The scenario in one process per rank."""
-    return in_processes(_rank, scenario, scenario.ranks, channels=(WEIGHTS,))
+    return in_processes(_rank, scenario, scenario.ranks, channels=(spec_of(WEIGHTS),))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.config.read import read_config
 from rlplace.envs.text import Transcript
 from rlplace.metrics import Metrics
@@ -25,7 +23,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker, Scorer
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import PROMPTS, made_up_samples
-from tests.worker_ranks import context_of, listen, rank_processes, rendezvous_at
+from tests.worker_ranks import context_of, in_processes
 
 KINDS: Mapping[str, type[Scorer]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
 Said = dict[tuple[int, int], list[float]]  # (group, sample) -> values
@@ -146,8 +144,7 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rank(scenario: ScorerScenario, rank: int, port: int, listener: Any, folder: Path) -> list[Metrics]:
-    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+def _rank(scenario: ScorerScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Metrics]:
     channels = {spec.name: SharedChannel.attach(folder / f"{spec.name}.channel") for spec in scenario.specs}
     scorer = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
     try:
@@ -158,33 +155,20 @@ def _rank(scenario: ScorerScenario, rank: int, port: int, listener: Any, folder:
         scorer.close()
 
 
-def _end(rank: Future[list[Metrics]], channels: Mapping[str, Channel]) -> None:
-    if rank.exception() is not None:
-        for channel in channels.values():
-            channel.break_("a rank failed")
-
-
 def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
     """Two iterations in one process per rank; of the first, each group is given when the one before was scored."""
-    with listen() as listener, JobFolder.create() as folder, rank_processes(scenario.ranks) as pool:
-        channels = {spec.name: SharedChannel.create(folder.path, spec).named("a test") for spec in scenario.specs}
-        port = listener.getsockname()[1]
-        ranks: list[Future[list[Metrics]]] = [
-            pool.submit(_rank, scenario, r, port, None if r else listener, folder.path) for r in range(scenario.ranks)
-        ]
-        for future in ranks:
-            future.add_done_callback(lambda done: _end(done, channels))
-        first: Said = {}
-        try:
-            for group in made_up_samples():
-                give(scenario, channels, [group])
-                first |= said(scenario, channels, len(group))
-            later = made_up_samples(1)
-            give(scenario, channels, later)
-            second = said(scenario, channels, sum(map(len, later)))
-        finally:  # the error of a rank explains more than that no scores came
-            for future in ranks:
-                future.result(timeout=120.0)
+    first: Said = {}
+    second: Said = {}
+
+    def feed(channels: Mapping[str, Channel]) -> None:
+        for group in made_up_samples():
+            give(scenario, channels, [group])
+            first.update(said(scenario, channels, len(group)))
+        later = made_up_samples(1)
+        give(scenario, channels, later)
+        second.update(said(scenario, channels, sum(map(len, later))))
+
+    in_processes(_rank, scenario, scenario.ranks, channels=scenario.specs, meanwhile=feed)
     return [first, second]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,18 +101,34 @@ def rank_processes(ranks: int) -> ProcessPoolExecutor:
 
 
 def in_processes(
-    follow: Follow[Scenario, Shown], scenario: Scenario, ranks: int, *, channels: Sequence[str] = ()
+    follow: Follow[Scenario, Shown],
+    scenario: Scenario,
+    ranks: int,
+    *,
+    channels: Sequence[ChannelSpec] = (),
+    meanwhile: Callable[[Mapping[str, Channel]], None] = lambda _: None,
 ) -> list[Shown]:
-    """What `follow` returns on each rank, in a process of its own."""
+    """What `follow` returns on each rank, in a process of its own; `meanwhile` uses the channels of all from here."""
     with listen() as listener, JobFolder.create() as folder, rank_processes(ranks) as pool:
-        for name in channels:
-            SharedChannel.create(folder.path, spec_of(name))
+        made = {spec.name: SharedChannel.create(folder.path, spec).named("a test") for spec in channels}
         port = listener.getsockname()[1]
         pending = [
             pool.submit(_rank, follow, scenario, rank, port, None if rank else listener, folder.path)
             for rank in range(ranks)
         ]
-        return [one.result(timeout=120.0) for one in pending]
+        for one in pending:
+            one.add_done_callback(lambda done: _end(done, made))
+        try:
+            meanwhile(made)
+        finally:  # the error of a rank explains more than that of a wait for it
+            shown = [one.result(timeout=120.0) for one in pending]
+    return shown
+
+
+def _end(rank: Future[Any], channels: Mapping[str, Channel]) -> None:
+    if rank.exception() is not None:
+        for channel in channels.values():
+            channel.break_("a rank failed")
 
 
 def _rank(

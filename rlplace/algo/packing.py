@@ -19,6 +19,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,38 +40,31 @@ class Rows:
     count: int  # rows of this rank, possibly 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Minibatch:
-    indices: Tensor  # [n] int64 into this rank's samples, flattened [steps, rows]; n may be 0
-    count: int  # samples of the minibatch over all ranks, at least 1
-
-
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
     """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
     return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
 
 
-def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator[Minibatch]:
+def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator[tuple[Tensor, int]]:
     """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
-    All ranks draw the same order, so membership does not depend on how rows are spread. There must be at least `number`
-    samples.
+    A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and its samples over all
+    ranks. All ranks draw the same order: membership does not depend on how rows are spread. There must be at least
+    `number` samples.
     """
     order = torch.randperm(rows.steps * rows.total, generator=generator)
     step, row = order // rows.total, order % rows.total - rows.first
     mine = (row >= 0) & (row < rows.count)
     counts = [len(part) for part in order.tensor_split(number)]
     own = [int(part.sum()) for part in mine.split(counts)]
-    for indices, count in zip((step * rows.count + row)[mine].split(own), counts, strict=True):
-        yield Minibatch(indices=indices, count=count)
+    yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)
 
 
 # ── samples of language models ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(NamedTuple):
     """One optimizer step over all ranks. Every sample is in exactly one micro-batch."""
 
     ranks: tuple[tuple[MicroBatch, ...], ...]  # equally many micro-batches on each rank

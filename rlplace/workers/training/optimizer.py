@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.config.schema import OptimizerConfig
-from rlplace.errors import DivergedError, Problem
+from rlplace.errors import DivergedError
 from rlplace.metrics import Metrics
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
@@ -60,7 +60,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """`gradients` in the order of the shards; they may be changed."""
+        """`gradients` are in the order of the shards; they may be changed."""
         for group in self._adam.param_groups:
             group["lr"] = lr
         for parameter, gradient in zip(self._stepped, gradients, strict=True):
@@ -176,15 +176,13 @@ class Trainer:
         numbers = dict(zip((*shares, "grad_norm"), self._ranks.sum(own).tolist(), strict=True))
         numbers["grad_norm"] = math.sqrt(numbers["grad_norm"])
         if not math.isfinite(sum(numbers.values())):
-            raise DivergedError(
-                Problem(
-                    code="diverged",
-                    key=f"{self._component} rank {self._ranks.rank}",
-                    what=f"the update of iteration {iteration} is not a finite number",
-                    got=", ".join(f"{name} {value:g}" for name, value in numbers.items()),
-                    why="a reward or observation was not finite, or the policy left the range of its numbers",
-                    fix=f"{self._component}.optimizer.lr=<smaller>, or look for nan in what the simulator returns",
-                )
+            raise DivergedError.about(
+                "diverged",
+                f"{self._component} rank {self._ranks.rank}",
+                f"the update of iteration {iteration} is not a finite number",
+                got=", ".join(f"{name} {value:g}" for name, value in numbers.items()),
+                why="a reward or observation was not finite, or the policy left the range of its numbers",
+                fix=f"{self._component}.optimizer.lr=<smaller>, or look for nan in what the simulator returns",
             )
         return numbers
 
@@ -192,8 +190,7 @@ class Trainer:
     def step(self, gradient_norm: float, lr: float) -> None:
         """Clip the gradients to the global norm `max_grad_norm` (Pascanu et al. 2013, algorithm 1), step, drop them.
 
-        Not `clip_grad_norm_`: on sharded gradients that is several collectives of its own, while the norm can share one
-        with the other numbers of a step.
+        `clip_grad_norm_` would be several collectives of its own; here the norm shares one with the other numbers.
         """
         gradients = self._model.gradients()
         if gradient_norm > self._config.max_grad_norm:

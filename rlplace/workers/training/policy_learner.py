@@ -19,7 +19,7 @@ from torch import Tensor
 from rlplace.algo.advantages import gae
 from rlplace.algo.losses import Clip, StepSamples, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
-from rlplace.algo.packing import Minibatch, Rows, iteration_generator, minibatches
+from rlplace.algo.packing import Rows, iteration_generator, minibatches
 from rlplace.config.schema import AlgorithmConfig
 from rlplace.metrics import Metric
 from rlplace.models.mlp import entropy, logprob
@@ -109,8 +109,8 @@ class PolicyLearner:
         steps: list[Numbers] = []
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
         for _ in range(self._algorithm.epochs):
-            for minibatch in minibatches(self._rows, self._algorithm.num_minibatches, generator):
-                shares = self._differentiate(samples, minibatch)
+            for indices, count in minibatches(self._rows, self._algorithm.num_minibatches, generator):
+                shares = self._differentiate(samples.pick(indices.to(self._device)), count)
                 numbers = self._trainer.sum_over_ranks(shares, iteration)
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
@@ -118,14 +118,13 @@ class PolicyLearner:
                 self._trainer.step(numbers["grad_norm"], lr)
         return steps, False
 
-    def _differentiate(self, samples: StepSamples, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Run forward and backward, also on a rank without samples of the minibatch: the others wait for it."""
-        mine = samples.pick(minibatch.indices.to(self._device))
+    def _differentiate(self, mine: StepSamples, count: int) -> dict[str, Tensor]:
+        """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it."""
         output = self._policy.module(mine.observations)
         logprobs, value_clip = logprob(output, mine.actions), self._algorithm.value_clip
         terms = ppo_terms(logprobs, output.values, entropy(output), mine, self._clip, value_clip)
-        terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, minibatch.count).backward()
-        return shares_of(terms, minibatch.count)
+        terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, count).backward()
+        return shares_of(terms, count)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.tensor(array, device=self._device)  # copies: what came through a channel may be read-only

@@ -1,9 +1,8 @@
 """The collectives of one worker group: a joined process group, its device mesh, sums over ranks, values from rank 0.
 
-NCCL is used as it comes. Gloo's collectives pass messages around a ring, world size - 1 hops one after the other, and
-on a host with fewer cores than ranks every hop waits for a context switch: at 8 ranks on 2 cores an all-gather of 40 kB
-takes 14 ms and a reduce-scatter 24 ms. One exchange in which each rank sends to all others at once takes 4 ms for
-either, and moves no more bytes than the ring.
+NCCL is used as it comes. Gloo's collectives pass messages around a ring, and on a host with fewer cores than ranks
+every hop waits for a context switch: at 8 ranks on 2 cores an all-gather of 40 kB takes 14 ms and a reduce-scatter
+24 ms. One exchange in which each rank sends to all others at once takes 4 ms for either, and moves no more bytes.
 
 Rank 0 takes from channels for all ranks. Until it has, the others ask the group's store now and then: the timeout of a
 collective is meant for ranks that are stuck, and ends the process::
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlplace.errors import ChannelTimeout, Problem
+from rlplace.errors import ChannelTimeout
 from rlplace.workers.worker import WorkerContext, cancelled
 
 if TYPE_CHECKING:
@@ -137,14 +136,12 @@ class Ranks:
                 raise cancelled(self._context.owner, f"waiting for {what}")
             if time.monotonic() > deadline:
                 first = f"{self._context.slot.component} rank 0"
-                raise ChannelTimeout(
-                    Problem(
-                        code="rank-0-late",
-                        key=self._context.owner,
-                        what=f"waited {self._timeout_s:g} s for {first} to bring {what}",
-                        why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
-                        fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
-                    )
+                raise ChannelTimeout.about(
+                    "rank-0-late",
+                    self._context.owner,
+                    f"waited {self._timeout_s:g} s for {first} to bring {what}",
+                    why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
+                    fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self.store.delete_key(key)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch, Packing
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelTimeout, Problem
+from rlplace.errors import ChannelTimeout
 from rlplace.models.packed_attention import Packed
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores, by_group
@@ -117,17 +117,14 @@ def take_scores(
         try:
             item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
         except ChannelTimeout as error:
-            lacking = f"{len(missing)} of {len(samples)}"
             shown = ", ".join(f"{g}/{s}" for g, s in list(missing)[:8]) + ", ..." * (len(missing) > 8)
-            raise ChannelTimeout(
-                Problem(
-                    code="scores-missing",
-                    key=channel.spec.name,
-                    what=f"{owner} waited {timeout_s:g} s for {scorer} to score {lacking} samples",
-                    got=f"no scores of {shown}   (group/sample)",
-                    why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
-                    fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
-                )
+            raise ChannelTimeout.about(
+                "scores-missing",
+                channel.spec.name,
+                f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {len(samples)} samples",
+                got=f"no scores of {shown}   (group/sample)",
+                why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
+                fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
             ) from error
         for scores in item:
             place = scores.group, scores.sample

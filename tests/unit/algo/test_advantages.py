@@ -19,8 +19,6 @@ from rlplace.algo.advantages import (
     dr_grpo,
     explained_variance,
     gae,
-    grpo,
-    rloo,
     token_gae,
     token_rewards,
 )
@@ -28,27 +26,6 @@ from tests.unit.algo.samples import sample
 
 Floats = NDArray[np.float64]
 LENGTHS = st.lists(st.integers(0, 20), max_size=6)
-
-
-def test_by_hand() -> None:
-    # gamma = lambda = 0.5. Row 0 runs through, row 1 terminates at t=1, row 2 is cut at t=1 where the value is 8.
-    values = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]])
-    nothing = torch.zeros(3, 3, dtype=torch.bool)
-    terminated, truncated = nothing.clone(), nothing.clone()
-    terminated[1, 1] = truncated[1, 2] = True
-    advantages, returns = gae(
-        rewards=torch.ones(3, 3),
-        values=values,
-        last_values=torch.tensor([6.0, 6.0, 6.0]),
-        final_values=torch.tensor([8.0]),
-        terminated=terminated,
-        truncated=truncated,
-        gamma=0.5,
-        gae_lambda=0.5,
-    )
-    # deltas: t=2: 1 + 3 - 4 = 0; t=1: 1 + 2 - 2 = 1 | 1 - 2 = -1 | 1 + 4 - 2 = 3; t=0: 1 + 1 - 1 = 1
-    assert advantages.tolist() == [[1.25, 0.75, 1.75], [1.0, -1.0, 3.0], [0.0, 0.0, 0.0]]
-    assert returns.tolist() == (advantages + values).tolist()
 
 
 def by_definition(
@@ -109,20 +86,6 @@ def test_the_score_stands_at_the_last_token_and_kl_at_each() -> None:
     close(token_rewards(scores, lengths), [0.0, 1.0, 0.0, 0.0, -2.0])
     kl = torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0])  # k1 may be negative
     close(token_rewards(scores, lengths, kl, 0.5), [-0.5, 0.0, -1.5, 2.0, -4.5])
-
-
-def test_token_gae_by_hand() -> None:
-    # Sample 0, gamma 1/2, lambda 1/2: delta 1 = 4 - 2 = 2; delta 0 = 1 + 1/2 * 2 - 3 = -1, and -1 + 1/4 * 2 = -1/2.
-    # Sample 1 is one token: 5 - 1. The value of sample 1 does not follow sample 0.
-    advantages, returns = token_gae(
-        rewards=doubles(1, 4, 5),
-        values=doubles(3, 2, 1),
-        lengths=torch.tensor([2, 1]),
-        gamma=0.5,
-        gae_lambda=0.5,
-    )
-    close(advantages, [-0.5, 2.0, 4.0])
-    close(returns, [2.5, 4.0, 5.0])
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 99), gamma=st.sampled_from([0.0, 0.9, 1.0]), lam=st.floats(0, 1))
@@ -241,20 +204,6 @@ def test_order_and_numbers_of_groups_do_not_matter(name: str, data: st.DataObjec
     )
     assert straight.isfinite().all()
     torch.testing.assert_close(turned, straight[list(order)])
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5),
-)
-def test_groups_are_centred_and_rloo_is_dr_grpo_rescaled(groups: list[list[float]]) -> None:
-    rewards = [reward for group in groups for reward in group]
-    numbers = [number for number, group in enumerate(groups) for _ in group]
-    case = outcomes(rewards, numbers)
-    sizes = torch.tensor([len(groups[number]) for number in numbers], dtype=torch.float64)
-    for estimator in (grpo, dr_grpo, rloo):
-        sums = torch.zeros(len(groups), dtype=torch.float64).index_add(0, case.groups, estimator(case))
-        assert sums.abs().max().item() < 1e-9
-    torch.testing.assert_close(rloo(case), dr_grpo(case) * sizes / (sizes - 1))
 
 
 def test_groups_become_outcomes_whatever_their_numbers() -> None:

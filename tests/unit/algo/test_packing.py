@@ -131,10 +131,10 @@ def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> No
     seen = 0
     for parts in zip(*by_rank, strict=True):
         found = []
-        for part, first, count in zip(parts, firsts, split, strict=False):
-            found += [int(i) // count * total + int(i) % count + first for i in part.indices]
-        assert sorted(found) == sorted(order[seen : seen + parts[0].count].tolist())
-        assert {part.count for part in parts} == {len(found)}
+        for (indices, _), first, count in zip(parts, firsts, split, strict=False):
+            found += [int(i) // count * total + int(i) % count + first for i in indices]
+        assert sorted(found) == sorted(order[seen : seen + len(found)].tolist())
+        assert {of_all for _, of_all in parts} == {len(found)}
         seen += len(found)
     assert len(by_rank[0]) == number
     assert seen == steps * total
@@ -142,7 +142,7 @@ def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> No
 
 def test_sizes_differ_by_at_most_one() -> None:
     rows = Rows(steps=5, total=2, first=0, count=2)
-    assert [part.count for part in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]
+    assert [count for _, count in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]
 
 
 def test_streams_of_neighbouring_seeds_and_iterations_are_unrelated() -> None:

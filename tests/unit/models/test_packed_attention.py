@@ -31,15 +31,6 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) 
     return (scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ value).transpose(1, 2)
 
 
-def test_sequences_lie_one_after_the_other() -> None:
-    batch = packed()
-    assert batch.tokens.tolist() == [0, 1, 2, 10, 20, 21, 22, 23, 24, 25]
-    assert batch.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4, 5]
-    assert batch.edges.tolist() == [0, 3, 4, 10]
-    assert batch.lengths == LENGTHS
-    assert batch.targets.tolist() == [2, 22, 23, 24, 25]
-
-
 def test_a_first_token_cannot_be_scored() -> None:
     with pytest.raises(ValueError, match="nothing comes before it"):
         Packed.of([np.arange(3), np.arange(2)], [np.zeros(3, bool), np.ones(2, bool)])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from rlplace.algo.packing import Packing
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, RewardError
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.samples import Batch, Lengths, shards_of, take_groups, take_scores
+from rlplace.workers.training.samples import take_groups, take_scores
 from tests.lm_ranks import everything, made_up_samples
 
 
@@ -42,38 +40,6 @@ def test_waiting_for_groups_has_a_deadline() -> None:
     samples.put(made_up_samples()[0])
     with pytest.raises(ChannelTimeout):
         take_groups(samples, 2, "actor rank 0")
-
-
-def test_a_batch_gives_each_sample_its_own() -> None:
-    groups = made_up_samples()
-    advantages = [np.full(s.response_tokens, i, np.float32) for i, s in enumerate(everything())]
-    picks = (1, 7)
-    packing = Packing(ranks=(((0,), (2,)), ((4,), picks)), imbalance=0.0)
-    _, shard = shards_of(groups, Lengths.of(groups), 2, [packing], {"advantages": advantages})
-    assert shard.own.keys() == shard.targets["advantages"].keys() == {1, 4, 7}
-    batch = Batch(shard, torch.device("cpu"))
-    chosen = [everything()[i] for i in picks]
-    packed = batch.packed(picks)
-    assert packed.tokens.tolist() == np.concatenate([s.tokens for s in chosen]).tolist()
-    assert packed.targets.tolist() == np.concatenate([s.tokens[s.mask] for s in chosen]).tolist()
-    assert batch.lengths(picks).tolist() == [s.response_tokens for s in chosen]
-    expected = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in chosen]))
-    assert torch.equal(batch.engine_logprobs(picks), expected)
-    assert batch.target("advantages", picks).tolist() == [
-        float(i) for i in picks for _ in range(everything()[i].response_tokens)
-    ]
-    everywhere = torch.tensor(np.concatenate([s.logprobs[s.mask] for s in everything()]))
-    assert len(everywhere) == batch.tokens
-    assert torch.equal(everywhere[batch.places(picks)], expected)
-
-
-def test_a_batch_of_nothing() -> None:
-    groups = made_up_samples()
-    (shard,) = shards_of(groups, Lengths.of(groups), 1, [])
-    batch = Batch(shard, torch.device("cpu"))
-    assert batch.packed(()).lengths == (1,)
-    for empty in (batch.lengths(()), batch.engine_logprobs(()), batch.target("advantages", ()), batch.places(())):
-        assert empty.shape == (0,)
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -92,7 +92,7 @@ class ExpectedWeights:
     @classmethod
     def of_folder(cls, folder: Path) -> ExpectedWeights:
         """Raises FileNotFoundError without safetensors or config.json."""
-        shapes = {name: tuple(shape) for name, shape in weight_shapes(folder) if _COMPUTED not in name}
+        shapes = {name: tuple(shape) for name, shape in weight_shapes(folder).items() if _COMPUTED not in name}
         if not shapes:
             raise FileNotFoundError(f"{folder} has no *.safetensors")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.training import Finished, placed, train
 
 # 32 answers of 8 tokens an iteration, to a task that is learned in a few of them.
@@ -35,3 +37,10 @@ def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
 def in_all_placements(folder: Path, *overrides: str) -> dict[str, Finished]:
     """The same job, same seeds, by config."""
     return {c: train(c, folder / c, *overrides, *placed(*where)) for c, where in PLACEMENTS.items()}
+
+
+def check_alike(runs: dict[str, Finished], *, iterations: int) -> None:
+    """The runs of all placements have made the same updates, but for rounding."""
+    for metric in ("actor/reward", "actor/tokens_learned", "actor/entropy", "actor/grad_norm"):
+        first, *others = ([line[metric] for line in run.metrics()][:iterations] for run in runs.values())
+        assert all(other == pytest.approx(first, rel=5e-3, abs=5e-4) for other in others), metric

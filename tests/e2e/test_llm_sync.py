@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import INLINE, PLACEMENTS, in_all_placements, tiny
+from tests.e2e.language import PLACEMENTS, check_alike, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
 
 PROBED = ("actor.sync.verify=logprobs", "actor.sync.verify_every=1")
@@ -31,46 +31,14 @@ def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(model: 
     assert 10 * lines[1]["actor/pushed_bytes"] < lines[0]["actor/pushed_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "code"),
-    [
-        (("actor.sync.mode=lora",), "no-factors"),
-        (("rollout.cache_dtype=bf16",), "cache-dtype"),
-        (("rollout.cache_dtype=fp8",), "cache-dtype"),
-    ],
-)
-def test_what_no_engine_could_do_is_refused_before_launch(
-    model: Path, tmp_path: Path, overrides: tuple[str, ...], code: str
-) -> None:
-    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), *overrides)
-    assert run.code == 2
-    assert f"[{code}]" in run.err
-
-
-@pytest.fixture(scope="module")
-def vllm_runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    same = (*tiny(model, "vllm"), *PROBED, "rollout.seed=1", "runner.total_iterations=2")
-    return in_all_placements(tmp_path_factory.mktemp("runs"), *same)
-
-
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_has_the_actors_weights_in_every_placement(vllm_runs: dict[str, Finished]) -> None:
-    for run in vllm_runs.values():
+def test_vllm_has_the_actors_weights_in_every_placement_and_samples_alike(model: Path, tmp_path: Path) -> None:
+    runs = in_all_placements(tmp_path, *tiny(model, "vllm"), *PROBED, "rollout.seed=1", "runner.total_iterations=2")
+    for run in runs.values():
         check_synced(run)
-
-
-@pytest.mark.ray
-@pytest.mark.vllm
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", ["actor/reward", "actor/tokens_learned", "actor/entropy", "actor/grad_norm"])
-def test_placement_does_not_change_what_vllm_samples_nor_the_update(
-    vllm_runs: dict[str, Finished], metric: str
-) -> None:
-    curves = [[line[metric] for line in run.metrics()] for run in vllm_runs.values()]
-    assert curves[1] == pytest.approx(curves[0], rel=5e-3, abs=5e-4)
-    assert curves[2] == pytest.approx(curves[0], rel=5e-3, abs=5e-4)
+    check_alike(runs, iterations=2)
 
 
 @pytest.mark.ray

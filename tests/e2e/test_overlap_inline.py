@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlplace import train as command
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.overlap_run import EARLY, witness
 from tests.e2e.training import placed, train
@@ -76,11 +75,3 @@ def test_what_fails_while_the_actor_learns_ends_the_run_and_is_named(model: Path
     assert run.code == 1
     assert "[reward-not-finite]" in run.err
     assert "stage rollout, policy version 0" in run.err
-
-
-def test_components_that_take_turns_cannot_work_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--config-name", "collocated_grpo_llm", *tiny(model), "+algorithm.max_staleness=1", "dry_run=true")
-    assert command.main(list(words)) == 2
-    error = capsys.readouterr().err
-    assert "[overlap-takes-turns]" in error
-    assert "actor takes turns with env and rollout" in error

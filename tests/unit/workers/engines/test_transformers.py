@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -139,11 +140,7 @@ def test_a_greedy_row_keeps_the_logprob_of_the_model_where_others_are_cut_off() 
 def test_every_answer_has_a_seed_of_its_own() -> None:
     seeds = {
         answer_seed(seed, request_of(group, iteration=iteration, turn=turn), sample)
-        for seed in range(3)
-        for group in range(3)
-        for iteration in range(3)
-        for turn in range(3)
-        for sample in range(3)
+        for seed, group, iteration, turn, sample in itertools.product(range(3), repeat=5)
     }
     assert len(seeds) == 3**5
     assert all(0 <= seed < 2**32 for seed in seeds)

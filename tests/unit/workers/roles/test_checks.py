@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,13 +11,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlplace.comm.local import LocalChannel
-from rlplace.config.schema import CriticConfig
+from rlplace.config.schema import CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.tokens import Sample
-from rlplace.workers.arguments import SAMPLES, samples_for
+from rlplace.workers.arguments import SAMPLES
 from rlplace.workers.roles.checks import check_scorers, same_tokens
 from rlplace.workers.roles.scorer import conversation, queries, reads_text
 from rlplace.workers.roles.text_env import TextEnvWorker
@@ -41,11 +39,8 @@ def test_a_conversation_is_told_in_order() -> None:
     told = " ".join(f"{message.role}: {message.content}" for message in conversation(TWO_TURNS, "be brief"))
     assert told == "system: be brief user: guess assistant: 4 user: higher assistant: 6"
     assert (prompt_text(TWO_TURNS), answer_text(TWO_TURNS)) == ("guess", "4\nhigher\n6")
-
-
-def test_a_prompt_of_messages_is_kept() -> None:
     asked = [Message("user", "hello"), Message("assistant", "yes?"), Message("user", "guess")]
-    told = dataclasses.replace(TWO_TURNS, prompt=asked)
+    told = replace(TWO_TURNS, prompt=asked)
     assert conversation(told)[:3] == asked
     assert prompt_text(told) == "hello\nyes?\nguess"
 
@@ -55,7 +50,7 @@ def test_a_query_is_what_the_policy_saw_and_wrote(policy: Path) -> None:
     prompt, answer = "<turn>user: 1+2<eos>\n<turn>assistant: ", "3<eos>"
     tokens = tokenizer.encode(prompt + answer)
     first = len(tokenizer.encode(prompt))
-    sample = dataclasses.replace(
+    sample = replace(
         made_up_samples()[0][0],
         tokens=tokens,
         mask=tokens * 0 + [i >= first for i in range(len(tokens))] > 0,
@@ -83,40 +78,24 @@ def test_who_reads_text(policy: Path, tmp_path: Path) -> None:
 
 def test_env_ranks_add_text_for_those_who_read_it(policy: Path) -> None:
     stage = TextStage(policy, lambda request, sample: f"{sample}<eos>", env={"task": "arithmetic"})
-    block = {"first": {"function": "math_answer"}, "second": {}}
-    stage.job = dataclasses.replace(
+    rewards = {"first": RewardConfig(function="math_answer"), "second": RewardConfig()}
+    stage.job = replace(
         stage.job,
-        config=dataclasses.replace(stage.job.config, reward=_rewards(policy, block)),
+        config=replace(stage.job.config, reward=rewards),
         ranks=dict.fromkeys(("actor", "env", "rollout", "reward.first", "reward.second"), 1),
     )
-    for component in stage.job.scorers:
-        name = samples_for(component)
-        stage.channels[name] = LocalChannel(spec_of(name))
+    names = (SAMPLES, "samples.reward.first", "samples.reward.second")
+    stage.channels |= {name: LocalChannel(spec_of(name)) for name in names}
     stage.env = [TextEnvWorker(stage.job, stage._context(0))]
     with stage:
         stage.run()
-    taken = {name: _all(stage.channels[name]) for name in (SAMPLES, *map(samples_for, stage.job.scorers))}
-    texts = {name: [s.transcript for s in samples] for name, samples in taken.items()}
-    assert texts.pop("samples.reward.first") == [Transcript(**_facts(s)) for s in taken["samples.reward.first"]]
-    assert texts == {"samples": [None] * 6, "samples.reward.second": [None] * 6}
-    tokens = [[(s.group, s.sample, s.tokens.tolist()) for s in samples] for samples in taken.values()]
-    assert tokens[0] == tokens[1] == tokens[2]
-
-
-def _rewards(policy: Path, blocks: dict[str, dict[str, object]]) -> object:
-    return {n: ScorerScenario(model=policy, component="reward", block=b).job.config.reward for n, b in blocks.items()}
-
-
-def _all(channel: LocalChannel) -> list[Sample]:
-    return [sample for _ in range(channel.stats().depth_items) for sample in channel.get_nowait()]
-
-
-def _facts(sample: Sample) -> dict[str, object]:
-    """Of the transcript that this sample should have: its answer is its number."""
-    found = sample.transcript
-    assert isinstance(found, Transcript)
-    fixed = {"answers": (str(sample.sample),), "replies": (), "tokens": sample.response_tokens, "truncated": False}
-    return {"prompt": found.prompt, "facts": found.facts, **fixed}
+    taken = [[sample for _ in range(3) for sample in stage.channels[name].get_nowait()] for name in names]
+    without, told, also_without = ([sample.transcript for sample in samples] for samples in taken)
+    assert (without, also_without) == ([None] * 6, [None] * 6)
+    assert [transcript.answers for transcript in told] == [("0",), ("1",)] * 3
+    assert all(transcript.prompt.startswith("What is ") and transcript.facts for transcript in told)
+    places = [[(s.group, s.sample, s.tokens.tolist()) for s in samples] for samples in taken]
+    assert places[0] == places[1] == places[2]
 
 
 # ── checks before launch ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,13 +132,12 @@ def test_rewards(trained: Path, block: Mapping[str, object], expected: list[tupl
     assert problems(trained, "reward", block) == expected
 
 
-def test_a_reward_model_with_a_usual_head(trained: Path, scorer: Path) -> None:
+def test_a_reward_model_needs_the_head_that_is_named_and_the_fix_names_the_one_that_is_there(
+    trained: Path, scorer: Path
+) -> None:
     assert problems(trained, "reward", {"model": {"path": str(scorer)}}) == []
     wrong = problems(trained, "reward", {"model": {"path": str(scorer)}, "head": "worth"})
     assert wrong == [("reward-head", "reward.head")]
-
-
-def test_the_fix_names_the_head_that_is_there(scorer: Path) -> None:
     problem = reward_head_problem(scorer, "reward.math", "worth")
     assert problem is not None
     assert (problem.key, problem.fix) == ("reward.math.head", "head: value_head")
@@ -187,20 +165,16 @@ def test_a_reward_model_of_other_tokens_needs_a_chat_template(trained: Path, sco
     assert problems(trained, "reward", block, chat=False) == []
 
 
-def test_a_reference_reads_the_tokens_of_the_policy(trained: Path, scorer: Path, tmp_path: Path) -> None:
-    other = tiny_tokenizer(tmp_path)
-    assert problems(trained, "reference", {"model": {"path": str(scorer)}}) == []
-    assert problems(trained, "reference", {"model": {"path": str(other)}}) == [
-        ("other-tokenizer", "reference.model.path")
-    ]
+@pytest.mark.parametrize("component", ["reference", "critic"])
+def test_what_reads_the_tokens_of_the_policy_has_its_tokenizer(
+    component: str, trained: Path, scorer: Path, tmp_path: Path
+) -> None:
+    job = ScorerScenario(model=trained, block={}).job
+    kind = {"reference": ReferenceConfig, "critic": CriticConfig}[component]
 
+    def found(folder: Path) -> list[tuple[str, str]]:
+        config = replace(job.config, **{component: kind(model={"path": str(folder)})})
+        return [(p.code, p.key) for p in check_scorers(config, ["actor", component])]
 
-def test_a_critic_reads_them_too(trained: Path, scorer: Path, tmp_path: Path) -> None:
-    job = ScorerScenario(model=trained, component="reference", block={}).job
-
-    def said_of(folder: Path) -> list[tuple[str, str]]:
-        config = replace(job.config, critic=CriticConfig(model={"path": str(folder)}))
-        return [(p.code, p.key) for p in check_scorers(config, ["actor", "critic"])]
-
-    assert said_of(scorer) == []
-    assert said_of(tiny_tokenizer(tmp_path)) == [("other-tokenizer", "critic.model.path")]
+    assert found(scorer) == []
+    assert found(tiny_tokenizer(tmp_path)) == [("other-tokenizer", f"{component}.model.path")]

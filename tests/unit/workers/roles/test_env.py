@@ -81,15 +81,6 @@ def test_it_asks_for_each_group_and_step_in_turn() -> None:
     assert asked == [(0, 0, 0, 0, 6), (0, 1, 0, 6, 6), (0, 0, 1, 0, 6), (0, 1, 1, 6, 6)]
 
 
-@pytest.mark.parametrize(("rank", "first_rows"), [(0, [0, 3]), (1, [6, 9])])
-def test_a_rank_holds_its_groups_one_after_the_other(rank: int, first_rows: list[int]) -> None:
-    env = OneEnvRank(Layout(env=2, stage_groups=2), rank=rank, steps=1)
-    env.run()
-    assert [(o.first_row, o.weight) for o in env.asked()] == [(first, 3) for first in first_rows]
-    assert (trajectory := env.sent()).first_row == rank * 6
-    assert trajectory.env_rank == rank
-
-
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("layout", [Layout(rollout=3), Layout(rollout=3, stage_groups=2)], ids=str)
 def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layout, newest_first: bool) -> None:
@@ -174,6 +165,12 @@ def test_moves_account_for_the_simulator() -> None:
     assert env.held == {"simulator": 1 << 20}
     assert env.worker.offload().accelerator_bytes == 0
     assert env.held == {}
+    env.worker.context.device.limit = 999  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        env.worker.onload()
+    with pytest.raises(NotResident):  # it is still off
+        env.worker.run(0)
+    env.worker.context.device.limit = None  # type: ignore[attr-defined]
     report = env.worker.onload()
     assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1 << 20, 0)
     env.worker.close()
@@ -188,16 +185,6 @@ def test_stepping_while_offloaded_is_refused(residency: Residency) -> None:
         env.run()
     assert caught.value.code == "not-resident"
     assert env.asked() == []
-
-
-def test_an_onload_that_does_not_fit_leaves_the_worker_off() -> None:
-    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1 << 20})
-    env.worker.offload()
-    env.worker.context.device.limit = 999  # type: ignore[attr-defined]
-    with pytest.raises(MemoryError):
-        env.worker.onload()
-    with pytest.raises(NotResident):
-        env.worker.run(0)
 
 
 def test_a_cancelled_worker_stops_before_its_next_step() -> None:

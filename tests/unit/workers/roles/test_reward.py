@@ -8,18 +8,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from rlplace.config.schema import RewardConfig
-from rlplace.errors import ChannelBroken, ConfigError, NotResident, RewardError
-from rlplace.placement.schedule import Residency
+from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
 from rlplace.workers.roles.reward_client import RewardClient
 from tests.lm_ranks import made_up_samples
-from tests.scorer_ranks import Said, ScorerScenario, scored_by, sole_scorer, with_text
+from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
 from tests.tiny_tokenizer import tiny_tokenizer
 
 Answer = Callable[[Mapping[str, Any]], "tuple[int, str | Iterator[str]]"]  # what was posted -> status, body
@@ -56,9 +55,13 @@ class _Request(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
 @contextlib.contextmanager
-def serving(answer: Answer) -> Iterator[Endpoints]:
-    with Endpoints(answer) as server:
+def in_a_thread(made: Server) -> Iterator[Server]:
+    """Serve until the end of the block."""
+    with made as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -66,6 +69,10 @@ def serving(answer: Answer) -> Iterator[Endpoints]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def serving(answer: Answer) -> contextlib.AbstractContextManager[Endpoints]:
+    return in_a_thread(Endpoints(answer))
 
 
 def by_length(asked: Mapping[str, Any]) -> tuple[int, str]:
@@ -155,34 +162,20 @@ def test_it_goes_nowhere_else_with_its_token() -> None:
     assert not elsewhere.keys
 
 
-def test_an_answer_that_does_not_come_in_time_is_given_up() -> None:
-    given_up = threading.Event()
-
-    def late(asked: Mapping[str, Any]) -> tuple[int, str]:
-        given_up.wait(20.0)
-        return 200, '{"rewards": [1, 2]}'
-
-    with serving(late) as server:
-        with pytest.raises(RewardError, match=r"no answer in 2 tries") as caught:
-            ask(server.url, timeout_s=0.05, retries=1)
-        given_up.set()
-    assert caught.value.code == "reward-endpoint-down"
-
-
-def test_an_answer_that_comes_drop_by_drop_is_given_up_too() -> None:
+@pytest.mark.parametrize("first", [20.0, 0.0], ids=["late", "drop by drop"])
+def test_an_answer_that_is_not_whole_in_time_is_given_up(first: float) -> None:
     given_up = threading.Event()
 
     def drops() -> Iterator[str]:
-        for _ in range(500):
-            if given_up.wait(0.01):
-                return
+        given_up.wait(first)
+        while not given_up.wait(0.01):
             yield " "
-        yield '{"rewards": [1, 2]}'
 
     with serving(lambda _: (200, drops())) as server:
-        with pytest.raises(RewardError, match=r"no whole answer within 0\.2 s"):
-            ask(server.url, timeout_s=0.2)
+        with pytest.raises(RewardError, match=r"no answer in 2 tries(.|\n)*no whole answer within 0\.1 s") as caught:
+            ask(server.url, timeout_s=0.1, retries=1)
         given_up.set()
+    assert caught.value.code == "reward-endpoint-down"
 
 
 def test_an_endpoint_that_is_not_there_is_noticed_before_anything_is_sampled(policy: Path) -> None:
@@ -217,19 +210,21 @@ def test_the_token_is_sent_and_never_shown(policy: Path, monkeypatch: pytest.Mon
     assert caught.value.problem.got == server.url
 
 
-@pytest.mark.parametrize("url", ["localhost:5000", "ftp://host/x", "http://", "models/reward", "http://host:port/"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        client(url)
-    assert [(p.code, p.key, p.got) for p in caught.value.problems] == [("bad-reward-url", "reward.url", url)]
-
-
-@pytest.mark.parametrize("name", ["EMPTY", "ABSENT"])
-def test_a_token_that_is_not_there_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [({"url": url}, ("bad-reward-url", "reward.url", url)) for url in ("ftp://host/x", "http://", "http://host:port/")]
+    + [
+        ({"url": "http://host", "api_key_env": name}, ("no-api-key", "reward.api_key_env", name))
+        for name in ("EMPTY", "ABSENT")
+    ],
+)
+def test_what_is_no_address_or_no_token_is_refused(
+    block: dict[str, Any], problem: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EMPTY", "")
     with pytest.raises(ConfigError) as caught:
-        client("http://host", api_key_env=name)
-    assert [(p.code, p.key) for p in caught.value.problems] == [("no-api-key", "reward.api_key_env")]
+        client(**block)
+    assert [(p.code, p.key, p.got) for p in caught.value.problems] == [problem]
 
 
 # ── a Python function ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,36 +253,15 @@ def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments()
     assert found == {(g, s): [100 * g + s + 0.5] for g in range(3) for s in range(4)}
 
 
-def test_a_function_that_raises_is_named_with_the_sample() -> None:
-    with pytest.raises(RewardError, match="raised, for sample 0 of group 0") as caught:
-        by_function({"function": "tests.odd_rewards:raises"}, with_text(made_up_samples()))
-    assert (caught.value.code, caught.value.problem.key) == ("reward-raised", "reward.function")
-
-
-def test_a_function_that_hangs_is_ended_and_the_fix_names_its_own_limit() -> None:
-    with pytest.raises(RewardError) as caught:
-        by_function({"function": "tests.odd_rewards:hangs", "timeout_s": 0.2}, with_text(made_up_samples()))
-    assert caught.value.code == "reward-timeout"
-    assert "reward.timeout_s=<longer>" in str(caught.value.problem.fix)
-
-
 @pytest.mark.parametrize(
-    ("block", "key", "code"),
+    ("block", "code", "fix"),
     [
-        ({"function": "math_anser"}, "reward.function", "unknown-reward"),
-        ({"function": "tests.odd_rewards:nowhere"}, "reward.function", "unknown-reward"),
-        ({"function": "tests.odd_rewards:spelled", "kwargs": {"bnus": 1}}, "reward.kwargs.bnus", "bad-reward-kwargs"),
+        ({"function": "tests.odd_rewards:raises"}, "reward-raised", "return 0.0"),
+        ({"function": "tests.odd_rewards:hangs", "timeout_s": 0.2}, "reward-timeout", "reward.timeout_s=<longer>"),
     ],
 )
-def test_what_is_no_function_is_refused(block: Mapping[str, object], key: str, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        by_function(block, [])
-    assert [(p.key, p.code) for p in caught.value.problems] == [(key, code)]
-
-
-def test_nothing_is_scored_while_offloaded() -> None:
-    scenario = ScorerScenario(model=Path("unused"), component="reward", block={"function": "math_answer"})
-    with sole_scorer(scenario, kind=RewardFunctionWorker) as (scorer, _):
-        scorer.move(Residency.OFF)
-        with pytest.raises(NotResident):
-            scorer.infer(0, 0)  # type: ignore[attr-defined]
+def test_a_function_that_fails_is_named_by_this_components_keys(block: dict[str, Any], code: str, fix: str) -> None:
+    with pytest.raises(RewardError, match="for sample 0 of group 0") as caught:
+        by_function(block, with_text(made_up_samples()))
+    assert (caught.value.code, caught.value.problem.key) == (code, "reward.function")
+    assert fix in str(caught.value.problem.fix)

@@ -22,6 +22,7 @@ from rlplace.workers.roles.reward_server import RewardServer, main
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text
 from tests.tiny_lm import tiny_model, tiny_reward_model
+from tests.unit.workers.roles.test_reward import in_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,8 @@ def scorer(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
 @contextlib.contextmanager
 def serving(folder: Path, **others: Any) -> Iterator[str]:
     settings = {"dtype": "fp32", "head": "score", "token_budget": 64, "api_key": None} | others
-    with RewardServer(folder, address=("127.0.0.1", 0), **settings) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with in_a_thread(RewardServer(folder, address=("127.0.0.1", 0), **settings)) as server:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def words(policy: Path) -> list[tuple[Sample, ...]]:

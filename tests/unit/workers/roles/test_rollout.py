@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlplace.comm.local import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
-from rlplace.errors import ChannelBroken, NotResident
+from rlplace.errors import ChannelBroken
 from rlplace.models.mlp import build_policy
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
@@ -135,21 +135,6 @@ def test_each_iteration_samples_anew() -> None:
         actions.append(rank.answer().actions)
     assert not np.array_equal(actions[0], actions[1])
     assert np.array_equal(actions[1], actions[2])
-
-
-def test_generating_needs_a_sync_after_an_offload() -> None:
-    rank = OneRolloutRank(Layout())
-    rank.load()
-    rank.worker.offload()
-    rank.ask(0, 12)
-    with pytest.raises(NotResident) as caught:
-        rank.worker.generate(0)
-    assert caught.value.code == "not-resident"
-    rank.worker.onload()
-    rank.ask(0, 12)
-    with pytest.raises(NotResident) as caught:
-        rank.worker.generate(0)
-    assert caught.value.code == "no-weights"
 
 
 def test_a_move_reports_what_is_held() -> None:

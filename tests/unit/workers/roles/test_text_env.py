@@ -312,17 +312,27 @@ def rows(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
     return {"task": "prompts", "kwargs": {"path": str(file)}}
 
 
-def test_long_prompts_are_refused_with_their_count(folder: Path, tmp_path: Path) -> None:
-    env = rows(tmp_path, [5, 300, 5, 400])
-    stage = TextStage(folder, says, env=env)
+@pytest.mark.parametrize(
+    ("lengths", "env", "longest", "got", "enough"),
+    [
+        ([5, 300, 5, 400], {}, 200, "2 of 4 prompts; the longest, number 3, has 418 tokens", 418),
+        ([300], {"long_prompts": "drop"}, 200, "1 of 1 prompts; the longest, number 0, has 318 tokens", 318),
+        ([], {"task": "arithmetic"}, 10, "prompt 0: ", 0),  # endless: found before it plays
+    ],
+    ids=["refused with their count", "none is left", "endless"],
+)
+def test_long_prompts(
+    folder: Path, tmp_path: Path, lengths: list[int], env: dict[str, Any], longest: int, got: str, enough: int
+) -> None:
+    limits = {"max_prompt_length": longest}
+    stage = TextStage(folder, says, env=(rows(tmp_path, lengths) if lengths else {}) | env, algorithm=limits)
     with pytest.raises(ConfigError) as caught, stage:
         pass
     (problem,) = caught.value.problems
     assert (problem.code, problem.key) == ("long-prompts", "algorithm.max_prompt_length")
-    assert problem.got == "2 of 4 prompts; the longest, number 3, has 418 tokens"
-    assert (problem.fix or "").startswith("max_prompt_length: 418 ")
-    config = stage.job.config
-    assert [p.code for p in check_prompts(config, folder)] == ["long-prompts"]
+    assert str(problem.got).startswith(got)
+    assert f"max_prompt_length: {enough or ''}" in str(problem.fix)
+    assert check_prompts(stage.job.config, folder) == (problem,)
 
 
 def test_long_prompts_are_left_out_where_the_config_says_so(folder: Path, tmp_path: Path) -> None:
@@ -331,15 +341,6 @@ def test_long_prompts_are_left_out_where_the_config_says_so(folder: Path, tmp_pa
         stage.run()
     texts = sorted(Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked)
     assert texts == [5, 5, 6, 6]
-
-
-def test_without_a_short_prompt_there_is_nothing_to_ask(folder: Path, tmp_path: Path) -> None:
-    """In a data set that leaves long ones out, and in an endless task, before it plays."""
-    for env, longest in ((rows(tmp_path, [300]) | {"long_prompts": "drop"}, 200), ({"task": "arithmetic"}, 10)):
-        stage = TextStage(folder, says, env=env, algorithm={"max_prompt_length": longest})
-        with pytest.raises(ConfigError) as caught, stage:
-            pass
-        assert caught.value.codes == ("long-prompts",)
 
 
 def test_a_model_that_does_not_chat(tmp_path: Path) -> None:

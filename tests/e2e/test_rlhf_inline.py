@@ -121,7 +121,7 @@ def test_other_algorithms_have_a_reference_too(models: tuple[str, ...], tmp_path
         "~env.rewards",
         "env.task=tests.e2e.text_tasks:SmallLetters",
     )
-    run = ended(tmp_path, *models, *where, *asked)
+    run = ended(tmp_path, *models, *where, *penalty, "algorithm.name=reinforce_pp")
     assert run.code == 0, run.err
     first, last = run.metrics()[0], run.metrics()[-1]
     assert abs(first["actor/kl_reference"]) < 1e-3 < last["actor/kl_reference"]

@@ -108,12 +108,7 @@ def test_reward_rises_at_bounded_divergence(models: tuple[str, ...], tmp_path: P
 
 
 def test_other_algorithms_have_a_reference_too(models: tuple[str, ...], tmp_path: Path) -> None:
-    asked = (
-        "algorithm.name=reinforce_pp",
-        "algorithm.kl_in=loss",
-        "algorithm.kl_estimator=k3",
-        "algorithm.kl_coef=0.05",
-    )
+    penalty = ("algorithm.kl_in=loss", "algorithm.kl_estimator=k3", "algorithm.kl_coef=0.05")
     where = (
         *placed(actor="0", reference="0", rollout="0", env="0"),
         "~cluster.component_placement.critic",

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlplace.config.schema import TextRolloutConfig
-from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
+from rlplace.errors import ConfigError, EngineBusy, NotResident
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.worker import not_resident
@@ -130,28 +130,16 @@ def require(engine: Engine, owner: str, method: str, *, needs: Residency, loaded
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
     if loaded and engine.version is None:
-        raise NotResident(
-            Problem(
-                code="no-weights",
-                key=owner,
-                what=f"{method} was called before weights were loaded",
-                why="offloading a rollout rank drops its weights, since the next sync brings all of them",
-                fix="run the sync stage first: actor.push_weights(version) and rollout.pull_weights(version)",
-            )
-        )
+        what = f"{method} was called before weights were loaded"
+        why = "offloading a rollout rank drops its weights, since the next sync brings all of them"
+        fix = "run the sync stage first: actor.push_weights(version) and rollout.pull_weights(version)"
+        raise NotResident.about("no-weights", owner, what, why=why, fix=fix)
 
 
 def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
-    return EngineBusy(
-        Problem(
-            code="engine-busy",
-            key=owner,
-            what=f"the engine cannot move to {to.word} while it generates",
-            got=f"{in_flight} answers in flight",
-            why="their tokens are in the cache that would be given back",
-            fix="step() until all have finished",
-        )
-    )
+    what, got = f"the engine cannot move to {to.word} while it generates", f"{in_flight} answers in flight"
+    why = "their tokens are in the cache that would be given back"
+    return EngineBusy.about("engine-busy", owner, what, got=got, why=why, fix="step() until all have finished")
 
 
 def check_length(owner: str, length: int, context: int) -> None:
@@ -159,4 +147,4 @@ def check_length(owner: str, length: int, context: int) -> None:
     if length >= context:
         what, why = "a prompt leaves no room for an answer", f"prompt and answer together have {context} tokens here"
         got, fix = f"{length} tokens", "a shorter prompt, or a larger algorithm.max_prompt_length"
-        raise ConfigError([Problem(code="prompt-too-long", key=owner, what=what, got=got, why=why, fix=fix)])
+        raise ConfigError.of("prompt-too-long", owner, what, got, why, fix)

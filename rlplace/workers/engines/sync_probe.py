@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlplace.comm.weights.shards import Shard, replicas
-from rlplace.errors import Problem, WeightSyncError
+from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 
@@ -89,15 +89,9 @@ class SyncProbe:
 
     def _differ(self, worst: int, expected: float) -> WeightSyncError:
         place = worst + 1  # the first token is given
-        return WeightSyncError(
-            Problem(
-                code="logprobs-differ",
-                key=self._owner,
-                what=f"the engine does not use the weights of version {self._engine.version}: token "
-                f"{self._tokens[place]}, number {place} of the probe, differs most, by {self._largest:.3g}",
-                got=f"the actor has {expected:.5f}",
-                why=f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights",
-                fix="rollout.engine: transformers        (if it passes there, the other engine loads this model "
-                "wrongly)",
-            )
-        )
+        what = f"the engine does not use the weights of version {self._engine.version}: token {self._tokens[place]}, "
+        what += f"number {place} of the probe, differs most, by {self._largest:.3g}"
+        why = f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights"
+        fix = "rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)"
+        got = f"the actor has {expected:.5f}"
+        return WeightSyncError.about("logprobs-differ", self._owner, what, got=got, why=why, fix=fix)

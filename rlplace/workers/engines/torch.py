@@ -29,7 +29,6 @@ class ModuleEngine:
     """
 
     host_bytes = 0
-    noun: str  # names the module in errors
     labels: tuple[str, str]  # name its weights and the workspace in the device's account
 
     def __init__(self, module: nn.Module, device: Device, owner: str) -> None:
@@ -78,7 +77,7 @@ class ModuleEngine:
     def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-        check_fit(weights, shapes, owner=self._owner, version=version, noun=self.noun)
+        check_fit(weights, shapes, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
         for name, weight in weights.items():
             whole = factors[name].added_to(weight, self._torch_device) if name in factors else weight
@@ -102,7 +101,7 @@ class Decision:
 class TorchEngine(ModuleEngine):
     """Decides on batches of observations by a policy whose forward gives a `PolicyOutput`."""
 
-    noun, labels = "policy", ("policy weights", "rollout workspace")
+    labels = ("policy weights", "rollout workspace")
 
     def __init__(self, policy: nn.Module, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
         super().__init__(policy, device, owner)
@@ -113,19 +112,14 @@ class TorchEngine(ModuleEngine):
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
         with torch.inference_mode():
-            output = self._policy(self._to_device(observations))
-            actions, logprobs = sample(output, self._to_device(noise))
+            output = self._policy(torch.from_numpy(observations).to(self._torch_device))
+            actions, logprobs = sample(output, torch.from_numpy(noise).to(self._torch_device))
             return Decision(
                 actions=actions.cpu().numpy(),
                 logprobs=logprobs.cpu().numpy(),
                 values=output.values.cpu().numpy(),
                 version=self.version,
             )
-
-    def _to_device(self, array: NDArray[Any]) -> Tensor:
-        if not array.flags.writeable:  # torch warns of arrays it could be made to write to
-            array = array.copy()
-        return torch.from_numpy(array).to(self._torch_device)
 
     def digest(self) -> str:
         """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
 from rlplace.config.schema import TextRolloutConfig
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.batch_cache import BatchCache, RowShape
 from rlplace.placement.schedule import Residency
@@ -75,14 +75,18 @@ class TransformersEngine(ModuleEngine):
     the new weights.
     """
 
-    noun, labels = "model", ("engine weights", "KV cache")
+    labels = ("engine weights", "KV cache")
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
         rollout = settings.rollout
         self._settings, self._sampling = settings, rollout
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-            raise ConfigError([_attention_not_full(owner, config.model_type)])
+            what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
+            why = "this engine keeps every token of an answer in the cache of every layer"
+            raise ConfigError.of(
+                "attention-not-full", "rollout.engine", what, "transformers", why, "rollout.engine: vllm"
+            )
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
             with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks
@@ -99,7 +103,10 @@ class TransformersEngine(ModuleEngine):
         # whole limit as held.
         self._rows = self._cache_limit() // self._shape.size_bytes
         if self._rows < 1:
-            raise ConfigError([_no_room(owner, self._cache_limit(), self._shape.size_bytes, settings.context)])
+            key, each = "rollout.kv_cache_memory", self._shape.size_bytes
+            why = f"this model keeps {each} bytes for {settings.context} tokens of prompt and answer"
+            what, got = f"{owner}: not one answer fits", str(self._cache_limit())
+            raise ConfigError.of("kv-cache-too-small", key, what, got, why, f"{key}: {each}")
         self._workspace_bytes = self._rows * self._shape.size_bytes
         self._most = min(self._rows, rollout.step_sequences)
 
@@ -233,28 +240,6 @@ class TransformersEngine(ModuleEngine):
         self._active = []
         self._waiting.clear()
         super().close()
-
-
-def _no_room(owner: str, cache_bytes: int, answer_bytes: int, context: int) -> Problem:
-    return Problem(
-        code="kv-cache-too-small",
-        key="rollout.kv_cache_memory",
-        what=f"{owner}: not one answer fits",
-        got=str(cache_bytes),
-        why=f"this model keeps {answer_bytes} bytes for {context} tokens of prompt and answer",
-        fix=f"rollout.kv_cache_memory: {answer_bytes}",
-    )
-
-
-def _attention_not_full(owner: str, model: str) -> Problem:
-    return Problem(
-        code="attention-not-full",
-        key="rollout.engine",
-        what=f"{owner}: layers of {model} do not attend to all tokens before",
-        got="transformers",
-        why="this engine keeps every token of an answer in the cache of every layer",
-        fix="rollout.engine: vllm",
-    )
 
 
 # ── drawing tokens ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -106,7 +106,7 @@ class VllmEngine:
     def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
         named = self._expected.complete(weights)
-        check_fit(named, self._expected.shapes, owner=self._owner, version=version, noun="model")
+        check_fit(named, self._expected.shapes, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
         items: Iterable[tuple[str, Tensor]]
         items = ((n, factors[n].added_to(w, self._adds_on) if n in factors else w) for n, w in named.items())

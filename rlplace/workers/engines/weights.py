@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplace.errors import Problem, WeightSyncError
+from rlplace.errors import WeightSyncError
 from rlplace.models.heads import weight_shapes
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights
 
@@ -55,15 +55,9 @@ class KeptWeights:
         weights: Weights = received.tensors  # no copy: a release lets go of what is in there
         if received.partial:
             if self._kept is None:
-                raise WeightSyncError(
-                    Problem(
-                        code="some-weights",
-                        key=self._owner,
-                        what=f"only some of the weights of version {received.version} arrived, the others never did",
-                        why="a partial sync completes the first full one, and this rank has received none",
-                        fix="actor.sync.mode: all",
-                    )
-                )
+                what = f"only some of the weights of version {received.version} arrived, the others never did"
+                why, fix = "a partial sync completes the first full one, and none came here", "actor.sync.mode: all"
+                raise WeightSyncError.about("some-weights", self._owner, what, why=why, fix=fix)
             weights = {**self._kept.tensors, **weights}
         if self._scale is None:
             return weights, NO_FACTORS
@@ -111,14 +105,14 @@ class ExpectedWeights:
         return weights
 
 
-def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int, noun: str) -> None:
+def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int) -> None:
     """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
-    problems += [f"{name} is not the {noun}'s" for name in sorted(given.keys() - expected.keys())]
+    problems += [f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())]
     problems += [
         f"{name} is {list(given[name].shape)}, expected {list(expected[name])}"
         for name in sorted(expected.keys() & given.keys())
         if tuple(given[name].shape) != expected[name]
     ]
     if problems:
-        raise ValueError(f"{owner}: weights of version {version} do not fit the {noun}: " + "; ".join(problems))
+        raise ValueError(f"{owner}: weights of version {version} do not fit the model: " + "; ".join(problems))

@@ -51,7 +51,7 @@ class Prompts:
             if len(tokens) <= self._longest:
                 return tokens, episodes
             lengths.append(len(tokens))
-        raise ConfigError([self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))])
+        raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, list[TextEpisode]]:
         episodes = [self.task.episode(row) for _ in range(samples)]
@@ -65,18 +65,14 @@ class Prompts:
         if not fitting or (self.dropped and not self._drop):
             most = max(lengths)
             got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
-            raise ConfigError([self._too_long(got, most)])
+            raise self._too_long(got, most)
         return fitting
 
-    def _too_long(self, got: str, enough: int) -> Problem:
-        return Problem(
-            code="long-prompts",
-            key="algorithm.max_prompt_length",
-            what=f"prompts are longer than {self._longest} tokens",
-            got=got,
-            why="a cut prompt asks something else, so none is cut",
-            fix=f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)",
-        )
+    def _too_long(self, got: str, enough: int) -> ConfigError:
+        what = f"prompts are longer than {self._longest} tokens"
+        why = "a cut prompt asks something else, so none is cut"
+        fix = f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)"
+        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix)
 
 
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:

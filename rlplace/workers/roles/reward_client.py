@@ -24,7 +24,7 @@ from http import HTTPStatus
 import urllib3
 
 from rlplace.config.schema import RewardConfig
-from rlplace.errors import ConfigError, Problem, RewardError
+from rlplace.errors import ConfigError, RewardError
 from rlplace.workers.roles.checks import endpoint_problems
 from rlplace.workers.worker import cancelled
 
@@ -132,7 +132,7 @@ class RewardClient:
     def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
         parts = urllib.parse.urlsplit(self._url)  # shown without user, password and query
         got = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        return RewardError(Problem(code=code, key=f"{self._key}.url", what=what, got=got, why=why, fix=fix))
+        return RewardError.about(code, f"{self._key}.url", what, got=got, why=why, fix=fix)
 
 
 def _short(text: str) -> str:

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from rlplace.errors import ChannelEmpty, DivergedError, Problem
+from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Completion
@@ -159,14 +159,10 @@ class TextRolloutWorker(RolloutWorker):
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:
-    versions = ", ".join(map(str, np.unique(completion.versions)))
-    return DivergedError(
-        Problem(
-            code="logprob-not-finite",
-            key=owner,
-            what="a token was drawn with a log-probability that is not finite",
-            got=f"group {completion.group}, sample {completion.sample}, turn {completion.turn}",
-            why=f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype",
-            fix="actor.optimizer.lr: <smaller>, or rollout.dtype: fp32",
-        )
+    what, versions = "a token was drawn with a log-probability that is not finite", np.unique(completion.versions)
+    why = (
+        f"weights of version {', '.join(map(str, versions))} are not finite, or their logits overflow in rollout.dtype"
     )
+    got = f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
+    fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
+    return DivergedError.about("logprob-not-finite", owner, what, got=got, why=why, fix=fix)

@@ -108,7 +108,7 @@ def weights(**more: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def problems(expected: ExpectedWeights, given: dict[str, torch.Tensor]) -> list[str]:
     try:
-        check_fit(expected.complete(given), expected.shapes, owner=OWNER, version=1, noun="model")
+        check_fit(expected.complete(given), expected.shapes, owner=OWNER, version=1)
     except ValueError as error:
         return str(error).partition("the model: ")[2].split("; ")
     return []

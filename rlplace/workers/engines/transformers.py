@@ -83,10 +83,8 @@ class TransformersEngine(ModuleEngine):
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
             what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
-            why = "this engine keeps every token of an answer in the cache of every layer"
-            raise ConfigError.of(
-                "attention-not-full", "rollout.engine", what, "transformers", why, "rollout.engine: vllm"
-            )
+            why, fix = "this engine keeps every token of an answer in the cache of every layer", "rollout.engine: vllm"
+            raise ConfigError.of("attention-not-full", "rollout.engine", what, "transformers", why, fix)
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
             with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks

@@ -159,10 +159,8 @@ class TextRolloutWorker(RolloutWorker):
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:
-    what, versions = "a token was drawn with a log-probability that is not finite", np.unique(completion.versions)
-    why = (
-        f"weights of version {', '.join(map(str, versions))} are not finite, or their logits overflow in rollout.dtype"
-    )
+    what, versions = "a token's log-probability is not finite", ", ".join(map(str, np.unique(completion.versions)))
+    why = f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype"
     got = f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
     fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
     return DivergedError.about("logprob-not-finite", owner, what, got=got, why=why, fix=fix)

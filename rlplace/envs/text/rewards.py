@@ -49,6 +49,7 @@ class Reward:
 
     name: str  # of the metric: the part behind the colon of a long name
     written: str  # as the config names it
+    key: str = ""  # of the block of a component that is this reward; "" for one of the environment's
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     lists: bool = False  # a function over lists, called with lists of one: each episode has limits of its own
@@ -84,7 +85,8 @@ def named_reward(
     problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
     if problems:
         raise ConfigError(problems)
-    return Reward(name=_short(written), written=written, weight=weight, kwargs=kwargs, lists=lists)
+    own = key if leaf == "function" else ""
+    return Reward(name=_short(written), written=written, key=own, weight=weight, kwargs=kwargs, lists=lists)
 
 
 def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
@@ -139,8 +141,11 @@ def number_of(reward: Reward, case: Case, value: Any) -> float:
 def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) -> RewardError:
     answer = case.transcript.answer
     shown = answer if len(answer) <= _SHOWN else f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
-    key, what = f"reward function {reward.written}", f"{what}, for sample {case.sample} of group {case.group}"
-    return RewardError(Problem(code=code, key=key, what=what, got=repr(shown), why=why, fix=_FIXES[code]))
+    key = f"{reward.key}.function" if reward.key else f"reward function {reward.written}"
+    what, fix = f"{what}, for sample {case.sample} of group {case.group}", _FIXES[code]
+    if reward.key:
+        fix = fix.replace("env.reward_timeout_s", f"{reward.key}.timeout_s")
+    return RewardError.about(code, key, what, got=repr(shown), why=why, fix=fix)
 
 
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────

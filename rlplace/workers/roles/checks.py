@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.training.worker import not_run, path_of
+from rlplace.workers.training.worker import not_run
 
 TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
 _READS_TOKENS = {
@@ -26,43 +26,41 @@ _READS_TOKENS = {
 }
 
 
-def check_scorers(config: Config, components: Sequence[str]) -> list[Problem]:
+def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem]:
     """Report what the placed scorers cannot work with. Folders that do not exist are reported elsewhere."""
-    problems: list[Problem] = []
     for component in components:
         if role_of(component) == "reward":
-            problems += _check_reward(config, config.reward_of(component), config.key_of(component))
+            yield from _check_reward(config, config.reward_of(component), config.key_of(component))
         elif component in _READS_TOKENS:
-            problems += _check_tokens(config, component)
-    return list(dict.fromkeys(problems))  # components may share a block
+            yield from _check_tokens(config, component)
 
 
-def _check_reward(config: Config, block: RewardConfig, key: str) -> list[Problem]:
-    if block.function is not None:
-        try:
+def _check_reward(config: Config, block: RewardConfig, key: str) -> Iterator[Problem]:
+    """Report a wrong function or address; a missing head; no chat template where the model has its own tokens."""
+    try:
+        if block.function is not None:
             named_reward(block.function, block.kwargs, key=key)
-        except ConfigError as error:
-            return list(error.problems)
-        return []
-    return endpoint_problems(block, key) if block.url is not None else _check_model(config, block, key)
-
-
-def _check_model(config: Config, block: RewardConfig, key: str) -> list[Problem]:
-    """Report a missing head, and a missing chat template where the model has its own tokens."""
+            return
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if block.url is not None:
+        yield from endpoint_problems(block, key)
+        return
     policy = _existing(config.model)
     folder = policy if block.model is None else _existing(block.model)
     if policy is None or folder is None:
-        return []
+        return
     head = reward_head_problem(folder, key, block.head)
-    problems = [] if head is None else [head]
+    if head is not None:
+        yield head
     if config.text_env.chat and not same_tokens(policy, folder):
         from rlplace.models.tokenizer import Tokenizer
 
         try:
             Tokenizer.load(folder).render(TRIED_CHAT, answered=True)
         except ConfigError as error:
-            problems += [replace(p, key=f"{key}.model.path") for p in error.problems]
-    return problems
+            yield from (replace(p, key=f"{key}.model.path") for p in error.problems)
 
 
 def folder_of(model: Mapping[str, object] | None) -> Path | None:
@@ -76,15 +74,13 @@ def _existing(model: Mapping[str, object] | None) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_tokens(config: Config, component: str) -> list[Problem]:
+def _check_tokens(config: Config, component: str) -> Iterator[Problem]:
     """Report a tokenizer other than the policy's: an id must mean the same to both."""
     block = config.block_of(component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), component
     policy, folder = _existing(config.model), _existing(block.model)
-    if policy is None or folder is None or same_tokens(policy, folder):
-        return []
-    return [
-        Problem(
+    if policy is not None and folder is not None and not same_tokens(policy, folder):
+        yield Problem(
             code="other-tokenizer",
             key=f"{component}.model.path",
             what=f"the {component} has another tokenizer than the policy",
@@ -92,7 +88,6 @@ def _check_tokens(config: Config, component: str) -> list[Problem]:
             why=f"{_READS_TOKENS[component]}, so ids must mean the same to both",
             fix=f"a model with the tokenizer of {policy}, such as the one it was trained from",
         )
-    ]
 
 
 def same_tokens(one: Path, other: Path) -> bool:
@@ -105,9 +100,8 @@ def same_tokens(one: Path, other: Path) -> bool:
     return Tokenizer.load(one).ids == Tokenizer.load(other).ids
 
 
-def endpoint_problems(block: RewardConfig, key: str) -> list[Problem]:
+def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
     """Report a malformed address, and an environment variable that does not exist."""
-    problems: list[Problem] = []
     try:
         parts = urllib.parse.urlsplit(str(block.url))
         well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -116,34 +110,29 @@ def endpoint_problems(block: RewardConfig, key: str) -> list[Problem]:
     if not well_formed:
         what, why = "this is no address of an HTTP endpoint", "batches are posted there"
         fix = "url: http://<host>:<port>/get_reward"
-        problems.append(Problem(code="bad-reward-url", key=f"{key}.url", what=what, got=block.url, why=why, fix=fix))
+        yield Problem(code="bad-reward-url", key=f"{key}.url", what=what, got=block.url, why=why, fix=fix)
     name = block.api_key_env
     if name is not None and not os.environ.get(name):
         what = "there is no such environment variable, or it is empty"
         why = "its value is sent with every request as a bearer token"
         fix = f"export {name}=<token>        (where the workers start)"
-        problems.append(Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix))
-    return problems
+        yield Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix)
 
 
-def critic_problems(config: Config) -> list[Problem]:
+def critic_problems(config: Config) -> Iterator[Problem]:
     """Report what would stop a placed critic after its launch; `config` has the keys of the models' folders."""
-    problems: list[Problem | None] = [*not_run("critic", config.critic), _vocabulary_problem(config)]
-    path = path_of(config.critic)
-    if path is not None and Path(path).is_dir():
-        problems.append(value_head_problem(Path(path), "critic.model.path"))
-    return [problem for problem in problems if problem is not None]
-
-
-def _vocabulary_problem(config: Config) -> Problem | None:
+    yield from not_run("critic", config.critic)
     actor, critic = ((model or {}).get("vocab_size") for model in (config.model, config.critic.model))
-    if not isinstance(actor, int) or not isinstance(critic, int) or critic >= actor:
-        return None
-    return Problem(
-        code="critic-vocabulary",
-        key="critic.model",
-        what="it does not know all tokens of the actor",
-        got=f"vocab_size: {critic}, and the actor's is {actor}",
-        why="a critic is given the very tokens that were sampled; it needs the actor's vocabulary",
-        fix="critic.model: null        (the actor's own, with a new head; or another model with its tokenizer)",
-    )
+    if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
+        yield Problem(
+            code="critic-vocabulary",
+            key="critic.model",
+            what="it does not know all tokens of the actor",
+            got=f"vocab_size: {critic}, and the actor's is {actor}",
+            why="a critic is given the very tokens that were sampled; it needs the actor's vocabulary",
+            fix="critic.model: null        (the actor's own, with a new head; or another model with its tokenizer)",
+        )
+    folder = _existing(config.critic.model)
+    head = None if folder is None else value_head_problem(folder, "critic.model.path")
+    if head is not None:
+        yield head

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 
 from rlplace.envs.text.graders import Grader, grader_of
 from rlplace.envs.text.rewards import Case, named_reward
-from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward_client import RewardClient
@@ -33,8 +29,7 @@ class RewardFunctionWorker(Scorer):
     def setup(self) -> None:
         config, block = self.config.config, self.config.config.reward_of(self.component)
         assert block.function is not None, "this worker is for functions"
-        self._key = config.key_of(self.component)
-        self._reward = named_reward(block.function, block.kwargs, key=self._key)
+        self._reward = named_reward(block.function, block.kwargs, key=config.key_of(self.component))
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
@@ -46,23 +41,13 @@ class RewardFunctionWorker(Scorer):
         assert self._grader is not None, "setup comes first"
         grading: dict[tuple[int, int], Sample] = {}
         while scoring.due or grading:
-            with self._own_keys():
-                for sample in scoring.take(wait=not grading):
-                    grading[sample.group, sample.sample] = sample
-                    case = Case(group=sample.group, sample=sample.sample, transcript=transcript_of(sample))
-                    self._grader.submit(case)
-                graded = self._grader.done(wait=True)
+            for sample in scoring.take(wait=not grading):
+                grading[sample.group, sample.sample] = sample
+                case = Case(group=sample.group, sample=sample.sample, transcript=transcript_of(sample))
+                self._grader.submit(case)
+            graded = self._grader.done(wait=True)
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
             scoring.put(samples, [np.array([rewards[self._reward.name]], np.float32) for _, rewards in graded])
-
-    @contextmanager
-    def _own_keys(self) -> Iterator[None]:
-        """Name this component's keys in errors: graders name those of the environment's rewards."""
-        try:
-            yield
-        except RewardError as error:
-            fix = (error.problem.fix or "").replace("env.reward_timeout_s", f"{self._key}.timeout_s")
-            raise RewardError(dataclasses.replace(error.problem, key=f"{self._key}.function", fix=fix)) from error
 
     def close(self) -> None:
         if self._grader is not None:

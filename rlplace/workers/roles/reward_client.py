@@ -43,7 +43,7 @@ class RewardClient:
 
     def __init__(self, block: RewardConfig, key: str, ended: threading.Event) -> None:
         """`key`: of the block in the config. Raises ConfigError as `endpoint_problems` reports."""
-        if problems := endpoint_problems(block, key):
+        if problems := list(endpoint_problems(block, key)):
             raise ConfigError(problems)
         self._url, self._timeout_s, self._tries = str(block.url), block.timeout_s, block.retries + 1
         self._key, self._ended = key, ended

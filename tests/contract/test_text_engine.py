@@ -147,20 +147,6 @@ def by_number(completions: Sequence[Completion]) -> Mapping[tuple[int, int], lis
     return {(c.group, c.sample): c.tokens.tolist() for c in completions}
 
 
-def check_logprobs(bench: Bench, sampling: Sampling) -> None:
-    """Those of the completions against those of one pass over the whole, by the distribution that was drawn from."""
-    engine = bench.ready(sampling)
-    asked = {group: request_of(group, length=3 + 5 * group, samples=3) for group in range(4)}
-    answers = run(engine, *asked.values())
-    assert len(answers) == 12
-    for answer in answers:
-        expected = bench.logprobs(1, asked[answer.group].tokens.tolist(), answer.tokens.tolist(), sampling)
-        assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
-        assert (answer.tokens.dtype, answer.logprobs.dtype, answer.versions.dtype) == (np.int32, np.float32, np.int32)
-        assert answer.versions.tolist() == [1] * len(answer.tokens)
-        assert (answer.turn, answer.env_rank) == (0, 0)
-
-
 def check_greedy(bench: Bench, request: Request, answer: Completion) -> None:
     inputs = torch.tensor(request.tokens[None].astype(np.int64))
     model: Any = bench.models[1]
@@ -173,10 +159,6 @@ def check_greedy(bench: Bench, request: Request, answer: Completion) -> None:
 
 
 # ── what is drawn ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_logprobs_are_those_of_the_model(bench: Bench) -> None:
-    check_logprobs(bench, PLAIN)
 
 
 def test_a_greedy_answer_is_the_likeliest_one(bench: Bench) -> None:
@@ -360,9 +342,19 @@ def test_what_is_asked_too_early_is_refused(bench: Bench) -> None:
 # ── other samplings ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("sampling", [NARROW, COLD], ids=["narrow", "cold"])
+@pytest.mark.parametrize("sampling", [PLAIN, NARROW, COLD], ids=["plain", "narrow", "cold"])
 def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(bench: Bench, sampling: Sampling) -> None:
-    check_logprobs(bench, sampling)
+    """By one pass of the model over the whole."""
+    engine = bench.ready(sampling)
+    asked = {group: request_of(group, length=3 + 5 * group, samples=3, env_rank=group) for group in range(4)}
+    answers = run(engine, *asked.values())
+    assert len(answers) == 12
+    for answer in answers:
+        expected = bench.logprobs(1, asked[answer.group].tokens.tolist(), answer.tokens.tolist(), sampling)
+        assert np.abs(answer.logprobs - expected.numpy()).max() < CLOSE
+        assert (answer.tokens.dtype, answer.logprobs.dtype, answer.versions.dtype) == (np.int32, np.float32, np.int32)
+        assert answer.versions.tolist() == [1] * len(answer.tokens)
+        assert (answer.turn, answer.env_rank) == (0, answer.group)
 
 
 def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import PLACEMENTS, check_alike, in_all_placements, tiny
+from tests.e2e.language import check_alike, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
 
 pytestmark = pytest.mark.ray
@@ -48,18 +48,3 @@ def test_engines_in_other_processes_run_ahead_as_far_as_they_may(model: Path, tm
     assert max(line["actor/age_max"] for line in lines) == 1
     assert all(0 <= line["time/overlap_share"] <= 1 for line in lines)
     assert list(run.summary()["evaluations"]) == ["0", "3", "6"]
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_a_run_learns_from_what_vllm_generates(model: Path, tmp_path: Path) -> None:
-    asked = ("runner.total_iterations=10", "runner.eval_every=5", "runner.eval_prompts=4")
-    where = placed(*PLACEMENTS["hybrid_grpo_llm"])
-    run = train("hybrid_grpo_llm", tmp_path, *tiny(model, "vllm"), *asked, *where)
-    assert run.code == 0, run.err
-    lines, summary = run.metrics(), run.summary()
-    assert lines[-1]["actor/reward"] > lines[0]["actor/reward"] + 0.2
-    assert summary["eval_last"] > summary["eval_first"]
-    for line in lines:
-        assert line["actor/tokens_learned"] == line["rollout/tokens"]
-        assert line["actor/mismatch_max"] < 1e-3

@@ -12,7 +12,7 @@ from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.roles.reward_client import RewardClient
-from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries, transcript_of
+from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
 
 _POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
 
@@ -43,7 +43,7 @@ class RewardFunctionWorker(Scorer):
         while scoring.due or grading:
             for sample in scoring.take(wait=not grading):
                 grading[sample.group, sample.sample] = sample
-                case = Case(group=sample.group, sample=sample.sample, transcript=transcript_of(sample))
+                case = Case(group=sample.group, sample=sample.sample, transcript=sample.transcript)
                 self._grader.submit(case)
             graded = self._grader.done(wait=True)
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
@@ -80,7 +80,7 @@ class RewardEndpointWorker(Scorer):
             arrived = scoring.take(wait=not asked)
             for batch in (arrived[i : i + self._batch] for i in range(0, len(arrived), self._batch)):
                 texts, prompts = queries(batch, self._tokenizer)
-                labels = [transcript_of(sample).facts.get("answer") for sample in batch]
+                labels = [sample.transcript.facts.get("answer") for sample in batch]
                 asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:

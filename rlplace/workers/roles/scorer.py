@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.config.schema import FrozenConfig
+from rlplace.config.schema import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
@@ -49,7 +49,7 @@ from rlplace.workers.worker import (
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
-    from rlplace.models.causal_lm import FrozenLm, PackedLm
+    from rlplace.models.causal_lm import FrozenLm
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.ranks import Ranks
 
@@ -179,9 +179,6 @@ class ModelScorer(Scorer):
         self.folder = self._own_folder or config.model
 
     @abc.abstractmethod
-    def _kind(self) -> type[PackedLm]: ...
-
-    @abc.abstractmethod
     def _input(self, sample: Sample) -> ModelInput: ...
 
     @abc.abstractmethod
@@ -191,7 +188,7 @@ class ModelScorer(Scorer):
     def setup(self) -> None:
         import torch
 
-        from rlplace.models.causal_lm import FrozenLm
+        from rlplace.models.causal_lm import CausalLm, FrozenLm, PackedLm, reward_lm
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.ranks import Ranks
 
@@ -200,7 +197,8 @@ class ModelScorer(Scorer):
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
-        self._lm = FrozenLm(self._kind(), self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
+        kind: type[PackedLm] = reward_lm(block.head) if isinstance(block, RewardConfig) else CausalLm
+        self._lm = FrozenLm(kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
         for module in self._lm.fsdp_modules:
             ranks.carry(module)
         if not block.on_host:
@@ -268,11 +266,6 @@ class ReferenceWorker(ModelScorer):
 
     _receiver: WeightReceiver | None = None
 
-    def _kind(self) -> type[PackedLm]:
-        from rlplace.models.causal_lm import CausalLm
-
-        return CausalLm
-
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
 
@@ -314,11 +307,6 @@ class ReferenceWorker(ModelScorer):
 class RewardModelWorker(ModelScorer):
     """Scores episodes by a model of sequence classification, in its own tokens where the policy has others."""
 
-    def _kind(self) -> type[PackedLm]:
-        from rlplace.models.causal_lm import reward_lm
-
-        return reward_lm(self.config.config.reward_of(self.component).head)
-
     def setup(self) -> None:
         self._tokens_of = retokenized(self.config, self.folder)
         super().setup()
@@ -359,16 +347,10 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
     tokenizer, env = Tokenizer.load(folder), job.config.text_env
     if not env.chat:
         return lambda sample: tokenizer.encode(
-            "\n".join(message.content for message in conversation(transcript_of(sample), env.system)), special=True
+            "\n".join(message.content for message in conversation(sample.transcript, env.system)), special=True
         )
     tokenizer.render(TRIED_CHAT, answered=True)  # a template that refuses is found here
-    return lambda sample: tokenizer.chat(conversation(transcript_of(sample), env.system), answered=True)
-
-
-def transcript_of(sample: Sample) -> Transcript:
-    transcript = sample.transcript
-    assert isinstance(transcript, Transcript), "env ranks add it for scorers that read text"
-    return transcript
+    return lambda sample: tokenizer.chat(conversation(sample.transcript, env.system), answered=True)
 
 
 def conversation(transcript: Transcript, system: str | None = None) -> list[Message]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
@@ -61,18 +62,15 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
     session.close()
 
 
+def cluster_of(launcher: str, accelerators: int = 4, memory: int = 1000) -> Cluster:
+    accelerator = AcceleratorConfig(kind="emulated", memory=memory)
+    return Cluster(1, accelerators, accelerator=accelerator, launcher=launcher)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def make_cluster(launcher: str) -> Iterator[MakeCluster]:
-    made: list[Cluster] = []
-
-    def make(accelerators: int = 4, memory: int = 1000, **options: Any) -> Cluster:
-        accelerator = AcceleratorConfig(kind="emulated", memory=memory)
-        made.append(Cluster(1, accelerators, accelerator=accelerator, launcher=launcher, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        cluster.close()
+    with contextlib.ExitStack() as made:
+        yield lambda **options: made.enter_context(cluster_of(launcher, **options))
 
 
 @pytest.fixture
@@ -80,10 +78,17 @@ def cluster(make_cluster: MakeCluster) -> Cluster:
     return make_cluster()
 
 
+@pytest.fixture(scope="module")
+def shared(launcher: str) -> Iterator[tuple[Cluster, WorkerGroup]]:
+    """Three probes for the tests that break nothing."""
+    with cluster_of(launcher) as cluster:
+        channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=2))}
+        yield cluster, launch(cluster, "probe", on(0, 1, 2), channels=channels, seed=7)
+
+
 @pytest.fixture
-def probes(cluster: Cluster) -> WorkerGroup:
-    channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=2))}
-    return launch(cluster, "probe", on(0, 1, 2), channels=channels, seed=7)
+def probes(shared: tuple[Cluster, WorkerGroup]) -> WorkerGroup:
+    return shared[1]
 
 
 def launch(cluster: Cluster, name: str, strategy: FlexiblePlacementStrategy, **options: Any) -> WorkerGroup:
@@ -106,7 +111,8 @@ def test_calls_fan_out_and_results_come_by_rank(probes: WorkerGroup) -> None:
     assert probes.same_thread().wait() == [True] * 3
 
 
-def test_a_worker_knows_its_place(cluster: Cluster, probes: WorkerGroup) -> None:
+def test_a_worker_knows_its_place(shared: tuple[Cluster, WorkerGroup]) -> None:
+    cluster, probes = shared
     about = probes.about().wait()
     assert [a["owner"] for a in about] == ["probe rank 0", "probe rank 1", "probe rank 2"]
     assert [a["accelerators"] for a in about] == [(0,), (1,), (2,)]
@@ -163,7 +169,8 @@ def test_the_driver_has_an_end_of_its_own(cluster: Cluster, launcher: str) -> No
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
-def test_a_failure_names_its_rank_and_stays(probes: WorkerGroup, kind: type[BaseException]) -> None:
+def test_a_failure_names_its_rank_and_stays(cluster: Cluster, kind: type[BaseException]) -> None:
+    probes = launch(cluster, "probe", on(0, 1))
     where = r"probe rank 1 \(node 0, accelerators 1\)"
     with pytest.raises(WorkerError, match=f"{where}: fail_on failed: {kind.__name__}") as raised:
         probes.fail_on(1, kind).wait(timeout_s=60)
@@ -222,8 +229,8 @@ def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
 def test_a_deadline_names_the_ranks_that_still_work(probes: WorkerGroup) -> None:
     pending = probes.execute_on(0, 2).get("idle")
     assert probes.execute_on(1).rank().wait(timeout_s=30) == [1]
-    with pytest.raises(WorkerTimeout, match=r"probe\.get: not finished after 0\.5 s") as raised:
-        pending.wait(timeout_s=0.5)
+    with pytest.raises(WorkerTimeout, match=r"probe\.get: not finished after 0\.1 s") as raised:
+        pending.wait(timeout_s=0.1)
     assert raised.value.code == "worker-deadline"
     assert raised.value.problem.got == "still working: probe ranks 0,2 in get"
     why = raised.value.problem.why or ""

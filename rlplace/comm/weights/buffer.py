@@ -303,9 +303,6 @@ class OwnCopy:
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
         """Do nothing: the reader owns the copy."""
 
-    def contents(self, version: int) -> Bytes | None:
-        return None  # handed over: the reader may have changed it
-
     def sums(self, version: int) -> dict[int, int]:
         return self._sums
 

@@ -23,6 +23,12 @@ from torch import Tensor
 
 from rlplace.errors import WeightSyncError
 
+# The last arguments of torch's rebuild_cuda_tensor: numbers and handles.
+_CUDA = (
+    *("handle", "storage_bytes", "storage_offset", "requires_grad"),
+    *("counter", "counter_offset", "event", "wait"),
+)
+
 
 def share(tensor: Tensor) -> bytes:
     """Describe the memory of `tensor` to one other process of this node, as JSON.
@@ -31,24 +37,13 @@ def share(tensor: Tensor) -> bytes:
     memory first, in place.
     """
     data = tensor.detach()
-    if not data.is_cuda:
-        file, size_bytes = data.untyped_storage()._share_fd_cpu_()
-        note: dict[str, Any] = {"pid": os.getpid(), "file": file, "storage_bytes": size_bytes}
+    if data.is_cuda:
+        arguments = reductions.reduce_tensor(data)[1][-len(_CUDA) :]
+        note = {name: _hex(value) for name, value in zip(_CUDA, arguments, strict=True)}
+        note["accelerator"] = _uuid(data.get_device())
     else:
-        # (class, size, stride, offset, class, dtype, device, handle, bytes, offset, requires_grad, reference counter,
-        # offset, event, whether to wait for the event)
-        arguments = reductions.reduce_tensor(data)[1]
-        handle, size_bytes, start, _, counter, counter_at, event, wait = arguments[7:]
-        note = {
-            "accelerator": _uuid(data.get_device()),
-            "handle": _hex(handle),
-            "storage_bytes": size_bytes,
-            "storage_offset": start,
-            "counter": _hex(counter),
-            "counter_offset": counter_at,
-            "event": _hex(event),
-            "wait": bool(wait),
-        }
+        file, size_bytes = data.untyped_storage()._share_fd_cpu_()
+        note = {"pid": os.getpid(), "file": file, "storage_bytes": size_bytes}
     view = {"size": list(data.size()), "stride": list(data.stride()), "offset": data.storage_offset()}
     return json.dumps({"dtype": str(data.dtype).removeprefix("torch."), **view, **note}).encode()
 
@@ -80,23 +75,9 @@ def open_shared(note: bytes) -> Tensor:
             why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
             fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
         )
-    tensor: Tensor = reductions.rebuild_cuda_tensor(
-        Tensor,
-        torch.Size(size),
-        tuple(stride),
-        offset,
-        torch.storage.TypedStorage,
-        dtype,
-        device,
-        _unhex(found["handle"]),
-        int(found["storage_bytes"]),
-        int(found["storage_offset"]),
-        False,  # requires_grad
-        _unhex(found["counter"]),
-        int(found["counter_offset"]),
-        _unhex(found["event"]),
-        bool(found["wait"]),
-    )
+    view = (torch.Size(size), tuple(stride), offset)
+    storage_of = (torch.storage.TypedStorage, dtype, device, *(_unhex(found[name]) for name in _CUDA))
+    tensor: Tensor = reductions.rebuild_cuda_tensor(Tensor, *view, *storage_of)
     return tensor
 
 
@@ -113,12 +94,16 @@ def device_group(store: Any, *, rank: int, size: int, device: torch.device, time
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _hex(handle: bytes | None) -> str | None:
-    return None if handle is None else handle.hex()
+def _hex(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
 
 
-def _unhex(handle: str | None) -> bytes | None:
-    return None if handle is None else bytes.fromhex(handle)
+def _unhex(value: object) -> object:
+    if isinstance(value, str):
+        return bytes.fromhex(value)
+    if value is None or isinstance(value, int):
+        return value
+    raise ValueError(f"{value!r} is neither a number nor a handle")
 
 
 def _uuid(device: int) -> str:

@@ -18,7 +18,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -59,36 +59,28 @@ class DeviceBucket:
     layout: Layout = dataclasses.field(repr=False)
 
     def empty(self, device: torch.device) -> Tensor:
-        return torch.empty(sum(map(self._room, self.pieces)) + _SUM_BYTES, dtype=torch.uint8, device=device)
+        size = sum(-(-self.layout.count_bytes([piece]) // _ALIGNMENT) * _ALIGNMENT for piece in self.pieces)
+        return torch.empty(size + _SUM_BYTES, dtype=torch.uint8, device=device)
 
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
         """Write this rank's pieces, in the types they travel in, and their sum."""
-        for piece, start, stop in self._places():
+        if checked:
+            bucket.zero_()  # the gaps count in the sum
+        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
             shard = shards[piece.tensor]
-            copy_tensor(bucket[start:stop].view(getattr(torch, shard.dtype)), held_in(shard, self.owner, piece))
-            if checked:
-                bucket[stop : start + self._room(piece)].zero_()  # the gap counts in the sum
+            copy_tensor(bucket[run].view(getattr(torch, shard.dtype)), held_in(shard, self.owner, piece))
         if checked:
             _sum_of(bucket).copy_(_summed(bucket))
 
     def copy_into(self, copy: Tensor, bucket: Tensor) -> None:
         """Put the pieces where they lie in a whole copy."""
-        for piece, start, stop in self._places():
-            copy[self.layout.bytes_of(piece)].copy_(bucket[start:stop])
+        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
+            copy[self.layout.bytes_of(piece)].copy_(bucket[run])
 
     @staticmethod
     def is_whole(bucket: Tensor) -> bool:
         """Compare the sum of a checked bucket. Waits for the device."""
         return bool((_sum_of(bucket) == _summed(bucket)).item())
-
-    def _places(self) -> Iterator[tuple[Piece, int, int]]:
-        start = 0
-        for piece in self.pieces:
-            yield piece, start, start + self.layout.count_bytes([piece])
-            start += self._room(piece)
-
-    def _room(self, piece: Piece) -> int:
-        return -(-self.layout.count_bytes([piece]) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _sum_of(bucket: Tensor) -> Tensor:
@@ -136,15 +128,13 @@ class Member:
         self.transports = ("cuda_ipc", "nccl") if device.type == "cuda" else ("shared_tensor", "gloo")
         self._timeout_s = timeout_s
         self._rendezvous: SyncRendezvous | None = None
-        self._store: StoreAddress | None = None
         self._group: Any = None
         self._formed = _ALONE  # the round in which the group formed
 
     def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
-        """RuntimeError if no process serves it."""
-        if self._rendezvous is None or self._store != store:
-            self.leave()
-            self._rendezvous, self._store = SyncRendezvous(store.connect(self._timeout_s), self.name), store
+        """Return this member's end, at the one store of the job. RuntimeError if no process serves it."""
+        if self._rendezvous is None:
+            self._rendezvous = SyncRendezvous(store.connect(self._timeout_s), self.name)
         return self._rendezvous
 
     @contextmanager
@@ -154,18 +144,17 @@ class Member:
         Raises as SyncRendezvous.join; RuntimeError of the collectives becomes WeightSyncError, with the ranks that lack
         the version.
         """
-        version, whole = sync.push.version, False
-        try:
-            rendezvous = self.rendezvous_at(sync.store)
-            self._join(sync, rendezvous, deadline_s)
-            yield rendezvous
-            whole = True
-        except RuntimeError as error:
-            what, lacking = f"version {version} broke off: {error}", self.lacking(sync)
-            raise failed_sync("incomplete-weights", self.name, what, version=version, lacking=lacking) from error
-        finally:
-            if not whole:
-                self.leave()
+        version = sync.push.version
+        with ExitStack() as failed:
+            failed.callback(self.leave)
+            try:
+                rendezvous = self.rendezvous_at(sync.store)
+                self._join(sync, rendezvous, deadline_s)
+                yield rendezvous
+            except RuntimeError as error:
+                what, lacking = f"version {version} broke off: {error}", self.lacking(sync)
+                raise failed_sync("incomplete-weights", self.name, what, version=version, lacking=lacking) from error
+            failed.pop_all()
 
     def _join(self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
         """Return when all members are here and those of the group are in it."""

@@ -100,7 +100,6 @@ class CopyReceiver(WeightReceiver):
             tensors=tensors_in(whole, layout),
             partial=push.partial,
             report=WeightSyncReport(transports=moved, seconds=time.perf_counter() - began),
-            read_only=shared,
             give_back=lambda loaded: copy.release(self._rank, version, loaded=loaded),
         )
 
@@ -126,7 +125,7 @@ class CopyReceiver(WeightReceiver):
             case PushHeader():
                 return self._start(message, deadline_s)
             case Bucket() if message.source in self._incoming:
-                return self._fill(self._incoming[message.source], message)
+                return self._fill(message)
             case Bucket() if message.version <= self._given_up:
                 return None
         raise self._unexpected("a push", message)
@@ -135,6 +134,7 @@ class CopyReceiver(WeightReceiver):
 
     def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
         assembly, source = header.assembly, header.source
+        self._incoming.pop(source, None)  # of a push that broke off
         if self._copy is None or self._copy.spec != assembly:
             folder = self._folder
             self._copy = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s) if folder else OwnCopy(assembly)
@@ -143,39 +143,30 @@ class CopyReceiver(WeightReceiver):
             target=self._copy.begin(source, header.push.version, deadline_s=deadline_s),
             pieces=assembly.layout.buckets(assembly.pieces[source], header.bucket_bytes),
         )
-        self._incoming[source] = incoming
-        return None if header.buckets else self._finish(incoming)
+        return self._go_on(incoming)
 
-    def _fill(self, incoming: _Incoming, bucket: Bucket) -> Push | None:
+    def _fill(self, bucket: Bucket) -> Push | None:
         """Write a bucket into the copy. A stream in which something is wrong is given up."""
-        header, layout = incoming.header, self._the_copy.spec.layout
-        source, version = header.source, header.push.version
-        whole = False
-        try:
-            if (bucket.version, bucket.index) != (version, incoming.next):
-                due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
-                raise self._unexpected(due, bucket)
-            pieces = incoming.pieces[bucket.index]
-            data = bucket.data
-            if isinstance(data, Changes):
-                data = self._changed(incoming, bucket.index, data)
-            if len(data) != layout.count_bytes(pieces) or checksum([data]) != bucket.checksum:
-                raise self._damaged(version, source, self._the_copy.lacking(version))
-            whole = True
-        finally:
-            if not whole:
-                del self._incoming[source]
-        end = 0
-        for piece in pieces:
-            start, end = end, end + layout.count_bytes([piece])
-            np.copyto(incoming.target[layout.bytes_of(piece)], data[start:end])
+        incoming = self._incoming.pop(bucket.source)
+        layout, source, version = self._the_copy.spec.layout, bucket.source, incoming.header.push.version
+        if (bucket.version, bucket.index) != (version, incoming.next):
+            due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
+            raise self._unexpected(due, bucket)
+        pieces = incoming.pieces[bucket.index]
+        data = bucket.data
+        if isinstance(data, Changes):
+            data = self._changed(incoming, bucket.index, data)
+        if len(data) != layout.count_bytes(pieces) or checksum([data]) != bucket.checksum:
+            raise self._damaged(version, source, self._the_copy.lacking(version))
+        for piece, run in layout.runs(pieces):
+            np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
         incoming.next += 1
-        return None if incoming.next < header.buckets else self._finish(incoming)
+        return self._go_on(incoming)
 
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
         """Apply changes to the bytes of this bucket in the version that they are based on."""
         base = incoming.header.base
-        before = None if base is None else self._the_copy.contents(base)
+        before = self._copy.contents(base) if base is not None and isinstance(self._copy, DoubleBuffer) else None
         if before is None:
             what = f"version {incoming.header.push.version} came as changes to version {base}, which is not here"
             raise failed_sync("incomplete-weights", self._owner, what)
@@ -183,10 +174,12 @@ class CopyReceiver(WeightReceiver):
         changes.apply(whole)
         return whole
 
-    def _finish(self, incoming: _Incoming) -> Push | None:
-        """End a stream. With the last one of a version, announce the version to the other readers."""
+    def _go_on(self, incoming: _Incoming) -> Push | None:
+        """Wait for the next bucket, or end the stream. With the last one of a version, announce it to the others."""
         source, push, copy = incoming.header.source, incoming.header.push, self._the_copy
-        del self._incoming[source]
+        if incoming.next < len(incoming.pieces):
+            self._incoming[source] = incoming
+            return None
         parts = parts_of(incoming.target, copy.spec.layout, copy.spec.pieces[source])
         if not copy.finish(source, push.version, checksum(parts) if push.checked else 0):
             return None

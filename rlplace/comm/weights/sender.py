@@ -129,7 +129,6 @@ class WeightSender:
             push=push,
             source=source,
             assembly=assembly,
-            buckets=len(buckets),
             bucket_bytes=self._bucket_bytes,
             base=base,
         )
@@ -137,10 +136,8 @@ class WeightSender:
         sent, kept = 0, []
         for index, pieces in enumerate(buckets):
             whole = np.empty(layout.count_bytes(pieces), np.uint8)
-            end = 0
-            for piece in pieces:
-                start, end = end, end + layout.count_bytes([piece])
-                write_piece(whole[start:end], shards[piece.tensor], source, piece)
+            for piece, run in layout.runs(pieces):
+                write_piece(whole[run], shards[piece.tensor], source, piece)
             found = Changes.between(before[index], whole, largest_share=self._delta_share) if before else None
             data = whole if found is None else found
             bucket = Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))

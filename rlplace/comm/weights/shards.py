@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,10 +83,8 @@ class Layout:
     @classmethod
     def of(cls, tensors: Iterable[TensorSpec]) -> Layout:
         tensors = tuple(tensors)
-        offsets, end = [], 0
-        for tensor in tensors:
-            offsets.append(end)
-            end += -(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT
+        sizes = (-(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
+        *offsets, end = itertools.accumulate(sizes, initial=0)
         return cls(tensors=tensors, offsets=tuple(offsets), size_bytes=end)
 
     def bytes_of(self, piece: Piece) -> slice:
@@ -96,6 +94,14 @@ class Layout:
 
     def count_bytes(self, pieces: Iterable[Piece]) -> int:
         return sum((p.stop - p.start) * self.tensors[p.tensor].itemsize for p in pieces)
+
+    def runs(self, pieces: Iterable[Piece], alignment: int = 1) -> Iterator[tuple[Piece, slice]]:
+        """Yield where each piece lies in a bucket, which has them one after the other."""
+        start = 0
+        for piece in pieces:
+            stop = start + self.count_bytes([piece])
+            yield piece, slice(start, stop)
+            start = -(-stop // alignment) * alignment
 
     def buckets(self, pieces: Iterable[Piece], bucket_bytes: int) -> tuple[tuple[Piece, ...], ...]:
         """Cut the pieces, in order, so that no bucket is larger; each takes at least one element."""

@@ -26,7 +26,7 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the tensors of a whole copy by all their names; they alias it, also where it is read-only."""
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of read-only memory: see ReceivedWeights.read_only
+        warnings.simplefilter("ignore", UserWarning)  # of read-only memory: see ReceivedWeights
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
             tensor = _view(copy[offset : offset + spec.size_bytes], spec.dtype).reshape(spec.shape)
             tensors.update(dict.fromkeys(spec.names, tensor))

@@ -54,12 +54,11 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """Announces the pieces of one actor rank; `buckets` messages follow."""
+    """Announces the pieces of one actor rank; their buckets follow."""
 
     push: Push
     source: int  # actor rank
     assembly: Assembly
-    buckets: int
     bucket_bytes: int
     base: int | None  # the version to which the changes in the buckets apply; None: there are no changes
 
@@ -98,8 +97,8 @@ class WeightSyncReport:
 class ReceivedWeights:
     """One whole version, valid until `release`.
 
-    Where `read_only`, the tensors are pages that all readers of the node share, mapped without permission to write:
-    torch has no read-only tensor, so a write into one ends the process with SIGSEGV. Copy before changing.
+    Copy before changing: from shared memory, the tensors are pages that all readers of the node share, mapped without
+    permission to write. torch has no read-only tensor, so a write into one ends the process with SIGSEGV.
 
     As a context manager it is released at the end of the block, as loaded unless the block raised.
     """
@@ -108,7 +107,6 @@ class ReceivedWeights:
     tensors: dict[str, Tensor]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
     partial: bool  # only some of the weights; the others stay as they are
     report: WeightSyncReport
-    read_only: bool = False
     give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
 
     def release(self, *, loaded: bool = True) -> None:

@@ -130,15 +130,11 @@ class Cluster:
             )
             for spec in specs
         }
-        ready = False
-        try:
-            with self._phase("setup"):
-                left_s = self._ray.start_timeout_s - (time.monotonic() - began)
-                wait_all([g.setup() for g in groups.values()], max(1.0, left_s))
-            ready = True
-        finally:
-            if not ready:
-                close_all(list(groups.values()), 0.0)
+        with contextlib.ExitStack() as failed, self._phase("setup"):
+            failed.callback(close_all, list(groups.values()), 0.0)
+            left_s = self._ray.start_timeout_s - (time.monotonic() - began)
+            wait_all([g.setup() for g in groups.values()], max(1.0, left_s))
+            failed.pop_all()
         self._groups.update(groups)
         return groups
 

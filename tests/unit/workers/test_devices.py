@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,20 +12,12 @@ import pytest
 import torch
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError
-from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount
+from tests.open_calls import slot_of
 
 
 def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
-    slot = Slot(
-        component=component,
-        rank=0,
-        node=0,
-        local_rank=0,
-        local_world_size=1,
-        accelerators=accelerators,
-        local_accelerators=accelerators,
-    )
+    slot = dataclasses.replace(slot_of(component), accelerators=accelerators, local_accelerators=accelerators)
     return EmulatedDevice(account, slot)
 
 

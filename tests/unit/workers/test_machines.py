@@ -9,9 +9,7 @@ import pytest
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
-from rlplace.placement.show.text import render_text
 from rlplace.workers.launch.machines import Gpu, declared_topology, list_gpus, parse, runs_of, visible
-from tests.unit.placement.reports import LLAMA_8B, llm
 
 GIB = 1 << 30
 ALIKE = "NVIDIA H100 80GB HBM3, 81920, GPU-1a\nNVIDIA H100 80GB HBM3, 81920, GPU-1b\n"
@@ -21,7 +19,6 @@ H100_A, H100_B, L4 = (
     Gpu(uuid="GPU-1b", product="H100 80GB HBM3", memory_bytes=80 * GIB),
     Gpu(uuid="GPU-2c", product="L4", memory_bytes=23 * GIB),
 )
-SMALL = {**LLAMA_8B, "hidden_size": 1024, "num_hidden_layers": 4}
 
 
 @pytest.fixture
@@ -58,21 +55,18 @@ def test_products_and_memory_are_asked_for(smi: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "gpus"),
     [
-        "No devices were found",
-        "NVIDIA L4, 23034\n",
-        ALIKE + "Unable to determine the device handle, for GPU1, Unknown Error\n",
-        "NVIDIA L4, 23034, 0000:01:00.0\n",
-        "\n",
+        ("No devices were found", ()),
+        ("NVIDIA L4, 23034\n", ()),
+        (ALIKE + "Unable to determine the device handle, for GPU1, Unknown Error\n", ()),
+        ("NVIDIA L4, 23034, 0000:01:00.0\n", ()),
+        ("\n", ()),
+        ("NVIDIA GB10, [N/A], GPU-3d\n", (Gpu(uuid="GPU-3d", product="GB10", memory_bytes=0),)),  # not its own memory
     ],
 )
-def test_garbage_says_nothing_about_any(text: str) -> None:
-    assert parse(text) == ()
-
-
-def test_memory_that_is_not_its_own_stays_unknown() -> None:
-    assert parse("NVIDIA GB10, [N/A], GPU-3d\n") == (Gpu(uuid="GPU-3d", product="GB10", memory_bytes=0),)
+def test_what_is_not_as_asked_is_left_out(text: str, gpus: tuple[Gpu, ...]) -> None:
+    assert parse(text) == gpus
 
 
 @pytest.mark.parametrize("script", [None, "exit 9", "echo NVIDIA-SMI has failed", "exec sleep 600"])
@@ -145,14 +139,6 @@ def test_of_another_cluster_a_given_count_says_nothing_about_memory(smi: Path) -
     elsewhere = RayConfig(address="auto")
     assert topology_of(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
     assert topology_of(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, "auto: its nodes are like this one"
-
-
-def test_an_engine_gets_its_share_of_what_was_found(smi: Path) -> None:
-    answering(smi, ALIKE)
-    placement = {"actor": "0", "critic": "0", "rollout": "1"}
-    report = llm(placement, model=SMALL, rollout={"gpu_memory_utilization": "auto"}, cluster={"nodes": []})
-    assert report.fits
-    assert "rollout.gpu_memory_utilization: auto is 0.9" in render_text(report)
 
 
 def test_emulated_accelerators_have_the_memory_of_the_config(smi: Path) -> None:

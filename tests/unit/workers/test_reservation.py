@@ -25,6 +25,7 @@ from rlplace.workers.launch.reservation import (
     rendezvous_host,
 )
 from rlplace.workers.worker import Worker
+from tests.open_calls import slot_of
 
 GPUS = Topology.uniform(2, 4, "cuda")
 
@@ -100,18 +101,8 @@ class Alone(Worker):
     needs_own_process: ClassVar[bool] = True
 
 
-def shared_slot(component: str, rank: int, process: str = "", **changes: object) -> Slot:
-    place = Slot(
-        component=component,
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        local_world_size=2,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
-        process=process,
-    )
-    return dataclasses.replace(place, **changes)  # type: ignore[arg-type]
+def shared_slot(component: str, rank: int, process: str = "", **changes: Any) -> Slot:
+    return dataclasses.replace(slot_of(component, rank), process=process, **changes)
 
 
 def group(*slots: Slot, worker: type[Worker] = Worker) -> GroupSpec:

@@ -1,4 +1,4 @@
-"""Members of a sync go on together or not at all, and say why."""
+"""Members of a sync go on together or not at all, with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from rlplace.comm.weights.rendezvous import SyncRendezvous
 from rlplace.errors import ChannelTimeout, WeightSyncError
 
-FOREVER = float("inf")
 MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
 
 
@@ -20,13 +19,13 @@ def members() -> list[SyncRendezvous]:
     return [SyncRendezvous(store, member) for member in MEMBERS]
 
 
-def test_all_hear_what_all_say() -> None:
+def test_each_gets_the_words_of_all() -> None:
     with ThreadPoolExecutor(3) as threads:
-        heard = threads.map(lambda m: m.join(0, m.me[-1], MEMBERS, deadline_s=time.monotonic() + 60.0), members())
-        assert list(heard) == [["0", "0", "1"]] * 3
+        words = threads.map(lambda m: m.join(0, m.me[-1], MEMBERS, deadline_s=time.monotonic() + 60.0), members())
+        assert list(words) == [["0", "0", "1"]] * 3
 
 
-def test_who_is_missing_is_named_and_whoever_comes_later_does_not_go_on_either() -> None:
+def test_missing_members_are_named_and_those_that_come_later_do_not_go_on() -> None:
     actor, first, second = members()
     with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* for rollout rank 0, rollout rank 1 to take part"):
         actor.join(0, "", MEMBERS, deadline_s=0.0)
@@ -35,7 +34,7 @@ def test_who_is_missing_is_named_and_whoever_comes_later_does_not_go_on_either()
         first.join(0, "", MEMBERS, deadline_s=time.monotonic() + 60.0)
 
 
-def test_who_refuses_is_not_waited_for() -> None:
+def test_a_member_that_refuses_is_not_waited_for() -> None:
     _, first, second = members()
     second.refuse(4, "has other plans")
     with pytest.raises(WeightSyncError, match="did not take place: rollout rank 1 has other plans"):

@@ -66,8 +66,8 @@ def test_time_is_accounted_for(run: Finished) -> None:
 
 
 def test_the_same_seed_gives_the_same_run(run: Finished, tmp_path: Path) -> None:
-    seeds = [("runner.total_iterations=3", f"runner.seed={seed}") for seed in (7, 8)]
-    same, other = (train("hybrid_ppo", tmp_path / seed[1], *ONE_EACH, *seed) for seed in seeds)
+    job = (*ONE_EACH, "runner.total_iterations=3")
+    same, other = (train("hybrid_ppo", tmp_path / str(seed), *job, f"runner.seed={seed}") for seed in (7, 8))
     first, again, another = ([line["actor/policy_loss"] for line in r.metrics()] for r in (run, same, other))
     assert first == again
     assert first != another

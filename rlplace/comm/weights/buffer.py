@@ -221,14 +221,10 @@ def _make(path: Path, spec: Assembly) -> None:
     data_offset = _page_up(table.nbytes + len(meta))
     header = table[: _HEADER.itemsize // 8].view(_HEADER)
     header["spec_offset"], header["data_offset"] = table.nbytes, data_offset
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    size = data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
+    part, size = path.with_suffix(".part"), data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
     if not _allocated(part, size):
-        spill = spill_of(path.parent)  # on disk
-        spilled = None if spill is None else (spill / path.name).resolve()
-        if spilled is not None:
-            spilled.unlink(missing_ok=True)
+        disk = spill_of(path.parent)
+        spilled = None if disk is None else (disk / path.name).resolve()
         if spilled is None or not _allocated(spilled, size):
             raise too_small(path.parent, size)
         part.symlink_to(spilled)
@@ -240,7 +236,8 @@ def _make(path: Path, spec: Assembly) -> None:
 
 
 def _allocated(path: Path, size_bytes: int) -> bool:
-    """Make a file of this size. False where there is no room."""
+    """Make a file of this size, instead of one that is there. False where there is no room."""
+    path.unlink(missing_ok=True)
     try:
         allocate(path, size_bytes)
     except OSError as error:

@@ -37,6 +37,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.workers.launch.handle import Call, WorkerHandle
+from rlplace.workers.launch.host import GroupSpec
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -152,18 +153,10 @@ class WorkerGroup:
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        worker: type[Worker],
-        handles: Sequence[WorkerHandle],
-        channels: Mapping[str, Channel],
-        forget: Callable[[str], None],
-        grace_s: float = GRACE_S,
+        self, spec: GroupSpec, handles: Sequence[WorkerHandle], forget: Callable[[str], None], grace_s: float = GRACE_S
     ) -> None:
-        self.name = name
-        self.worker = worker
-        self.channels = channels
+        """`forget` is called with the name of each rank that was stopped."""
+        self.name, self.worker, self.channels = spec.name, spec.worker, spec.channels
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
         self.handles = tuple(handles)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.comm.address import ChannelAddress, Place, ProcessChannels
 from rlplace.comm.channel import Channel
 from rlplace.comm.watchdog import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
@@ -30,7 +29,7 @@ class GroupSpec:
     worker: type[Worker]
     config: Any
     slots: tuple[Slot, ...]  # by rank
-    channels: Mapping[str, Channel | ChannelAddress]
+    channels: Mapping[str, Channel]
     seed: int
 
 
@@ -81,13 +80,12 @@ Outcome = Done | Failure
 
 
 class WorkerHost:
-    """One worker, from the moment it is expected; `ends` of channels are shared by the workers of a process.
+    """One worker, from the moment it is expected.
 
     `build` and `call` come from one thread, which is the worker's own; `cancel` and `where` from any other.
     """
 
-    def __init__(self, ends: ProcessChannels | None = None) -> None:
-        self._ends = ends or ProcessChannels()
+    def __init__(self) -> None:
         self._worker: Worker | None = None
         self._failure: Failure | None = None  # why there is no worker; every call answers with it
         self._running: tuple[int, str] | None = None  # thread and method
@@ -97,18 +95,13 @@ class WorkerHost:
         self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, folder: Path | None = None
     ) -> None:
         """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between."""
-        place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
-            ends = {
-                name: channel.connect(place) if isinstance(channel, ChannelAddress) else channel
-                for name, channel in spec.channels.items()
-            }
             context = WorkerContext(
                 slot=slot,
                 world_size=len(spec.slots),
                 device=device,
                 rendezvous=rendezvous,
-                channels={name: end.named(slot.owner) for name, end in ends.items()},
+                channels={name: end.named(slot.owner) for name, end in spec.channels.items()},
                 seed=spec.seed,
                 folder=folder,
                 cancelled=self._cancelled,

@@ -16,13 +16,13 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
-from rlplace.comm.address import ProcessChannels
+from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount
 from rlplace.workers.launch.handle import Call, WorkerHandle
-from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
+from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.worker import Rendezvous
 
@@ -37,7 +37,7 @@ class RayHost:
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends = ProcessChannels()
-        self._hosts = [WorkerHost(self._ends) for _ in range(workers)]
+        self._hosts = [WorkerHost() for _ in range(workers)]
         self._listening: socket.socket | None = None
 
     def report(self, serve_at: str | None) -> WorkerReport:
@@ -56,14 +56,19 @@ class RayHost:
         )
 
     def make(self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, meeting: Rendezvous) -> None:
-        """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank."""
+        """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank.
+
+        `pickled`: a GroupSpec without channels, and their addresses.
+        """
         listen_fd = self._listening.detach() if self._listening else None
+        host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
-            spec: GroupSpec = cloudpickle.loads(pickled)
+            spec, addresses = cloudpickle.loads(pickled)
+            spec = dataclasses.replace(spec, channels={name: a.connect(place) for name, a in addresses.items()})
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
-            self._hosts[number].refuse(error)
+            host.refuse(error)
             return
-        self._hosts[number].build(spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
+        host.build(spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
 
     def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
         outcome = self._hosts[number].call(method, args, kwargs)
@@ -118,12 +123,12 @@ class RayWorker(WorkerHandle):
         """Ask for its WorkerReport. Returns a reference to it."""
         return self._in_its_thread("report").remote(serve_at)
 
-    def make(self, spec: Any, device: Device, folder: Path, meeting: Rendezvous) -> None:
+    def make(self, pickled: Any, device: Device, folder: Path, meeting: Rendezvous) -> None:
         """Have the worker built. Does not wait: what goes wrong fails the first call.
 
-        `spec`: a reference to the pickled GroupSpec.
+        `pickled`: a reference to what RayHost.make reads.
         """
-        self._in_its_thread("make").remote(self._number, spec, self.slot, device, folder, meeting)
+        self._in_its_thread("make").remote(self._number, pickled, self.slot, device, folder, meeting)
 
     def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def ended(source: Future[Outcome]) -> None:

@@ -46,7 +46,6 @@ from rlplace.workers.ray_launch.session import Guard
 if TYPE_CHECKING:
     from rlplace.comm.network import ChannelServer, Keys
 
-End = Channel | ChannelAddress
 DRIVER_APART = -1  # stands for the driver's node where it is none of the plan's
 _CLOSE_S = 5.0  # for another node to remove its folder
 _ANSWER_S = 5.0  # for a worker process to answer beside its work
@@ -96,7 +95,7 @@ class JobChannels:
         branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
         return branches[0].connect() if len(branches) == 1 else SpreadChannel(spec, branches)
 
-    def addresses_for(self, nodes: set[int], channels: Mapping[str, End]) -> dict[str, End]:
+    def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, ChannelAddress]:
         """Return the addresses of channels, which were made here, for workers on `nodes`."""
         self._start(nodes)
         return {name: self._served(self._addresses[end.spec.name], nodes) for name, end in channels.items()}

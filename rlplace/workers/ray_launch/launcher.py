@@ -140,10 +140,11 @@ class RayLauncher:
         """Have the workers of a group built. `first`: report of rank 0, where the group meets."""
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
-        addressed = dataclasses.replace(spec, channels=self._channels.addresses_for(nodes, spec.channels))
+        addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
-        pickled, meeting = ray.put(cloudpickle.dumps(addressed)), Rendezvous(host=first.address, port=first.port)
+        pickled = ray.put(cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses)))
+        meeting = Rendezvous(host=first.address, port=first.port)
         for worker in workers:
             slot = worker.slot
             index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0

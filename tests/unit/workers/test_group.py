@@ -14,7 +14,7 @@ from rlplace.comm.local import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.handle import Call, WorkerHandle
-from rlplace.workers.launch.host import Done, Failure
+from rlplace.workers.launch.host import Done, Failure, GroupSpec
 from rlplace.workers.worker import Worker
 from tests.open_calls import slot_of
 
@@ -56,14 +56,8 @@ class Job:
     def __init__(self, name: str = "actor", **channels: LocalChannel) -> None:
         self.handles = [Handle(name, rank) for rank in range(3)]
         self.forgotten: list[str] = []
-        self.group = WorkerGroup(
-            name=name,
-            worker=Stepper,
-            handles=self.handles,
-            channels=channels,
-            forget=self.forgotten.append,
-            grace_s=0.01,
-        )
+        spec = GroupSpec(name=name, worker=Stepper, config=None, slots=(), channels=channels, seed=0)
+        self.group = WorkerGroup(spec, self.handles, self.forgotten.append, grace_s=0.01)
 
 
 def broken() -> ChannelBroken:

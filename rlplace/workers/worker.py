@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one group meet for collectives; port 0 for a class that does not need its own process.
+    """Where the ranks of one group join for collectives; port 0 for a class that does not need its own process.
 
     Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to the code that uses it.
     """

@@ -52,7 +52,7 @@ class Probe(Worker):
 
     def fail_on(self, rank: int, kind: type[BaseException] = ValueError) -> int:
         if self.context.rank == rank:
-            raise kind(f"rank {rank} was told to fail")
+            raise kind(f"rank {rank} was to fail")
         return self.context.rank
 
     def die_or_get(self, rank: int, channel: str) -> Any:

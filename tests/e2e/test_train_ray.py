@@ -60,16 +60,16 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) ->
     assert run.summary()["iterations"] >= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_no_process(tmp_path: Path) -> None:
+    """SIGTERM, whose handler Ray would replace."""
     process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625")
     seen = read_until(process, "    2 ")
     started = _descendants(process.pid)
     assert len(started) > 4
-    process.send_signal(number)
+    process.terminate()
     run = finish(process, tmp_path, seen)
-    assert run.code == 128 + number
-    assert f"stopped by {number.name}" in run.err
+    assert run.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in run.err
     _, alive = psutil.wait_procs(started, timeout=20.0)
     assert not alive
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ _ALIGNMENT = 16
 _SUM_BYTES = 8
 _SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied
 _COPIED = b"copied"  # note of a consumer about a bucket
+_BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
 
 
@@ -310,8 +310,7 @@ class _Shares:
             self._take_back(0)
             return
         for consumer in self._consumers:
-            reason = json.dumps({"broke_off": f"{self._rendezvous.me} could not go on"}).encode()
-            self._rendezvous.note(_shared(self._next, consumer), reason)
+            self._rendezvous.note(_shared(self._next, consumer), _BROKE_OFF)
 
 
 def _shared(bucket: int, consumer: str) -> str:
@@ -385,13 +384,12 @@ class DeviceReceiver(WeightReceiver):
     def _open(self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float) -> Tensor:
         """Open the next bucket in the owner's memory. Raises RuntimeError if there are no more, WeightSyncError."""
         note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=deadline_s)
+        if note == _BROKE_OFF:
+            raise RuntimeError(f"{owner} could not go on")
         try:
-            found = json.loads(note)
-            if "broke_off" not in found:
-                return open_shared(note)
+            return open_shared(note)
         except (KeyError, OSError, TypeError, ValueError, WeightSyncError) as error:
             rendezvous.note(_taken(number, rendezvous.me), b"not opened")
             if isinstance(error, WeightSyncError):
                 raise
             raise RuntimeError(f"the note of {owner} about its memory is damaged: {error!r}") from error
-        raise RuntimeError(f"{owner} broke off: {found['broke_off']}")

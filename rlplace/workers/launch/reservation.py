@@ -146,8 +146,9 @@ class WorkerReport:
     port: int = 0
 
 
-def check_place(slot: Slot, machine: Machine, visible: tuple[str, ...], report: WorkerReport) -> None:
-    """Raise ClusterError for a worker on another machine than planned, or that sees other GPUs than these ids."""
+def check_place(slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport) -> None:
+    """Raise ClusterError for a worker on another machine than planned, or that sees other GPUs there."""
+    visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
     if elsewhere or report.visible != visible:
         raise ClusterError.about(

@@ -55,7 +55,9 @@ class RayHost:
             port=port,
         )
 
-    def make(self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, meeting: Rendezvous) -> None:
+    def make(
+        self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
+    ) -> None:
         """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank.
 
         `pickled`: a GroupSpec without channels, and their addresses.
@@ -68,7 +70,7 @@ class RayHost:
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
             host.refuse(error)
             return
-        host.build(spec, slot, device, dataclasses.replace(meeting, listen_fd=listen_fd), folder)
+        host.build(spec, slot, device, dataclasses.replace(rendezvous, listen_fd=listen_fd), folder)
 
     def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
         outcome = self._hosts[number].call(method, args, kwargs)
@@ -123,12 +125,12 @@ class RayWorker(WorkerHandle):
         """Ask for its WorkerReport. Returns a reference to it."""
         return self._in_its_thread("report").remote(serve_at)
 
-    def make(self, pickled: Any, device: Device, folder: Path, meeting: Rendezvous) -> None:
+    def make(self, pickled: Any, device: Device, folder: Path, rendezvous: Rendezvous) -> None:
         """Have the worker built. Does not wait: what goes wrong fails the first call.
 
         `pickled`: a reference to what RayHost.make reads.
         """
-        self._in_its_thread("make").remote(self._number, pickled, self.slot, device, folder, meeting)
+        self._in_its_thread("make").remote(self._number, pickled, self.slot, device, folder, rendezvous)
 
     def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def ended(source: Future[Outcome]) -> None:

@@ -59,7 +59,6 @@ class JobChannels:
         machines: Sequence[Machine],
         config: CommConfig,
         processes: dict[str, RayProcess],
-        *,
         shared_bytes: Mapping[int, int],
         timeout_s: float,
     ) -> None:

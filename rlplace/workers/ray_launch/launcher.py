@@ -64,15 +64,11 @@ class RayLauncher:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Reach the machines. Idempotent. Raises ClusterError."""
+        """Reach the machines, once. Raises ClusterError."""
         self._session.start()
         self._machines = self._session.machines()
         self._channels = JobChannels(
-            self._machines,
-            self._comm,
-            self._shared,
-            shared_bytes=self._shared_bytes,
-            timeout_s=self._config.start_timeout_s,
+            self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
         )
         if any(node.kind == "emulated" for node in self._topology.nodes):
             self._account = RayAccount(self._topology)
@@ -121,8 +117,7 @@ class RayLauncher:
         running = [name for name, process in self._shared.items() if not process.ended]
         reservation.check_reserved(slots, self._reserved)
         reservation.check_sharing(specs, running)
-        ids = {slot: self._reserved[slot.node].visible_ids(slot) for slot in slots}
-        started = {w.slot: w for s in reservation.processes(slots) for w in self._process(s, ids[s[0]])}
+        started = {worker.slot: worker for sharing in reservation.processes(slots) for worker in self._process(sharing)}
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
         here = ray.get_runtime_context().get_node_id()
@@ -131,33 +126,33 @@ class RayLauncher:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
                     self._processes.append(psutil.Process(found.pid))
         for slot, found in reports.items():
-            reservation.check_place(slot, self._machines[slot.node], ids[slot], found)
+            reservation.check_place(slot, self._machines[slot.node], self._reserved[slot.node], found)
         for spec in specs:
             self._build(spec, [started[slot] for slot in spec.slots], reports[spec.slots[0]])
         return {spec.name: [started[slot] for slot in spec.slots] for spec in specs}
 
     def _build(self, spec: GroupSpec, workers: Sequence[RayWorker], first: WorkerReport) -> None:
-        """Have the workers of a group built. `first`: report of rank 0, where the group meets."""
+        """Have the workers of a group built. `first`: report of rank 0, where its ranks join."""
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
         addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
         pickled = ray.put(cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses)))
-        meeting = Rendezvous(host=first.address, port=first.port)
+        rendezvous = Rendezvous(host=first.address, port=first.port)
         for worker in workers:
             slot = worker.slot
             index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
-            device = make_device(
-                slot, self._topology, self._account, index=index, uuids=self._reserved[slot.node].uuids(slot)
-            )
-            worker.make(pickled, device, folders[slot.node], meeting)
+            uuids = self._reserved[slot.node].uuids(slot)
+            device = make_device(slot, self._topology, self._account, index=index, uuids=uuids)
+            worker.make(pickled, device, folders[slot.node], rendezvous)
 
-    def _process(self, slots: Sequence[Slot], ids: tuple[str, ...]) -> list[RayWorker]:
+    def _process(self, slots: Sequence[Slot]) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers."""
         slot, runtime_env = slots[0], slots[0].runtime_env
         environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars)}
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
+        ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         # The stubs of ray.remote leave out concurrency_groups.

@@ -20,7 +20,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.machines.nodes import in_rank_order
 from rlplace.workers.launch.reservation import Machine
 
-# Messages of Ray that repeat at length what our own errors say, or that warn of many small workers.
+# Messages of Ray that repeat our own errors at length, or that warn of many small workers.
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
 
 _ALWAYS = {
@@ -64,9 +64,7 @@ class RaySession:
         self._guard: Guard | None = None
 
     def start(self) -> None:
-        """Start or join Ray. Idempotent. Raises ClusterError when Ray cannot be started or reached."""
-        if self._begun:
-            return
+        """Start or join Ray, once. Raises ClusterError when Ray cannot be started or reached."""
         with ray_environment(self._config.address):
             import ray
 

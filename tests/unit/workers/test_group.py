@@ -106,6 +106,15 @@ def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
     assert again.value is raised.value
 
 
+def test_a_failure_breaks_the_channels_also_if_its_call_is_not_waited_for() -> None:
+    channel = LocalChannel(ChannelSpec(name="mail", capacity_items=1))
+    job = Job(mail=channel)
+    job.group.step()
+    job.handles[1].raises(ValueError("bad action"))
+    with pytest.raises(ChannelBroken, match="bad action"):
+        channel.get(timeout_s=30)
+
+
 def test_calls_of_an_ended_worker_fail_at_once() -> None:
     handle = Handle("env", 0)
     waiting = handle.call("step")

@@ -81,10 +81,11 @@ def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
 )
 def test_a_worker_in_the_wrong_place_is_found(changed: dict[str, Any], what: str) -> None:
     (slot,) = slots([1])
+    use = NodeUse(node=0, accelerators=(1,), kind="cuda", ids={1: "1"})
     right = WorkerReport(machine="id-1", host="a", pid=1, visible=("1",))
-    check_place(slot, machine(1), ("1",), right)
+    check_place(slot, machine(1), use, right)
     with pytest.raises(ClusterError) as wrong:
-        check_place(slot, machine(1), ("1",), dataclasses.replace(right, **changed))
+        check_place(slot, machine(1), use, dataclasses.replace(right, **changed))
     assert (wrong.value.code, wrong.value.problem.what) == ("worker-misplaced", what)
 
 

@@ -1,15 +1,14 @@
-"""Members of a sync go on together or not at all, with the reason."""
+"""Notes between the members of a sync; how they join is tested by whole syncs."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
 from rlplace.comm.weights.rendezvous import SyncRendezvous
-from rlplace.errors import ChannelTimeout, WeightSyncError
+from rlplace.errors import ChannelTimeout
 
 MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
 
@@ -17,28 +16,6 @@ MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
 def members() -> list[SyncRendezvous]:
     store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, but not in the stubs
     return [SyncRendezvous(store, member) for member in MEMBERS]
-
-
-def test_each_gets_the_words_of_all() -> None:
-    with ThreadPoolExecutor(3) as threads:
-        words = threads.map(lambda m: m.join(0, m.me[-1], MEMBERS, deadline_s=time.monotonic() + 60.0), members())
-        assert list(words) == [["0", "0", "1"]] * 3
-
-
-def test_missing_members_are_named_and_those_that_come_later_do_not_go_on() -> None:
-    actor, first, second = members()
-    with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* for rollout rank 0, rollout rank 1 to take part"):
-        actor.join(0, "", MEMBERS, deadline_s=0.0)
-    second.refuse(0, "has other plans")
-    with pytest.raises(WeightSyncError, match="did not take place: rollout rank 0, rollout rank 1 did not come"):
-        first.join(0, "", MEMBERS, deadline_s=time.monotonic() + 60.0)
-
-
-def test_a_member_that_refuses_is_not_waited_for() -> None:
-    _, first, second = members()
-    second.refuse(4, "has other plans")
-    with pytest.raises(WeightSyncError, match="did not take place: rollout rank 1 has other plans"):
-        first.join(4, "", MEMBERS[1:], deadline_s=time.monotonic() + 60.0)
 
 
 def test_a_note_that_does_not_come_names_its_source() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplace.config.schema import FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, SimulatorDemand, TrainingDemand
@@ -25,7 +23,6 @@ from tests.unit.placement.memory_cases import COMPONENTS, RLHF
 MIB = 1 << 20
 # Components of the job, in the order their demands are drawn.
 TRAINED, FROZEN = ("actor", "critic"), ("reference", "reward")
-BUDGETS = st.none() | st.integers(1, 4096)  # jobs that are planned only have none
 
 
 @st.composite
@@ -44,45 +41,31 @@ def models(draw: st.DrawFn):  # type: ignore[no-untyped-def]
     )
 
 
-@st.composite
-def trained(draw: st.DrawFn) -> TrainingDemand:
-    return TrainingDemand(
-        model=draw(models()),
-        micro_batch=draw(st.integers(1, 64)),
-        sequence_length=draw(st.integers(1, 512)),
-        token_budget=draw(BUDGETS),
-        weights=draw(st.sampled_from(["fp32", "bf16"])),
-        compute=draw(st.sampled_from(["fp32", "bf16"])),
-        optimizer=draw(st.sampled_from(["adamw", "adamw_master", "adamw_8bit", "sgd"])),
-        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
-        checkpointing=draw(st.booleans()),
-        lora_rank=draw(st.sampled_from([None, 1, 8])),
-        optimizer_on_host=draw(st.booleans()),
-    )
-
-
-@st.composite
-def frozen(draw: st.DrawFn) -> ScoringDemand:
-    return ScoringDemand(
-        model=draw(models()),
-        micro_batch=draw(st.integers(1, 64)),
-        sequence_length=draw(st.integers(1, 512)),
-        token_budget=draw(BUDGETS),
-        sharded=draw(st.booleans()),
-        on_host=draw(st.booleans()),
-    )
-
-
-@st.composite
-def engines(draw: st.DrawFn) -> EngineDemand:
-    return EngineDemand(
-        model=draw(models()),
-        gpu_memory_utilization=draw(st.integers(1, 100)) / 100,
-        kv_cache_memory=draw(st.none() | st.integers(0, 8 * MIB)),
-        sequence_length=draw(st.integers(1, 512)),
-        step_tokens=draw(st.integers(1, 1024)),
-        sleep_level=draw(st.sampled_from([1, 2])),
-    )
+SIZES = {"model": models(), "sequence_length": st.integers(1, 512)}
+BATCHES = {"micro_batch": st.integers(1, 64), "token_budget": st.integers(1, 4096)}
+TRAINING = st.builds(
+    TrainedConfig,
+    **BATCHES,
+    weights=st.sampled_from(["fp32", "bf16"]),
+    compute=st.sampled_from(["fp32", "bf16"]),
+    optimizer=st.builds(
+        OptimizerConfig, kind=st.sampled_from(["adamw", "adamw_master", "adamw_8bit", "sgd"]), on_host=st.booleans()
+    ),
+    zero_stage=st.sampled_from([0, 1, 2, 3]),
+    checkpointing=st.booleans(),
+    lora_rank=st.sampled_from([None, 1, 8]),
+)
+FROZEN_BLOCKS = st.builds(FrozenConfig, **BATCHES, sharded=st.booleans(), on_host=st.booleans())
+ENGINES = st.builds(
+    TextRolloutConfig,
+    gpu_memory_utilization=st.integers(1, 100).map(lambda percent: percent / 100),
+    kv_cache_memory=st.none() | st.integers(0, 8 * MIB),
+    step_tokens=st.integers(1, 1024),
+    sleep_level=st.sampled_from([1, 2]),
+)
+trained = st.builds(TrainingDemand, **SIZES, block=TRAINING, packed=st.booleans())
+frozen = st.builds(ScoringDemand, **SIZES, block=FROZEN_BLOCKS, packed=st.booleans())
+engines = st.builds(EngineDemand, **SIZES, block=ENGINES)
 
 
 @st.composite
@@ -105,9 +88,9 @@ def placements(draw: st.DrawFn) -> HybridComponentPlacement:
 @st.composite
 def cases(draw: st.DrawFn) -> MemoryCase:
     demands: dict[str, Demand] = {}
-    demands |= {c: draw(trained()) for c in TRAINED}
-    demands |= {c: draw(frozen()) for c in FROZEN}
-    demands["rollout"] = draw(st.one_of(engines(), st.builds(SimulatorDemand, accelerator_bytes=st.integers(0, MIB))))
+    demands |= {c: draw(trained) for c in TRAINED}
+    demands |= {c: draw(frozen) for c in FROZEN}
+    demands["rollout"] = draw(st.one_of(engines, st.builds(SimulatorDemand, accelerator_bytes=st.integers(0, MIB))))
     return MemoryCase(
         placement=draw(placements()),
         needs=RLHF,
@@ -119,11 +102,12 @@ def cases(draw: st.DrawFn) -> MemoryCase:
 
 @given(cases(), st.sampled_from(["micro_batch", "sequence_length", "token_budget"]), st.integers(1, 100))
 def test_a_larger_batch_never_needs_less(case: MemoryCase, field: str, more: int) -> None:
-    demands: Mapping[str, Demand] = {
-        c: dataclasses.replace(d, **{field: getattr(d, field) + more}) if getattr(d, field, None) else d  # type: ignore[type-var]
-        for c, d in case.demands.items()
-    }
-    before, after = case.ledger(), dataclasses.replace(case, demands=demands).ledger()
+    larger = case
+    for component, demand in case.demands.items():
+        of = demand if field == "sequence_length" else getattr(demand, "block", None)
+        if (now := getattr(of, field, None)) is not None:
+            larger = larger.changed([component], **{field: now + more})
+    before, after = case.ledger(), larger.ledger()
     for small, large in zip(before.accelerators, after.accelerators, strict=True):
         for a, b in zip(small.loads, large.loads, strict=True):
             assert a.total_bytes <= b.total_bytes
@@ -225,10 +209,10 @@ def test_measurements_that_are_written_are_read_again(found: dict[str, dict[Resi
 @given(cases())
 def test_an_engine_stays_within_its_share_where_that_has_room(case: MemoryCase) -> None:
     engine = case.demands["rollout"]
-    if not isinstance(engine, EngineDemand) or engine.kv_cache_memory is not None:
+    if not isinstance(engine, EngineDemand) or engine.block.kv_cache_memory is not None:
         return
     memory = 1 << 34
     footprint = engine.footprint(Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda"))
     used = sum(footprint.held[Residency.FULL].values()) + sum(footprint.working["rollout"].values())
     if footprint.held[Residency.FULL][Part.KV_CACHE]:
-        assert used == int(memory * engine.gpu_memory_utilization)
+        assert used == int(memory * engine.block.gpu_memory_utilization)

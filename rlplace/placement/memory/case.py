@@ -104,46 +104,22 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             sync = DeviceSync.receiving(plan.deliveries)
             return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync)
         case TextRolloutConfig() as engine if (model := _model(config, None, component)) is not None:
-            share = engine.gpu_memory_utilization
-            return EngineDemand(
-                model=model,
-                gpu_memory_utilization=1.0 if share == "auto" else share,
-                kv_cache_memory=engine.kv_cache_memory,
-                sequence_length=length,
-                dtype=engine.dtype,
-                cache_dtype=engine.cache,
-                step_tokens=engine.step_tokens,
-                step_sequences=engine.step_sequences,
-                sleep_level=engine.sleep_level,
-                sync=DeviceSync.receiving(plan.deliveries),
-            )
+            if engine.gpu_memory_utilization == "auto" and engine.kv_cache_memory is None:
+                engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
+            sync = DeviceSync.receiving(plan.deliveries)
+            return EngineDemand(model=model, block=engine, sequence_length=length, sync=sync)
         case TrainedConfig() if config.kind == "mlp":
             return PolicyTrainingDemand(policy=policy, sync=DeviceSync.sending(plan.deliveries))
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
-            found = TrainingDemand(
-                model=model,
-                micro_batch=trained.micro_batch,
-                sequence_length=length,
-                token_budget=trained.token_budget if packed else None,
-                weights=trained.weights,
-                compute=trained.compute,
-                optimizer=trained.optimizer.kind,
-                zero_stage=trained.zero_stage,
-                checkpointing=trained.checkpointing,
-                lora_rank=trained.lora_rank,
-                optimizer_on_host=trained.optimizer.on_host,
-            )
+            found = TrainingDemand(model=model, block=trained, sequence_length=length, packed=packed)
             return _sending(found, trained, plan) if isinstance(trained, ActorConfig) else found
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
             return ScoringDemand(
                 model=model,
-                micro_batch=frozen.micro_batch,
+                block=frozen,
                 sequence_length=length,
-                token_budget=frozen.token_budget if packed else None,
-                dtype=frozen.dtype,
-                sharded=frozen.sharded,
-                on_host=frozen.on_host,
+                packed=packed,
                 refreshed=config.actor.compute if refreshed else None,
             )
         case _:
@@ -151,18 +127,12 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """The actor's demand, with what a weight sync holds and the average of its weights."""
-    sync, deliveries, ranks = actor.sync, plan.deliveries, range(plan.placement.world_size("actor"))
+    """The actor's demand, with what a weight sync holds."""
+    deliveries, ranks = plan.deliveries, range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
     far = max(sum(rank not in delivery.near for delivery in deliveries) for rank in ranks)
-    return dataclasses.replace(
-        trained,
-        sync=DeviceSync.sending(deliveries),
-        merged=actor.lora_rank is not None and sync.mode != "lora",
-        probed=sync.verify == "logprobs" and sync.verify_every > 0,
-        averaged=actor.ema_decay is not None,
-        sent=far if sync.mode == "delta" else 0,
-    )
+    sent = far if actor.sync.mode == "delta" else 0
+    return dataclasses.replace(trained, sync=DeviceSync.sending(deliveries), sent=sent)
 
 
 def _model(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
@@ -198,9 +168,5 @@ def _shared(plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpace
 
 def with_share(config: Config, case: MemoryCase) -> Config:
     """Replace `gpu_memory_utilization: auto` by the value computed for this memory case."""
-    match case.demands.get("rollout"):
-        case EngineDemand(kv_cache_memory=None, gpu_memory_utilization=share):
-            rollout = dataclasses.replace(config.text_rollout, gpu_memory_utilization=share)
-            return dataclasses.replace(config, rollout=rollout)
-        case _:
-            return config
+    engine = case.demands.get("rollout")
+    return dataclasses.replace(config, rollout=engine.block) if isinstance(engine, EngineDemand) else config

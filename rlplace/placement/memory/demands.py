@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from rlplace.config.schema import MlpConfig
+from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, MlpConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.footprint import (
@@ -31,7 +31,6 @@ from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
 from rlplace.placement.memory.model import ModelShape, Weight
 from rlplace.placement.schedule import Residency
 
-Dtype = Literal["fp32", "bf16", "fp16"]
 _OFF, _WEIGHTS, _FULL = Residency
 _PARAMETERS, _GRADIENTS, _OPTIMIZER = 3, 2, 1  # the ZeRO stage from which ranks share them
 _FLOAT32, _FLOAT64 = 4, 8
@@ -89,86 +88,82 @@ class TrainingDemand:
     """A language model that learns. Its ranks share the state; while it is off, its host holds a copy of it."""
 
     model: ModelShape
-    micro_batch: int  # sequences in one forward and backward pass of a rank
+    block: TrainedConfig
     sequence_length: int
-    token_budget: int | None = None  # passes are packed with so many tokens, instead of micro_batch sequences
-    weights: Dtype = "fp32"  # as they are kept
-    compute: Dtype = "bf16"
-    optimizer: Literal["adamw", "adamw_master", "adamw_8bit", "sgd"] = "adamw"
-    zero_stage: Literal[0, 1, 2, 3] = 3
-    checkpointing: bool = True  # keep the input of each layer only, recompute the rest
-    lora_rank: int | None = None  # train low-rank factors of all linear layers, freeze the weights
-    optimizer_on_host: bool = False
+    packed: bool = False  # passes have the block's token_budget, instead of micro_batch sequences
     sync: DeviceSync = THROUGH_HOST
-    merged: bool = False  # factors are, for a sync: weights of their own until it is over
-    probed: bool = False  # a sync is verified by a pass over some tokens
-    averaged: bool = False  # a moving average of what is trained lives on the host
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
 
     def footprint(self, placed: Placed) -> Footprint:
-        number, parallel = DTYPE_BYTES[self.compute], placed.tensor_parallel
-        tokens = formulas.pass_tokens(self.micro_batch, self.sequence_length, self.token_budget)
+        block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
+        tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
         trained = self._trained(placed, _PARAMETERS)
         # With LoRA, the model itself is kept as it is computed with, and never changes.
-        shards = placed.copies if self.zero_stage >= _PARAMETERS else 1
-        frozen = [] if self.lora_rank is None else _sized(self.model.parts(parallel, shards), number)
-        weights = _sized(trained, DTYPE_BYTES[self.weights]) + frozen
-        tensors, each = OPTIMIZER_STATE[self.optimizer]
+        shards = placed.copies if block.zero_stage >= _PARAMETERS else 1
+        frozen = [] if block.lora_rank is None else _sized(self.model.parts(parallel, shards), number)
+        weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
+        tensors, each = OPTIMIZER_STATE[block.optimizer.kind]
         state = [(n * each, times * tensors) for n, times in self._trained(placed, _OPTIMIZER)]
-        here, there = ([], state) if self.optimizer_on_host else (state, [])
+        here, there = ([], state) if block.optimizer.on_host else (state, [])
         process = self.sync.beside(placed.process(placed.groups))
         resident = {**process, Part.PARAMETERS: total(weights)}
         gathered = self._gathered(placed)
         whole = formulas.parameters(self.model, number, parallel)
         buckets = formulas.sync_buckets(total(weights))
-        merged = total(frozen) if self.merged else 0
-        syncing = {Part.SYNC: max(buckets, self.sync.working(whole)) + merged}
+        syncing = {Part.SYNC: max(buckets, self.sync.working(whole))}
         kept = {HostPart.OPTIMIZER: total(there)}
-        if self.averaged:
-            kept[HostPart.AVERAGE] = _FLOAT32 * total(trained)
+        if isinstance(block, ActorConfig):
+            if block.sync.mode != "lora":  # factors are merged into weights of their own until it is over
+                syncing[Part.SYNC] += total(frozen)
+            if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
+                syncing[Part.GATHERED] = gathered
+            if block.ema_decay is not None:
+                kept[HostPart.AVERAGE] = _FLOAT32 * total(trained)
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
             working={
-                "sync": syncing | ({Part.GATHERED: gathered} if self.probed else {}),
+                "sync": syncing,
                 "infer": _forward(self.model, tokens, number, parallel, gathered),
                 "learn": self._backward(placed, tokens, gathered),
             },
-            loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[self.weights]},
+            loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[block.weights]},
             host={at: {**copied, **kept} for at, copied in copies.items()},
         )
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
         """Elements of what is trained, shared from a ZeRO stage on."""
-        shards = placed.copies if self.zero_stage >= shared_from else 1
-        if self.lora_rank is None:
+        shards = placed.copies if self.block.zero_stage >= shared_from else 1
+        if self.block.lora_rank is None:
             return self.model.parts(placed.tensor_parallel, shards)
-        return self.model.lora_parts(self.lora_rank, placed.tensor_parallel, shards)
+        return self.model.lora_parts(self.block.lora_rank, placed.tensor_parallel, shards)
 
     def _gathered(self, placed: Placed) -> int:
-        number = DTYPE_BYTES[self.compute]
-        if self.zero_stage >= _PARAMETERS and placed.copies > 1:
+        block, number = self.block, DTYPE_BYTES[self.block.compute]
+        if block.zero_stage >= _PARAMETERS and placed.copies > 1:
             return formulas.gathered(self.model, number, placed.tensor_parallel)
-        if self.lora_rank is None and self.weights != self.compute:  # computed in a copy of another dtype
+        if block.lora_rank is None and block.weights != block.compute:  # computed in a copy of another dtype
             return formulas.parameters(self.model, number, placed.tensor_parallel)
         return 0
 
     def _backward(self, placed: Placed, tokens: int, gathered: int) -> Bytes:
         """At the worst moment of a pass: all is saved, and either the logits or one recomputed layer is there too."""
-        model, number, parallel = self.model, DTYPE_BYTES[self.compute], placed.tensor_parallel
+        block, model, parallel = self.block, self.model, placed.tensor_parallel
+        number = DTYPE_BYTES[block.compute]
         saved, again = formulas.activations(model, tokens, number, parallel), 0
-        if self.checkpointing:
+        if block.checkpointing:
             saved = formulas.checkpoints(model, tokens, number)
             again = formulas.one_layer(model, tokens, number, parallel)
-        logits = formulas.logits_backward(model.vocabulary, tokens, number, parallel)
+        logits = formulas.logits(model.vocabulary, tokens, number, parallel, backward=True)
         buckets = 0
-        if self.zero_stage >= _GRADIENTS and placed.copies > 1 and self.lora_rank is None:
+        if block.zero_stage >= _GRADIENTS and placed.copies > 1 and block.lora_rank is None:
             buckets = formulas.gradient_buckets(model, number, parallel)
-        trained = total(self._trained(placed, _GRADIENTS))
+        # Rajbhandari et al. 2020, arXiv:1910.02054, sections 3 and 5: exact, where they are dropped after the step.
+        gradients = total(self._trained(placed, _GRADIENTS)) * DTYPE_BYTES[block.weights]
         return {
-            Part.GRADIENTS: formulas.gradients(trained, DTYPE_BYTES[self.weights]) + buckets,
+            Part.GRADIENTS: gradients + buckets,
             Part.GATHERED: gathered,
             Part.ACTIVATIONS: saved + (again if again > logits else 0),
             Part.LOGITS: 0 if again > logits else logits,
@@ -183,22 +178,20 @@ class ScoringDemand:
     """
 
     model: ModelShape
-    micro_batch: int
+    block: FrozenConfig
     sequence_length: int
-    token_budget: int | None = None  # passes are packed with so many tokens, instead of micro_batch sequences
-    dtype: Dtype = "bf16"
-    sharded: bool = True  # over its ranks, gathered layer by layer; else each rank has it whole
-    on_host: bool = False  # brought to the accelerator layer by layer
+    packed: bool = False  # as of a model that learns
     refreshed: Dtype | None = None  # by weights that come to each rank's host, whole and in this type; None: never
 
     def footprint(self, placed: Placed) -> Footprint:
-        number, parallel, process = DTYPE_BYTES[self.dtype], placed.tensor_parallel, placed.process(placed.groups)
-        on_host = self.on_host or not placed.accelerators_per_rank
-        shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if self.sharded else 1
+        block, number, parallel = self.block, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
+        process = placed.process(placed.groups)
+        on_host = block.on_host or not placed.accelerators_per_rank
+        shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if block.sharded else 1
         tensors = _sized(self.model.parts(parallel, shards), number)
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
-        gathered = formulas.gathered(self.model, number, parallel) if shards > 1 or self.on_host else 0
-        tokens = formulas.pass_tokens(self.micro_batch, self.sequence_length, self.token_budget)
+        gathered = formulas.gathered(self.model, number, parallel) if shards > 1 or block.on_host else 0
+        tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
         forward = _forward(self.model, tokens, number, parallel, gathered)
         host: dict[Residency, HostBytes]
         if on_host:
@@ -221,38 +214,32 @@ class EngineDemand:
     """A generation engine such as vLLM. It takes a share of each accelerator, unless its KV cache has a size."""
 
     model: ModelShape
-    gpu_memory_utilization: float = 1.0  # share of each accelerator for everything; the KV cache gets what is left
-    kv_cache_memory: int | None = None  # bytes of the KV cache on each accelerator; the share counts for nothing then
+    block: TextRolloutConfig
     sequence_length: int  # the longest; the cache must hold at least one such
-    dtype: Dtype = "bf16"
-    cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] = "bf16"
-    step_tokens: int = 8192  # most tokens of one step
-    step_sequences: int = 256
-    sleep_level: Literal[1, 2] = 2  # 1: weights are copied to the host; 2: dropped, the next sync brings new ones
     sync: DeviceSync = THROUGH_HOST
 
     def footprint(self, placed: Placed) -> Footprint:
-        model, number, parallel = self.model, DTYPE_BYTES[self.dtype], placed.tensor_parallel
+        block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
         process = self.sync.beside(placed.process(placed.groups))
         if placed.kind != "emulated":
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
         weights = formulas.parameters(model, number, parallel)
-        workspace = formulas.engine_workspace(model, self.step_tokens, self.step_sequences, number, parallel)
-        taken = sum(process.values()) + weights + workspace
-        left = formulas.kv_share(placed.memory_bytes, self.gpu_memory_utilization, taken)
-        cache = left if self.kv_cache_memory is None else self.kv_cache_memory
-        room = cache // formulas.kv_per_token(model, DTYPE_BYTES[self.cache_dtype], parallel)
-        known = self.kv_cache_memory is not None or placed.memory_bytes
+        workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
+        cache = block.kv_cache_memory
+        if cache is None:
+            assert not isinstance(block.gpu_memory_utilization, str), "a case begins with all of it"
+            taken = sum(process.values()) + weights + workspace
+            cache = formulas.kv_share(placed.memory_bytes, block.gpu_memory_utilization, taken)
+        room = cache // formulas.kv_per_token(model, DTYPE_BYTES[block.cache], parallel)
+        known = block.kv_cache_memory is not None or placed.memory_bytes
         lacking = None
         if known and room < self.sequence_length:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
         buckets = formulas.sync_buckets(weights)
         awake = process | {Part.PARAMETERS: weights}
-        # Every accelerator of the rank has its part; the host has them all.
-        copies = [
-            (formulas.sleep_copy(part * number, self.sleep_level), layers * placed.accelerators_per_rank)
-            for part, layers in model.parts(parallel)
-        ]
+        # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
+        parts = model.parts(parallel) if block.sleep_level == 1 else []
+        copies = [(part * number, layers * placed.accelerators_per_rank) for part, layers in parts]
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={

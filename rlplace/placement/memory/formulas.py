@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -35,17 +36,9 @@ def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1)
     return sum(part * copies for part, copies in model.parts(parallel, shards)) * each
 
 
-def gradients(trained: int, each: int) -> int:
-    """Trained numbers of a rank x bytes; of the whole model below ZeRO stage 2.
-    Source: Rajbhandari et al. 2020, arXiv:1910.02054, sections 3 and 5.
-    Accuracy: exact, where gradients are dropped after the step.
-    """
-    return trained * each
-
-
-def pass_tokens(micro_batch: int, sequence_length: int, token_budget: int | None) -> int:
+def pass_tokens(block: TrainedConfig | FrozenConfig, sequence_length: int, packed: bool) -> int:
     """Of one pass, by sequences or packed; the longest sequence is never cut."""
-    return micro_batch * sequence_length if token_budget is None else max(token_budget, sequence_length)
+    return max(block.token_budget, sequence_length) if packed else block.micro_batch * sequence_length
 
 
 def gathered(model: ModelShape, compute: int, parallel: int = 1) -> int:
@@ -91,20 +84,12 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     return tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
 
 
-def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:
-    """Tokens x V / t x (c + 4 + 4): logits, their float32 copy, the log-softmax.
-    Source: counted from the operations of an unfused log-probability.
+def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1, *, backward: bool = False) -> int:
+    """Tokens x V / t x (c + 4 + 4): logits, their float32 copy, the log-softmax; backward 4 more: the float32 gradient.
+    Source: counted from the operations of an unfused log-probability and of its loss.
     Accuracy: exact unfused; computed in chunks it is less.
     """
-    return tokens * -(-vocabulary // parallel) * (compute + 8)
-
-
-def logits_backward(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:
-    """Tokens x V / t x (c + 4 + 4 + 4): the same and the float32 gradient.
-    Source: counted from the operations of an unfused loss.
-    Accuracy: exact unfused; computed in chunks it is less.
-    """
-    return tokens * -(-vocabulary // parallel) * (compute + 12)
+    return tokens * -(-vocabulary // parallel) * (compute + (12 if backward else 8))
 
 
 def kv_per_token(model: ModelShape, each: int, parallel: int = 1) -> int:
@@ -146,14 +131,6 @@ def sync_buckets(weights: int) -> int:
     Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
     """
     return 2 * min(weights, SYNC_BUCKET_BYTES)
-
-
-def sleep_copy(weights: int, level: int) -> int:
-    """Level 1: the engine's weights, pinned on its host; level 2: nothing, weights come with the next sync.
-    Source: vLLM 0.32, sleep mode.
-    Accuracy: exact, less buffers.
-    """
-    return weights if level == 1 else 0
 
 
 def pinned(size: int) -> int:

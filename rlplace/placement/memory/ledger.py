@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
@@ -21,6 +22,7 @@ from rlplace.placement.memory.occupancy import Alike, Occupancy, alike_accelerat
 from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
+T = TypeVar("T")
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
@@ -215,11 +217,25 @@ class MemoryCase:
     def block(self, component: str) -> str:
         return self.blocks.get(component, component)
 
+    def sharers(self, component: str) -> list[str]:
+        """The components that have one block in common."""
+        return [c for c in self.placement.components if self.block(c) == self.block(component)]
+
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
-        """The case with other values in the demands of `components`."""
-        # Every demand is a dataclass, which its Protocol cannot say.
-        changed = {c: dataclasses.replace(self.demands[c], **values) for c in components}  # type: ignore[type-var]
-        return dataclasses.replace(self, demands={**self.demands, **changed})
+        """The case with other values in the demands of `components`, or at these keys of their blocks."""
+        demands = dict(self.demands)
+        for component in {c for name in components for c in self.sharers(name) if c in demands}:
+            for key, value in values.items():
+                path = key if hasattr(demands[component], key) else f"block.{key}"
+                demands[component] = _with(demands[component], path, value)
+        return dataclasses.replace(self, demands=demands)
+
+
+def _with(of: T, key: str, value: object) -> T:
+    """The same with another value at a path of fields; demands and blocks are dataclasses."""
+    field, _, rest = key.partition(".")
+    inside = _with(getattr(of, field), rest, value) if rest else value
+    return dataclasses.replace(of, **{field: inside})  # type: ignore[type-var]
 
 
 def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:

@@ -280,8 +280,8 @@ class Attention:
             yield from _linear(at + "q_proj", self.hidden, self.query, bias, self.heads)
             yield from _linear(at + "k_proj", self.hidden, self.keys, bias, self.kv_heads)
             yield from _linear(at + "v_proj", self.hidden, self.keys, bias, self.kv_heads)
-        whole_bias = self.bias and not family.qkv_bias
-        yield from _linear(at + "o_proj", self.query, self.hidden, whole_bias, self.heads, cut_outputs=False)
+        own_bias = self.bias and not family.qkv_bias
+        yield from _linear(at + "o_proj", self.query, self.hidden, own_bias, self.heads, cut_outputs=False)
         if family.qk_norms:
             yield Weight(name=at + "q_norm.weight", shape=(self.head_dim,))
             yield Weight(name=at + "k_norm.weight", shape=(self.head_dim,))

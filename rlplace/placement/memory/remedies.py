@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from rlplace.config.show import quote
+from rlplace.config.show import quote, show
 from rlplace.errors import Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
@@ -17,13 +18,18 @@ from rlplace.units import show_bytes
 _MOST_STEPS = 6
 _MOST_HOLDERS = 5
 _MOST_FACTOR = 64  # more is no remedy but another job
-_LESS_KEPT: dict[str, tuple[object, str]] = {  # field of a demand -> the value that holds less, and what that costs
-    "checkpointing": (True, "one more forward pass for each backward pass, about a third more computing"),
-    "optimizer_on_host": (True, "the optimizer steps on the host, at its speed and in its memory"),
-    "sharded": (True, "every forward pass gathers the weights from all ranks"),
-    "on_host": (True, "every forward pass copies the weights from the host"),
-    "sleep_level": (2, "none: the sync before each rollout brings the weights anyway"),
-}
+_LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
+    (
+        TrainingDemand,
+        "checkpointing",
+        True,
+        "one more forward pass per backward pass, about a third more computing",
+    ),
+    (TrainingDemand, "optimizer.on_host", True, "the optimizer steps on the host, at its speed and in its memory"),
+    (ScoringDemand, "sharded", True, "every forward pass gathers the weights from all ranks"),
+    (ScoringDemand, "on_host", True, "every forward pass copies the weights from the host"),
+    (EngineDemand, "sleep_level", 2, "none: the sync before each rollout brings the weights anyway"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +95,17 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
         yield from _smaller_cache(case, component, short)
     for component in holders:
         demand = case.demands.get(component)
-        for field, (value, cost) in _LESS_KEPT.items():
-            if getattr(demand, field, value) != value:
-                line = f"{field.replace('optimizer_', 'optimizer.')}: {str(value).lower()}"
-                yield _change(case, component, line, cost, **{field: value})
+        for kind, key, value, cost in _LESS_KEPT:
+            if isinstance(demand, kind) and attrgetter(key)(demand.block) != value:
+                yield _change(case, component, key, value, cost)
     for component in holders:
         yield from _more_ranks(case, component)
 
 
-def _sharers(case: MemoryCase, component: str) -> list[str]:
-    """The components that have one block in common."""
-    return [c for c in case.placement.components if case.block(c) == case.block(component)]
-
-
-def _with(case: MemoryCase, component: str, **values: object) -> MemoryCase:
-    return case.changed((c for c in _sharers(case, component) if c in case.demands), **values)
-
-
-def _change(case: MemoryCase, component: str, line: str, cost: str, **values: object) -> Remedy:
-    """A line of the component's block, which has these values in the demands."""
-    return Remedy(fix=f"{case.block(component)}.{line}", cost=cost, case=_with(case, component, **values))
+def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:
+    """Another value of one key of the component's block."""
+    fix = f"{case.block(component)}.{key}: {show(value)}"
+    return Remedy(fix=fix, cost=cost, case=case.changed([component], **{key: value}))
 
 
 def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
@@ -118,7 +115,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
     known = [1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s]
     seconds = 2 * copied / min(known, default=COPY_BYTES_PER_S)
     cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
-    leaving = dict.fromkeys(_sharers(case, component), True)
+    leaving = dict.fromkeys(case.sharers(component), True)
     yield Remedy(
         fix=f"{case.block(component)}.enable_offload: true",
         cost=cost if copied else "little: nothing is copied, what it holds is made anew",
@@ -131,15 +128,15 @@ def _smaller_batch(case: MemoryCase, component: str, short: Account) -> Iterator
     demand = case.demands.get(component)
     if not isinstance(demand, (TrainingDemand, ScoringDemand)):
         return
-    knob, now, least = Knob.MICRO_BATCH, demand.micro_batch, 1
-    if demand.token_budget is not None:
-        knob, now, least = Knob.TOKEN_BUDGET, demand.token_budget, demand.sequence_length
+    knob, now, least = Knob.MICRO_BATCH, demand.block.micro_batch, 1
+    if demand.packed:
+        knob, now, least = Knob.TOKEN_BUDGET, demand.block.token_budget, demand.sequence_length
     if now <= least:
         return
     solution = solve(case, knob, component)
     size = int(solution.value) if solution is not None else _useful(case, component, knob, (least, now), short)
     cost = f"{now / size:.3g} times as many passes, each less well filled"
-    yield _change(case, component, f"{knob.value}: {size}", cost, **{knob.value: size})
+    yield _change(case, component, knob.value, size, cost)
 
 
 def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account) -> int:
@@ -147,7 +144,7 @@ def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int]
     least, now = sizes
 
     def totals(size: int) -> list[int]:
-        accounts = _with(case, component, **{knob.value: size}).ledger().accounts
+        accounts = case.changed([component], **{knob.value: size}).ledger().accounts
         (same,) = (a for a in accounts if (a.kind, a.numbers) == (short.kind, short.numbers))
         return [load.total_bytes for load in same.loads]
 
@@ -160,13 +157,11 @@ def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator
     demand = case.demands.get(component)
     if has_knob(demand, Knob.KV_SHARE):
         if (found := solve(case, Knob.KV_SHARE, component)) is not None:
-            fix = f"{component}.gpu_memory_utilization: {found.value}"
-            yield Remedy(fix=fix, cost=cost, case=found.case)
-    elif isinstance(demand, EngineDemand) and demand.kv_cache_memory is not None:
-        left = demand.kv_cache_memory - (short.worst.total_bytes - short.capacity_bytes)
+            yield _change(case, component, Knob.KV_SHARE.value, found.value, cost)
+    elif isinstance(demand, EngineDemand) and demand.block.kv_cache_memory is not None:
+        left = demand.block.kv_cache_memory - (short.worst.total_bytes - short.capacity_bytes)
         if left > 0:
-            changed = case.changed([component], kv_cache_memory=left)
-            yield Remedy(fix=f"{component}.kv_cache_memory: {left}", cost=cost, case=changed)
+            yield _change(case, component, "kv_cache_memory", left, cost)
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
@@ -25,27 +26,24 @@ class Knob(enum.Enum):
     KV_SHARE = "gpu_memory_utilization"  # in steps of 0.01
 
 
-_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.TOKEN_BUDGET: 1 << 24, Knob.SEQUENCE_LENGTH: 1 << 24, Knob.KV_SHARE: 100}
+_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.TOKEN_BUDGET: 1 << 24, Knob.SEQUENCE_LENGTH: 1 << 24}
 # A pass has a size in sequences or in tokens.
 _INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_BATCH}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
+class Solution(NamedTuple):
     """The largest value that fits, and the case with it."""
 
-    knob: Knob
     value: float
     case: MemoryCase
 
 
 def has_knob(demand: Demand | None, knob: Knob) -> bool:
     match demand:
-        case TrainingDemand(token_budget=packed) | ScoringDemand(token_budget=packed):
-            size = Knob.MICRO_BATCH if packed is None else Knob.TOKEN_BUDGET
-            return knob in (size, Knob.SEQUENCE_LENGTH)
-        case EngineDemand(kv_cache_memory=size_bytes):
-            return knob is Knob.SEQUENCE_LENGTH or (knob is Knob.KV_SHARE and size_bytes is None)
+        case TrainingDemand(packed=packed) | ScoringDemand(packed=packed):
+            return knob in (Knob.TOKEN_BUDGET if packed else Knob.MICRO_BATCH, Knob.SEQUENCE_LENGTH)
+        case EngineDemand(block=block):
+            return knob is Knob.SEQUENCE_LENGTH or (knob is Knob.KV_SHARE and block.kv_cache_memory is None)
         case _:
             return False
 
@@ -64,21 +62,14 @@ def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solutio
     if not names:
         raise PlacementError([_no_knob(case, knob, component)])
     if not any(account.capacity_bytes for account in case.ledger().accounts):
-        problem = Problem(
-            code="unknown-memory",
-            key="cluster.accelerator.memory",
-            what="is not known",
-            why=f"the largest {knob.value} depends on how much memory an accelerator has",
-            fix="memory: 80GiB",
-        )
-        raise PlacementError([problem])
-    # A small share leaves no room for the KV cache and a large one none for the others: only the latter is monotone.
-    shared = knob is Knob.KV_SHARE
-    step = _share_left(case, names) if shared else _largest_step(case, knob, names, lambda ledger: ledger.fits)
-    solved = _with_step(case, knob, names, step)
-    if not step or not solved.ledger().fits:
-        return None
-    return Solution(knob=knob, value=step / 100 if shared else step, case=solved)
+        why = f"the largest {knob.value} depends on how much memory an accelerator has"
+        raise _unknown_memory("cluster.accelerator.memory", "is not known", None, why, "memory: 80GiB")
+    if knob is Knob.KV_SHARE:
+        value = _share_left(case, names)
+    else:
+        value = largest(lambda size: case.changed(names, **{knob.value: size}).ledger().fits, _MOST[knob])
+    solved = case.changed(names, **{knob.value: value})
+    return Solution(value, solved) if value and solved.ledger().fits else None
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
@@ -94,17 +85,20 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _with_step(case: MemoryCase, knob: Knob, names: Sequence[str], step: int) -> MemoryCase:
-    return case.changed(names, **{knob.value: step / 100 if knob is Knob.KV_SHARE else step})
+def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
+    """The largest share in hundredths that fits for every engine, whether or not it leaves room for a KV cache.
+
+    A small share leaves no room for the cache and a large one none for the others: only the latter is monotone.
+    """
+
+    def fits(hundredths: int) -> bool:
+        return case.changed(names, gpu_memory_utilization=hundredths / 100).ledger().within_capacity
+
+    return largest(fits, 100) / 100
 
 
-def _largest_step(case: MemoryCase, knob: Knob, names: Sequence[str], fits: Callable[[MemoryLedger], bool]) -> int:
-    return largest(lambda step: fits(_with_step(case, knob, names, step).ledger()), _MOST[knob])
-
-
-def _share_left(case: MemoryCase, names: Sequence[str]) -> int:
-    """The largest share in hundredths that fits for every engine, whether or not it leaves room for a KV cache."""
-    return _largest_step(case, Knob.KV_SHARE, names, lambda ledger: ledger.within_capacity)
+def _unknown_memory(key: str, what: str, got: str | None, why: str, fix: str) -> PlacementError:
+    return PlacementError([Problem(code="unknown-memory", key=key, what=what, got=got, why=why, fix=fix)])
 
 
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
@@ -135,16 +129,11 @@ def fill_share(case: MemoryCase) -> MemoryCase:
         return case
     node = next((n for n in case.placement.topology.nodes if n.accelerators and not n.memory_bytes), None)
     if node is not None:
-        problem = Problem(
-            code="unknown-memory",
-            key=f"{engines[0]}.gpu_memory_utilization",
-            what="auto needs to know how much memory an accelerator has",
-            got="auto",
-            why="it is the share that the others leave; neither cluster.nodes nor nvidia-smi states the memory",
-            fix=f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)",
-        )
-        raise PlacementError([problem])
-    left = _share_left(dataclasses.replace(case, measured={}), engines) / 100
+        key, what = f"{engines[0]}.gpu_memory_utilization", "auto needs to know how much memory an accelerator has"
+        why = "it is the share that the others leave; neither cluster.nodes nor nvidia-smi states the memory"
+        fix = f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)"
+        raise _unknown_memory(key, what, "auto", why, fix)
+    left = _share_left(dataclasses.replace(case, measured={}), engines)
     share = max(round(left - RESERVE, 2), _LEAST)
     names = ", ".join(f"{component}.gpu_memory_utilization" for component in engines)
     note = f"{names}: auto is {share:g}; {left:g} is what the others leave, {RESERVE:g} of it stays free"

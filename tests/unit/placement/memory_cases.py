@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config
+from rlplace.config.schema import Config, FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand
@@ -30,13 +30,13 @@ def llama_3(size: str) -> dict[str, Any]:
 
 def rlhf_demands(size: str, *, micro_batch: int = 4, sequence_length: int = 2048, **training: Any) -> dict[str, Demand]:
     language, score = read_model(llama_3(size)), read_model(llama_3(size), head=Head.SCORE)
-    batch: dict[str, Any] = {"micro_batch": micro_batch, "sequence_length": sequence_length}
+    trained, frozen = TrainedConfig(micro_batch=micro_batch, **training), FrozenConfig(micro_batch=micro_batch)
     return {
-        "actor": TrainingDemand(model=language, **batch, **training),
-        "critic": TrainingDemand(model=score, **batch, **training),
-        "reference": ScoringDemand(model=language, **batch),
-        "reward": ScoringDemand(model=score, **batch),
-        "rollout": EngineDemand(model=language, gpu_memory_utilization=0.6, sequence_length=sequence_length),
+        "actor": TrainingDemand(model=language, block=trained, sequence_length=sequence_length),
+        "critic": TrainingDemand(model=score, block=trained, sequence_length=sequence_length),
+        "reference": ScoringDemand(model=language, block=frozen, sequence_length=sequence_length),
+        "reward": ScoringDemand(model=score, block=frozen, sequence_length=sequence_length),
+        "rollout": EngineDemand(model=language, block=TextRolloutConfig(), sequence_length=sequence_length),
     }
 
 
@@ -65,10 +65,11 @@ def with_host_memory(case: MemoryCase, size_bytes: int) -> MemoryCase:
     return dataclasses.replace(case, placement=known)
 
 
-def spread_70b(**training: Any) -> MemoryCase:
+def spread_70b(*, on_host: bool = False) -> MemoryCase:
     """Actor 16, critic 16, reward 8, reference 8 of 48 x 80 GiB; 4 engines of 4 accelerators on the actor's."""
     placement = {"actor": "0-15", "critic": "16-31", "reward": "32-39", "reference": "40-47", "rollout": "0-15:0-3"}
-    demands = rlhf_demands("70b", micro_batch=1, weights="bf16", optimizer="adamw_master", **training)
+    optimizer = OptimizerConfig(kind="adamw_master", on_host=on_host)
+    demands = rlhf_demands("70b", micro_batch=1, weights="bf16", optimizer=optimizer)
     return rlhf(placement, Topology.uniform(6, 8, "cuda", 80 * GIB), demands)
 
 

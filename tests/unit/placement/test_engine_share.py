@@ -24,8 +24,9 @@ AUTO = {"gpu_memory_utilization": "auto", "dtype": "fp32", "cache_dtype": "fp32"
 def share_of(case: MemoryCase) -> float:
     engine = case.demands["rollout"]
     assert isinstance(engine, EngineDemand)
-    assert engine.kv_cache_memory is None
-    return engine.gpu_memory_utilization
+    assert engine.block.kv_cache_memory is None
+    assert isinstance(engine.block.gpu_memory_utilization, float)
+    return engine.block.gpu_memory_utilization
 
 
 def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
@@ -72,7 +73,7 @@ def test_a_cache_of_a_given_size_needs_no_share() -> None:
     case = memory_case(layout(asked), asked)
     engine = case.demands["rollout"]
     assert isinstance(engine, EngineDemand)
-    assert engine.kv_cache_memory == 4 << 20
+    assert engine.block.kv_cache_memory == 4 << 20
     assert (case.notes, with_share(asked, case)) == ((), asked)
 
 

@@ -126,9 +126,9 @@ def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> No
     assert ledger.fits
     learner, engine = case.demands["actor"], case.demands["rollout"]
     assert isinstance(learner, TrainingDemand)
-    assert (learner.token_budget, learner.sequence_length) == (4096, 40)
+    assert (learner.block.token_budget, learner.sequence_length) == (4096, 40)
     assert isinstance(engine, EngineDemand)
-    assert (engine.kv_cache_memory, engine.sequence_length) == (4 << 20, 40)
+    assert (engine.block.kv_cache_memory, engine.sequence_length) == (4 << 20, 40)
     assert ledger.shared_bytes(0) > 2 * 4 * 139_648  # two buffers of all weights in fp32, and the channels
 
 

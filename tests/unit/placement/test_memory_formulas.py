@@ -35,7 +35,6 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(TINY, 2, shards=4), (2 * 5 + 2 * (2 * 2 + 1)) * 2),
         (lambda f: f(TINY, 1, parallel=2), 15 + 2 * (5 + 2)),
     ],
-    formulas.gradients: [(lambda f: f(100, 4), 400)],
     formulas.gathered: [
         (lambda f: f(TINY, 2), (30 + 2 * 12) * 2),
         (lambda f: f(TINY, 2, parallel=2), 30 + 2 * 12),
@@ -47,8 +46,11 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     ],
     formulas.checkpoints: [(lambda f: f(TINY, 7, 2), 7 * 2 * 5 * 2)],
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
-    formulas.logits: [(lambda f: f(6, 7, 2), 7 * 6 * 10), (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10)],
-    formulas.logits_backward: [(lambda f: f(6, 7, 2), 7 * 6 * 14)],
+    formulas.logits: [
+        (lambda f: f(6, 7, 2), 7 * 6 * 10),
+        (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10),
+        (lambda f: f(6, 7, 2, backward=True), 7 * 6 * 14),
+    ],
     # Kwon et al. 2023, section 3.1: a token of OPT-13B takes 2 x 5120 x 40 x 2 = 800 KiB.
     formulas.kv_per_token: [
         (
@@ -65,7 +67,6 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
     formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],
-    formulas.sleep_copy: [(lambda f: f(1000, 1), 1000), (lambda f: f(1000, 2), 0)],
     formulas.pinned: [(lambda f: f(1025), 2048), (lambda f: f(1024), 1024), (lambda f: f(0), 0)],
 }
 

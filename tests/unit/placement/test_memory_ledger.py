@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from rlplace.config.schema import FrozenConfig
 from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Run
@@ -92,7 +93,7 @@ def test_the_same_without_sleep_does_not_and_the_engine_holds_most() -> None:
 
 def test_70b_on_48_fits_only_with_the_optimizer_on_the_hosts() -> None:
     """16 bytes x 70.55e9 / 16 ranks are 70.6 GB before the first activation: more than is left of 80 GiB."""
-    without, with_hosts = spread_70b().ledger(), spread_70b(optimizer_on_host=True).ledger()
+    without, with_hosts = spread_70b().ledger(), spread_70b(on_host=True).ledger()
     assert not without.fits
     assert with_hosts.fits
     assert [str(a.numbers) for a in without.accelerators] == ["0-15", "16-31", "32-39", "40-47"]
@@ -337,7 +338,7 @@ def test_ranks_on_nodes_hold_host_memory_only() -> None:
 def demand(**changes: object) -> TrainingDemand:
     trained = rlhf_demands("8b")["actor"]
     assert isinstance(trained, TrainingDemand)
-    return dataclasses.replace(trained, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(trained, block=dataclasses.replace(trained.block, **changes))  # type: ignore[arg-type]
 
 
 def working(trained: TrainingDemand | ScoringDemand, ranks: int, stage: str) -> dict[Part, int]:
@@ -404,7 +405,7 @@ def test_tensor_parallel_ranks_hold_parts_and_keep_two_groups() -> None:
 def test_a_frozen_model_is_whole_on_each_rank_unless_sharded() -> None:
     reference = rlhf_demands("8b")["reference"]
     assert isinstance(reference, ScoringDemand)
-    whole = dataclasses.replace(reference, sharded=False)
+    whole = dataclasses.replace(reference, block=FrozenConfig(micro_batch=4, sharded=False))
     placed = Placed(ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind="cuda")
     assert whole.footprint(placed).held[FULL][Part.PARAMETERS] == 2 * 8_030_261_248
     assert working(whole, 8, "infer")[Part.GATHERED] == 0

@@ -6,6 +6,7 @@ import dataclasses
 
 import yaml
 
+from rlplace.config.schema import FrozenConfig
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
@@ -48,19 +49,18 @@ def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None
     smaller = found["actor.micro_batch"]
     demand = smaller.case.demands["actor"]
     assert isinstance(demand, TrainingDemand)
-    assert 4 < demand.micro_batch < 64
-    assert not smaller.case.changed(["actor"], micro_batch=demand.micro_batch + 1).ledger().fits
+    assert 4 < demand.block.micro_batch < 64
+    assert not smaller.case.changed(["actor"], micro_batch=demand.block.micro_batch + 1).ledger().fits
 
 
 def test_a_budget_too_large_is_lowered_to_the_most_that_fits() -> None:
-    case = colocated_8b().changed(["actor"], token_budget=1 << 16)
+    case = colocated_8b().changed(["actor"], packed=True, token_budget=1 << 16)
     (smaller,) = (r for r in find_remedies(case) if r.fix.startswith("actor.token_budget: "))
     demand = smaller.case.demands["actor"]
     assert isinstance(demand, TrainingDemand)
-    assert demand.token_budget is not None
-    assert smaller.fix == f"actor.token_budget: {demand.token_budget}"
-    assert 2048 < demand.token_budget < 1 << 16
-    assert not smaller.case.changed(["actor"], token_budget=demand.token_budget + 1).ledger().fits
+    assert smaller.fix == f"actor.token_budget: {demand.block.token_budget}"
+    assert 2048 < demand.block.token_budget < 1 << 16
+    assert not smaller.case.changed(["actor"], token_budget=demand.block.token_budget + 1).ledger().fits
 
 
 def test_a_share_too_large_is_lowered() -> None:
@@ -117,7 +117,9 @@ def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
     demands = {"reference": rlhf_demands("70b")["reference"]}
     reference = demands["reference"]
     assert isinstance(reference, ScoringDemand)
-    whole = dataclasses.replace(case, demands={"reference": dataclasses.replace(reference, sharded=False)})
+    whole = dataclasses.replace(
+        case, demands={"reference": dataclasses.replace(reference, block=FrozenConfig(sharded=False))}
+    )
     assert fixes(whole) == ["reference.sharded: true", "reference.on_host: true"]
 
 
@@ -125,7 +127,7 @@ def test_more_accelerators_are_counted_in_doublings() -> None:
     case = colocated_8b()
     alone = dataclasses.replace(
         case,
-        demands={"actor": dataclasses.replace(case.demands["actor"], micro_batch=1, model=_model("70b"))},  # type: ignore[type-var]
+        demands={"actor": rlhf_demands("70b", micro_batch=1)["actor"]},
     )
     found = {r.fix: r for r in find_remedies(alone)}
     wider = found["cluster.component_placement.actor: {accelerators: 32}"]  # a line that the placement reads
@@ -146,12 +148,6 @@ def test_more_accelerators_keep_those_of_a_rank_and_need_ranks_of_their_own() ->
     assert wider.cost == "8 more accelerators, on a larger cluster"
     assert wider.case.ranks == {"actor": 8}
     assert more(placement="0-7", ranks_per_accelerator=2) == []
-
-
-def _model(size: str):  # type: ignore[no-untyped-def]
-    actor = rlhf_demands(size)["actor"]
-    assert isinstance(actor, TrainingDemand)
-    return actor.model
 
 
 def test_a_host_too_small_drops_sleep_copies() -> None:
@@ -219,7 +215,7 @@ def test_what_only_loading_needs_is_said_to_be_at_the_start() -> None:
         ),
         needs=text_needs(("reference",)),
         offload={},
-        demands={"reference": dataclasses.replace(reference, sharded=False)},
+        demands={"reference": dataclasses.replace(reference, block=FrozenConfig(sharded=False))},
     )
     (problem,) = find_shortages(case)
     assert "at the start" in str(problem.got)

@@ -26,7 +26,7 @@ def hybrid() -> MemoryCase:
     return memory_case(plan, config, PENDULUM)
 
 
-@pytest.mark.parametrize("case", [hybrid, colocated_8b, lambda: spread_70b(optimizer_on_host=True)])
+@pytest.mark.parametrize("case", [hybrid, colocated_8b, lambda: spread_70b(on_host=True)])
 def test_a_ledger_as_text(case: Callable[[], MemoryCase]) -> None:
     """A verdict, a table for each kind of accelerator with its worst moment marked, hosts, and how far to trust it."""
     ledger = case().ledger()

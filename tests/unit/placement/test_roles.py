@@ -11,6 +11,7 @@ from rlplace.config.schema import Config
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import Plan, Topology
 from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import ScoringDemand
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import Load, MemoryCase
 from rlplace.placement.memory.model import read_model
@@ -139,8 +140,9 @@ def test_remedies_of_rewards_that_share_a_block_are_those_of_the_block() -> None
     (remedy, *_) = find_remedies(shared)
     assert remedy.fix.startswith("reward.token_budget: ")
     assert remedy.enough
-    budgets = {getattr(remedy.case.demands[c], "token_budget") for c in ("reward.math", "reward.safety")}  # noqa: B009
-    assert budgets == {int(remedy.fix.rpartition(" ")[2])}
+    for demand in (remedy.case.demands["reward.math"], remedy.case.demands["reward.safety"]):
+        assert isinstance(demand, ScoringDemand)
+        assert remedy.fix.endswith(f": {demand.block.token_budget}")
     assert not any(r.fix.startswith("reward.math") for r in find_remedies(shared))
 
 

@@ -12,13 +12,7 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.solve import Knob, solve
 from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, spread_70b
 
-
-def with_batch(case: MemoryCase, size: int) -> MemoryCase:
-    demands = {
-        c: dataclasses.replace(d, micro_batch=size) if isinstance(d, (TrainingDemand, ScoringDemand)) else d
-        for c, d in case.demands.items()
-    }
-    return dataclasses.replace(case, demands=demands)
+MODELS = ("actor", "critic", "reference", "reward")
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
@@ -28,8 +22,8 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     size = int(solution.value)
     assert size > 4
     assert solution.case.ledger().fits
-    assert with_batch(case, size).ledger().fits
-    assert not with_batch(case, size + 1).ledger().fits
+    assert case.changed(MODELS, micro_batch=size).ledger().fits
+    assert not case.changed(MODELS, micro_batch=size + 1).ledger().fits
 
 
 def test_one_component_alone_can_be_asked_for() -> None:
@@ -38,7 +32,7 @@ def test_one_component_alone_can_be_asked_for() -> None:
     critic, actor = (solution.case.demands[c] for c in ("critic", "actor"))
     assert isinstance(critic, TrainingDemand)
     assert isinstance(actor, TrainingDemand)
-    assert (critic.micro_batch, actor.micro_batch) == (4, solution.value)
+    assert (critic.block.micro_batch, actor.block.micro_batch) == (4, solution.value)
 
 
 def test_the_longest_sequence_is_that_of_all_components() -> None:
@@ -110,10 +104,8 @@ def test_what_cannot_be_solved_for_says_who_has_it() -> None:
 
 def packed(case: MemoryCase, token_budget: int) -> MemoryCase:
     """The actor alone, its passes packed."""
-    actor = case.demands["actor"]
-    assert isinstance(actor, TrainingDemand)
-    actor = dataclasses.replace(actor, token_budget=token_budget)
-    return dataclasses.replace(case, demands={"actor": actor, "rollout": case.demands["rollout"]})
+    both = {c: case.demands[c] for c in ("actor", "rollout")}
+    return dataclasses.replace(case, demands=both).changed(["actor"], packed=True, token_budget=token_budget)
 
 
 def test_packed_passes_have_a_size_in_tokens() -> None:

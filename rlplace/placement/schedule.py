@@ -1,11 +1,7 @@
 """What each stage needs, which components run at once or in turn, what is resident when, and the moves between stages.
 
-Needs of the algorithm x shared accelerators x enable_offload -> residency per stage -> moves between stages::
-
-               actor     env    rollout      moves on entry: releases first, barrier, then acquires
-    sync       weights   off    weights      actor full->weights            | rollout off->weights
-    rollout    off       full   full         actor weights->off             | env off->full, rollout weights->full
-    learn      full      off    off          env full->off, rollout full->off | actor off->full
+Needs of the algorithm x shared accelerators x enable_offload -> residency per stage -> moves between stages:
+docs/architecture.md shows them for simulators.
 
 An algorithm with frozen models and a critic declares stages whose components do not depend on each other::
 

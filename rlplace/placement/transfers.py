@@ -43,13 +43,10 @@ def transfers(plan: Plan) -> tuple[Transfer, ...]:
 
 
 def _along(plan: Plan, route: Route) -> Transfer:
-    amount = _copies(route.rows)
-    if route.name == "samples":
-        amount = f"{route.rows} samples"
-    elif route.name != "weights":
-        amount = f"{route.rows} rows"
-        if route.name == "observations":
-            amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
+    amounts = {"samples": f"{route.rows} samples", "weights": _copies(route.rows)}
+    amount = amounts.get(route.name, f"{route.rows} rows")
+    if route.name == "observations":
+        amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
     ways = route.shares.transports()
     return Transfer(
         name=route.name, source=route.source, target=route.target, amount=amount, transports=ways, route=route

@@ -12,18 +12,20 @@ weights, holds more on the way. Components are taken to be set up one after anot
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.memory.footprint import Demand, Footprint, HostPart, Part, Placed
+from rlplace.placement.memory.footprint import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
 from rlplace.placement.memory.occupancy import Alike, Occupancy, alike_accelerators, alike_hosts
 from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
 T = TypeVar("T")
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
+Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 
@@ -250,47 +252,41 @@ def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residenc
 def _count_accelerators(used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
-        holds: list[Hold] = []
-        loading: list[list[Hold]] = []
+        holds = Holds()
+        loading: list[tuple[str, Bytes]] = []
         for occupancy, ranks in used.ranks.items():
             component, footprint = occupancy.component, footprints[occupancy]
-            holds += _holds(component, footprint.held[residency[component]], ranks)
+            _add(holds, component, footprint.held[residency[component]], ranks)
             for stage in () if moment.entering else schedule.needs.active_stages(moment.stage, component):
-                holds += _holds(component, footprint.working.get(base_stage(stage), {}), ranks)
+                _add(holds, component, footprint.working.get(base_stage(stage), {}), ranks)
             if moment.start and residency[component] > Residency.OFF:
-                loading.append(_holds(component, footprint.loading, 1))
+                loading.append((component, footprint.loading))
         # They load one after another, so the largest counts.
-        holds += max(loading, key=lambda parts: sum(h.size_bytes for h in parts), default=[])
+        _add(holds, *max(loading, key=lambda found: sum(found[1].values()), default=("", {})))
         loads.append(_load(moment, holds))
     return Account(numbers=used.numbers, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
 
 
 def _count_hosts(
-    used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, memory: SharedMemory
+    used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, shared: SharedMemory
 ) -> Account:
-    shared: list[Hold] = []
-    for purpose in memory.by_purpose:
-        shared += _holds(purpose, {HostPart.SHARED: memory.largest(purpose, used.numbers)}, 1)
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         if moment.entering:
             continue  # copies are made and dropped one by one
-        holds = list(shared)
+        holds = Holds({(p, HostPart.SHARED): shared.largest(p, used.numbers) for p in shared.by_purpose})
         for occupancy, ranks in used.ranks.items():
             component = occupancy.component
-            holds += _holds(component, footprints[occupancy].host.get(residency[component], {}), ranks)
+            _add(holds, component, footprints[occupancy].host.get(residency[component], {}), ranks)
         loads.append(_load(moment, holds))
     return Account(numbers=used.numbers, kind="host", capacity_bytes=used.host_memory_bytes, loads=tuple(loads))
 
 
-def _holds(component: str, parts: Mapping[Part, int] | Mapping[HostPart, int], times: int) -> list[Hold]:
-    return [Hold(component=component, part=part, size_bytes=size * times) for part, size in parts.items() if size]
+def _add(holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1) -> None:
+    for part, size in parts.items():
+        holds[component, part] += size * ranks
 
 
-def _load(moment: Moment, holds: Iterable[Hold]) -> Load:
-    merged: dict[tuple[str, Part | HostPart], int] = {}
-    for hold in holds:  # ranks of one component may have several occupancies
-        key = (hold.component, hold.part)
-        merged[key] = merged.get(key, 0) + hold.size_bytes
-    ordered = sorted(merged.items(), key=lambda item: (-item[1], item[0][0], item[0][1].value))
-    return Load(moment=moment, holds=tuple(Hold(component=c, part=p, size_bytes=n) for (c, p), n in ordered))
+def _load(moment: Moment, holds: Holds) -> Load:
+    ordered = sorted(holds.items(), key=lambda item: (-item[1], item[0][0], item[0][1].value))
+    return Load(moment=moment, holds=tuple(Hold(component=c, part=p, size_bytes=n) for (c, p), n in ordered if n))

@@ -10,8 +10,8 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import Config, FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
-from rlplace.placement.memory.footprint import Demand
-from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.footprint import Demand, HostPart, Part
+from rlplace.placement.memory.ledger import Account, Load, MemoryCase
 from rlplace.placement.memory.model import Head, read_model
 from rlplace.placement.schedule import text_needs
 
@@ -30,10 +30,10 @@ def llama_3(size: str) -> dict[str, Any]:
 
 def rlhf_demands(size: str, *, micro_batch: int = 4, sequence_length: int = 2048, **training: Any) -> dict[str, Demand]:
     language, score = read_model(llama_3(size)), read_model(llama_3(size), head=Head.SCORE)
-    trained, frozen = TrainedConfig(micro_batch=micro_batch, **training), FrozenConfig(micro_batch=micro_batch)
+    learner, frozen = TrainedConfig(micro_batch=micro_batch, **training), FrozenConfig(micro_batch=micro_batch)
     return {
-        "actor": TrainingDemand(model=language, block=trained, sequence_length=sequence_length),
-        "critic": TrainingDemand(model=score, block=trained, sequence_length=sequence_length),
+        "actor": TrainingDemand(model=language, block=learner, sequence_length=sequence_length),
+        "critic": TrainingDemand(model=score, block=learner, sequence_length=sequence_length),
         "reference": ScoringDemand(model=language, block=frozen, sequence_length=sequence_length),
         "reward": ScoringDemand(model=score, block=frozen, sequence_length=sequence_length),
         "rollout": EngineDemand(model=language, block=TextRolloutConfig(), sequence_length=sequence_length),
@@ -71,6 +71,27 @@ def spread_70b(*, on_host: bool = False) -> MemoryCase:
     optimizer = OptimizerConfig(kind="adamw_master", on_host=on_host)
     demands = rlhf_demands("70b", micro_batch=1, weights="bf16", optimizer=optimizer)
     return rlhf(placement, Topology.uniform(6, 8, "cuda", 80 * GIB), demands)
+
+
+def at(account: Account, moment: str) -> Load:
+    (load,) = [load for load in account.loads if str(load.moment) == moment]
+    return load
+
+
+def held(load: Load, component: str, part: Part | HostPart) -> int:
+    return sum(h.size_bytes for h in load.holds if (h.component, h.part) == (component, part))
+
+
+def trained(case: MemoryCase, component: str = "actor") -> TrainedConfig:
+    demand = case.demands[component]
+    assert isinstance(demand, TrainingDemand)
+    return demand.block
+
+
+def engine(case: MemoryCase) -> TextRolloutConfig:
+    demand = case.demands["rollout"]
+    assert isinstance(demand, EngineDemand)
+    return demand.block
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,12 @@ import pytest
 
 from rlplace.errors import PlacementError
 from rlplace.placement.memory.case import memory_case, with_share
-from rlplace.placement.memory.demands import EngineDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.solve import RESERVE, Knob, fill_share, solve
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import render_text
-from tests.unit.placement.memory_cases import colocated_8b
+from tests.unit.placement.memory_cases import colocated_8b, engine
 from tests.unit.placement.reports import llm
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 
@@ -22,11 +21,10 @@ AUTO = {"gpu_memory_utilization": "auto", "dtype": "fp32", "cache_dtype": "fp32"
 
 
 def share_of(case: MemoryCase) -> float:
-    engine = case.demands["rollout"]
-    assert isinstance(engine, EngineDemand)
-    assert engine.block.kv_cache_memory is None
-    assert isinstance(engine.block.gpu_memory_utilization, float)
-    return engine.block.gpu_memory_utilization
+    block = engine(case)
+    assert isinstance(block.gpu_memory_utilization, float)
+    assert block.kv_cache_memory is None
+    return block.gpu_memory_utilization
 
 
 def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
@@ -71,9 +69,7 @@ def test_a_run_is_told_the_number_of_its_plan() -> None:
 def test_a_cache_of_a_given_size_needs_no_share() -> None:
     asked = config({"actor": "0", "env": "2", "rollout": "1"}, rollout=AUTO | {"kv_cache_memory": "4MiB"})
     case = memory_case(layout(asked), asked)
-    engine = case.demands["rollout"]
-    assert isinstance(engine, EngineDemand)
-    assert engine.block.kv_cache_memory == 4 << 20
+    assert engine(case).kv_cache_memory == 4 << 20
     assert (case.notes, with_share(asked, case)) == ((), asked)
 
 

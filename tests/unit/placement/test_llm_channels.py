@@ -11,12 +11,12 @@ from rlplace.config.schema import Config
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import EngineDemand, TrainingDemand
 from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
 from rlplace.placement.transfers import transfers
+from tests.unit.placement.memory_cases import engine, trained
 from tests.unit.placement.reports import shown
 
 MODEL = {
@@ -124,11 +124,8 @@ def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> No
     case = memory_case(layout(asked), asked)
     ledger = case.ledger()
     assert ledger.fits
-    learner, engine = case.demands["actor"], case.demands["rollout"]
-    assert isinstance(learner, TrainingDemand)
-    assert (learner.block.token_budget, learner.sequence_length) == (4096, 40)
-    assert isinstance(engine, EngineDemand)
-    assert (engine.block.kv_cache_memory, engine.sequence_length) == (4 << 20, 40)
+    assert (trained(case).token_budget, engine(case).kv_cache_memory) == (4096, 4 << 20)
+    assert {getattr(case.demands[c], "sequence_length", None) for c in ("actor", "rollout")} == {40}
     assert ledger.shared_bytes(0) > 2 * 4 * 139_648  # two buffers of all weights in fp32, and the channels
 
 

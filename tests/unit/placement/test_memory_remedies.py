@@ -6,10 +6,8 @@ import dataclasses
 
 import yaml
 
-from rlplace.config.schema import FrozenConfig
-from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement import Topology
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.remedies import Remedy, find_remedies, find_shortages
 from rlplace.placement.schedule import text_needs
@@ -21,6 +19,7 @@ from tests.unit.placement.memory_cases import (
     rlhf,
     rlhf_demands,
     spread_70b,
+    trained,
     with_host_memory,
 )
 
@@ -47,20 +46,18 @@ def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None
         for remedy in find_remedies(colocated_8b().changed(["actor"], micro_batch=64))
     }
     smaller = found["actor.micro_batch"]
-    demand = smaller.case.demands["actor"]
-    assert isinstance(demand, TrainingDemand)
-    assert 4 < demand.block.micro_batch < 64
-    assert not smaller.case.changed(["actor"], micro_batch=demand.block.micro_batch + 1).ledger().fits
+    block = trained(smaller.case)
+    assert 4 < block.micro_batch < 64
+    assert not smaller.case.changed(["actor"], micro_batch=block.micro_batch + 1).ledger().fits
 
 
 def test_a_budget_too_large_is_lowered_to_the_most_that_fits() -> None:
     case = colocated_8b().changed(["actor"], packed=True, token_budget=1 << 16)
     (smaller,) = (r for r in find_remedies(case) if r.fix.startswith("actor.token_budget: "))
-    demand = smaller.case.demands["actor"]
-    assert isinstance(demand, TrainingDemand)
-    assert smaller.fix == f"actor.token_budget: {demand.block.token_budget}"
-    assert 2048 < demand.block.token_budget < 1 << 16
-    assert not smaller.case.changed(["actor"], token_budget=demand.block.token_budget + 1).ledger().fits
+    block = trained(smaller.case)
+    assert smaller.fix == f"actor.token_budget: {block.token_budget}"
+    assert 2048 < block.token_budget < 1 << 16
+    assert not smaller.case.changed(["actor"], token_budget=block.token_budget + 1).ledger().fits
 
 
 def test_a_share_too_large_is_lowered() -> None:
@@ -81,9 +78,7 @@ def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
 
 def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
     case = colocated_8b(checkpointing=False)
-    alone = MemoryCase(
-        placement=case.placement, needs=case.needs, offload=case.offload, demands={"actor": case.demands["actor"]}
-    )
+    alone = dataclasses.replace(case, demands={"actor": case.demands["actor"]})
     assert fixes(alone)[:3] == ["actor.micro_batch: 3", "actor.checkpointing: true", "actor.optimizer.on_host: true"]
     host = fixes(spread_70b())
     assert host == ["actor.optimizer.on_host: true", "critic.optimizer.on_host: true"]
@@ -114,12 +109,8 @@ def test_together_each_is_lowered_no_further_than_its_own_moments_need() -> None
 
 def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
     case = colocated_8b()
-    demands = {"reference": rlhf_demands("70b")["reference"]}
-    reference = demands["reference"]
-    assert isinstance(reference, ScoringDemand)
-    whole = dataclasses.replace(
-        case, demands={"reference": dataclasses.replace(reference, block=FrozenConfig(sharded=False))}
-    )
+    large = dataclasses.replace(case, demands={"reference": rlhf_demands("70b")["reference"]})
+    whole = large.changed(["reference"], sharded=False)
     assert fixes(whole) == ["reference.sharded: true", "reference.on_host: true"]
 
 
@@ -152,8 +143,6 @@ def test_more_accelerators_keep_those_of_a_rank_and_need_ranks_of_their_own() ->
 
 def test_a_host_too_small_drops_sleep_copies() -> None:
     case = colocated_8b()
-    engine = case.demands["rollout"]
-    assert isinstance(engine, EngineDemand)
     levels = [case.changed(["rollout"], sleep_level=level) for level in (1, 2)]
     most = [levels[i].ledger().hosts[0].worst.total_bytes for i in range(2)]
     short = with_host_memory(levels[0], (most[0] + most[1]) // 2)
@@ -207,16 +196,9 @@ def test_a_host_too_small_is_said_also_where_accelerators_are_not_known() -> Non
 
 
 def test_what_only_loading_needs_is_said_to_be_at_the_start() -> None:
-    reference = rlhf_demands("8b", micro_batch=1, sequence_length=1)["reference"]
-    assert isinstance(reference, ScoringDemand)
-    case = MemoryCase(
-        placement=HybridComponentPlacement(
-            {"component_placement": {"reference": "0"}}, Topology.uniform(1, 1, "cuda", 16 * GIB)
-        ),
-        needs=text_needs(("reference",)),
-        offload={},
-        demands={"reference": dataclasses.replace(reference, block=FrozenConfig(sharded=False))},
-    )
+    demands = {"reference": rlhf_demands("8b", micro_batch=1, sequence_length=1)["reference"]}
+    case = rlhf({"reference": "0"}, Topology.uniform(1, 1, "cuda", 16 * GIB), demands)
+    case = dataclasses.replace(case, needs=text_needs(("reference",)), offload={}).changed(["reference"], sharded=False)
     (problem,) = find_shortages(case)
     assert "at the start" in str(problem.got)
     assert "reference: loading 1002 MiB" in str(problem.why)

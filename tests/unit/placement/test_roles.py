@@ -19,6 +19,8 @@ from rlplace.placement.memory.remedies import find_remedies
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.transfers import transfers
+from tests.unit.placement import memory_cases
+from tests.unit.placement.memory_cases import held
 from tests.unit.placement.test_llm_channels import MODEL
 
 GIB = 1 << 30
@@ -51,63 +53,38 @@ WITHOUT_REFERENCE = {c: place for c, place in ALL.items() if c != "reference"}
 LORA = {"actor": ON | {"lora_rank": 4}}
 
 
+ON_ACTOR = {"critic": {"on_actor": True}}
+PLACES = "cluster.component_placement"
+SHARED = {"share_actor": True}
+ELSEWHERE = {"url": "http://localhost:1"}
+NUMERIC = {"function": "numeric"}
+CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (ALL, {"critic": ON | {"on_actor": True}}, "critic.on_actor"),
+    (ALL, {"algorithm": {"name": "grpo"}}, f"{PLACES}.critic"),
+    (WITHOUT_CRITIC, {"algorithm": {"name": "rloo"}} | ON_ACTOR, "critic.on_actor"),
+    (WITHOUT_CRITIC, {"critic": {"on_actor": True, "warmup_iterations": 2}}, "critic.warmup_iterations"),
+    (ALL, LORA | {"reference": ON | SHARED}, "reference.share_actor"),
+    (WITHOUT_REFERENCE, {"reference": SHARED}, "reference.share_actor"),
+    (WITHOUT_REFERENCE, LORA | {"reference": SHARED | {"refresh_every": 3}}, "reference.refresh_every"),
+    (ALL, {"reference": ON | {"refresh_every": 3, "model": MODEL | {"num_hidden_layers": 1}}}, "reference.model"),
+    (ALL, {"algorithm": {"kl_target": 0.1}}, "algorithm.kl_target"),
+    (ALL | {"reward": "cpu"}, {"reward": NUMERIC | ELSEWHERE}, "reward.url"),
+    (ALL | {"reward.math": "cpu"}, {"reward": {"math": {"function": "score"}}}, f"{PLACES}.reward"),
+]
+
+
 @pytest.mark.parametrize(
-    ("placement", "blocks", "code", "key"),
+    ("placement", "blocks", "key", "code"),
     [
-        (WITHOUT_CRITIC, {}, "critic-missing", "cluster.component_placement.critic"),
-        (ALL, {"critic": ON | {"on_actor": True}}, "roles-contradict", "critic.on_actor"),
-        (ALL, {"algorithm": {"name": "grpo"}}, "roles-contradict", "cluster.component_placement.critic"),
-        (
-            WITHOUT_CRITIC,
-            {"algorithm": {"name": "rloo"}, "critic": {"on_actor": True}},
-            "roles-contradict",
-            "critic.on_actor",
-        ),
-        (
-            WITHOUT_CRITIC,
-            {"critic": {"on_actor": True, "warmup_iterations": 2}},
-            "roles-contradict",
-            "critic.warmup_iterations",
-        ),
-        (WITHOUT_REFERENCE, {"algorithm": {"kl_coef": 0.01}}, "reference-missing", "algorithm.kl_coef"),
-        (ALL, LORA | {"reference": ON | {"share_actor": True}}, "roles-contradict", "reference.share_actor"),
-        (WITHOUT_REFERENCE, {"reference": {"share_actor": True}}, "roles-contradict", "reference.share_actor"),
-        (
-            WITHOUT_REFERENCE,
-            LORA | {"reference": {"share_actor": True, "refresh_every": 3}},
-            "roles-contradict",
-            "reference.refresh_every",
-        ),
-        (
-            ALL,
-            {"reference": ON | {"refresh_every": 3, "model": MODEL | {"num_hidden_layers": 1}}},
-            "roles-contradict",
-            "reference.model",
-        ),
-        (ALL, {"algorithm": {"kl_target": 0.1}}, "roles-contradict", "algorithm.kl_target"),
-        (
-            ALL,
-            {"reward": ON | {"url": "http://localhost:1"}},
-            "needs-no-accelerators",
-            "cluster.component_placement.reward",
-        ),
-        (ALL, {"reward": ON | {"function": "numeric"}}, "needs-no-accelerators", "cluster.component_placement.reward"),
-        (
-            ALL | {"reward": "cpu"},
-            {"reward": {"function": "numeric", "url": "http://localhost:1"}},
-            "roles-contradict",
-            "reward.url",
-        ),
-        (ALL | {"reward": "cpu"}, {"reward": {"maths": {}}}, "unknown-component", "reward.maths"),
-        (
-            ALL | {"reward.math": "cpu"},
-            {"reward": {"math": {"function": "score"}}},
-            "roles-contradict",
-            "cluster.component_placement.reward",
-        ),
+        *((*contradiction, "roles-contradict") for contradiction in CONTRADICTIONS),
+        (WITHOUT_CRITIC, {}, f"{PLACES}.critic", "critic-missing"),
+        (WITHOUT_REFERENCE, {"algorithm": {"kl_coef": 0.01}}, "algorithm.kl_coef", "reference-missing"),
+        (ALL, {"reward": ON | ELSEWHERE}, f"{PLACES}.reward", "needs-no-accelerators"),
+        (ALL, {"reward": ON | NUMERIC}, f"{PLACES}.reward", "needs-no-accelerators"),
+        (ALL | {"reward": "cpu"}, {"reward": {"maths": {}}}, "reward.maths", "unknown-component"),
     ],
 )
-def test_contradictions_are_refused(placement: dict[str, Any], blocks: dict[str, Any], code: str, key: str) -> None:
+def test_contradictions_are_refused(placement: dict[str, Any], blocks: dict[str, Any], key: str, code: str) -> None:
     with pytest.raises(PlacementError) as caught:
         layout(config(placement, **blocks), sources={key: Source(file="a.yaml", line=7)})
     found = {p.key: p for p in caught.value.problems}
@@ -154,21 +131,10 @@ def test_ranks_of_partners_need_not_match_in_a_run() -> None:
         layout(config(uneven, task=False))
 
 
-def test_a_reward_that_computes_elsewhere_needs_no_accelerators() -> None:
-    with pytest.raises(PlacementError) as caught:
-        layout(config(ALL, reward={"function": "score"}))
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.got) == ("needs-no-accelerators", "0-3")
-
-
 def test_what_is_planned_only_may_lack_components() -> None:
     planned = layout(config(WITHOUT_CRITIC, task=False))
     assert planned.channels == ()
-    assert [stage for stage in planned.schedule.stages if stage.startswith("infer")] == [
-        "infer 1",
-        "infer 2",
-        "infer 3",
-    ]
+    assert [s for s in planned.schedule.stages if s.startswith("infer")] == ["infer 1", "infer 2", "infer 3"]
     with pytest.raises(PlacementError, match="roles-contradict"):
         layout(config(ALL, task=False, critic=ON | {"on_actor": True}))
 
@@ -225,13 +191,7 @@ def case(config: Config, nodes: int = 1) -> MemoryCase:
 
 def at(case: MemoryCase, stage: str, *, host: bool = False) -> Load:
     ledger = case.ledger()
-    account = (ledger.hosts if host else ledger.accelerators)[0]
-    (load,) = [load for load in account.loads if str(load.moment) == stage]
-    return load
-
-
-def held(load: Load, component: str, part: Part | HostPart) -> int:
-    return sum(h.size_bytes for h in load.holds if (h.component, h.part) == (component, part))
+    return memory_cases.at((ledger.hosts if host else ledger.accelerators)[0], stage)
 
 
 def test_each_turn_holds_its_own() -> None:

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.memory.demands import EngineDemand
 from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.solve import Knob, solve
-from tests.unit.placement.memory_cases import colocated_8b, ppo, rlhf_demands, spread_70b
+from tests.unit.placement.memory_cases import colocated_8b, llama_3, ppo, spread_70b, trained
 
 MODELS = ("actor", "critic", "reference", "reward")
 
@@ -29,10 +31,8 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
 def test_one_component_alone_can_be_asked_for() -> None:
     solution = solve(colocated_8b(), Knob.MICRO_BATCH, "actor")
     assert solution is not None
-    critic, actor = (solution.case.demands[c] for c in ("critic", "actor"))
-    assert isinstance(critic, TrainingDemand)
-    assert isinstance(actor, TrainingDemand)
-    assert (critic.block.micro_batch, actor.block.micro_batch) == (4, solution.value)
+    assert trained(solution.case, "critic").micro_batch == 4
+    assert trained(solution.case).micro_batch == solution.value
 
 
 def test_the_longest_sequence_is_that_of_all_components() -> None:
@@ -43,23 +43,10 @@ def test_the_longest_sequence_is_that_of_all_components() -> None:
     assert lengths == {solution.value}
 
 
-def test_the_largest_share_goes_up_to_the_next_hundredth() -> None:
-    case = colocated_8b()
-    solution = solve(case, Knob.KV_SHARE)
-    assert solution is not None
-    assert 0.9 < solution.value < 1
-    (account,) = solution.case.ledger().accelerators
-    assert account.margin_bytes is not None
-    assert 0 <= account.margin_bytes < 0.02 * account.capacity_bytes
-
-
 def test_a_share_that_leaves_no_room_for_the_cache_is_no_solution() -> None:
     case = colocated_8b(offload=False, micro_batch=1, sequence_length=128)
     assert solve(case, Knob.KV_SHARE) is not None
-    long = colocated_8b(offload=False, micro_batch=1, sequence_length=128)
-    engine = long.demands["rollout"]
-    assert isinstance(engine, EngineDemand)
-    assert solve(long.changed(["rollout"], sequence_length=1 << 20), Knob.KV_SHARE) is None
+    assert solve(case.changed(["rollout"], sequence_length=1 << 20), Knob.KV_SHARE) is None
 
 
 def test_nothing_fits_is_none() -> None:
@@ -68,9 +55,7 @@ def test_nothing_fits_is_none() -> None:
 
 def test_what_always_fits_ends_at_the_most_that_is_tried() -> None:
     case = colocated_8b()
-    tiny = dataclasses.replace(case, placement=case.placement, demands={"rollout": rlhf_demands("8b")["rollout"]})
-    engine = tiny.demands["rollout"]
-    assert isinstance(engine, EngineDemand)
+    tiny = dataclasses.replace(case, demands={"rollout": case.demands["rollout"]})
     solution = solve(tiny, Knob.KV_SHARE)
     assert solution is not None
     assert solution.value == 1.0
@@ -82,10 +67,9 @@ def test_what_always_fits_ends_at_the_most_that_is_tried() -> None:
 
 def test_a_micro_batch_of_any_size_fits_what_keeps_nothing() -> None:
     case = colocated_8b()
-    roomy = dataclasses.replace(case, demands={"reference": rlhf_demands("8b")["reference"]})
-    reference = roomy.demands["reference"]
-    assert isinstance(reference, ScoringDemand)
-    short = roomy.changed(["reference"], sequence_length=1, model=dataclasses.replace(reference.model, vocabulary=0))
+    roomy = dataclasses.replace(case, demands={"reference": case.demands["reference"]})
+    model = dataclasses.replace(read_model(llama_3("8b")), vocabulary=0)
+    short = roomy.changed(["reference"], sequence_length=1, model=model)
     solution = solve(short, Knob.MICRO_BATCH)
     assert solution is not None
     assert solution.value == 1 << 16
@@ -96,8 +80,6 @@ def test_what_cannot_be_solved_for_says_who_has_it() -> None:
         solve(colocated_8b(), Knob.MICRO_BATCH, "rollout")
     assert caught.value.problems[0].key == "rollout.micro_batch"
     plan, config = ppo()
-    from rlplace.placement.memory.case import memory_case
-
     with pytest.raises(PlacementError, match="no component of this job has it"):
         solve(memory_case(plan, config, None), Knob.MICRO_BATCH)
 
@@ -135,16 +117,3 @@ def test_a_pass_has_one_size_and_the_other_is_pointed_to(knob: Knob, other: str)
     assert problem.code == "nothing-to-solve"
     assert f"has its size by {other}" in str(problem.why)
     assert problem.fix == f"solve {other} actor"
-
-
-def test_without_known_memory_there_is_no_largest() -> None:
-    from rlplace.placement import HybridComponentPlacement, Topology
-
-    case = colocated_8b()
-    unknown = dataclasses.replace(
-        case,
-        placement=HybridComponentPlacement({"component_placement": {"actor": "0-7"}}, Topology.uniform(1, 8, "cuda")),
-    )
-    with pytest.raises(PlacementError) as caught:
-        solve(unknown, Knob.MICRO_BATCH)
-    assert caught.value.codes == ("unknown-memory",)

@@ -337,13 +337,10 @@ def find_waste(placement: HybridComponentPlacement, active: Needs) -> Iterator[P
         if placement.relation(partner, leader) != COLLOCATED:
             mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
             shared = len(placement.shared(partner, leader))
-            yield Problem(
-                code="unequal-partners",
-                key=placement.spec(partner).key,
-                what=f"{partner} is on {mine} accelerators, {leader} on {theirs}, {shared} of them shared",
-                why="libraries that colocate the two ask for the same number; here it works, and some wait",
-                fix=f"{partner}: {{same_as: {leader}}}",
-            )
+            what = f"{partner} is on {mine} accelerators, {leader} on {theirs}, {shared} of them shared"
+            why = "libraries that colocate the two ask for the same number; here it works, and some wait"
+            fix = f"{partner}: {{same_as: {leader}}}"
+            yield _placed(placement.spec(partner), "unequal-partners", what, why, fix)
     if {"actor", "rollout"} <= {*placement.components} and placement.shared("actor", "rollout"):
         yield from _find_idle_beside_engines(placement, active)
 
@@ -381,15 +378,12 @@ def _find_idle_beside_engines(placement: HybridComponentPlacement, active: Needs
 
 def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report accelerators that no component uses."""
-    topology = placement.topology
-    if idle := topology.all - placement.used:
+    if idle := placement.topology.all - placement.used:
         many = len(idle) > 1
-        yield Problem(
-            code="idle-accelerators",
-            key=_PLACEMENT,
-            what=f"no component uses accelerator{'s' * many} {idle}",
-            why=f"this cluster has {topology.describe()}",
-            fix=f"give {'them' if many else 'it'} to a component, or plan a smaller cluster",
+        what = f"no component uses accelerator{'s' * many} {idle}"
+        fix = f"give {'them' if many else 'it'} to a component, or plan a smaller cluster"
+        yield _problem(
+            "idle-accelerators", _PLACEMENT, what, None, f"this cluster has {placement.topology.describe()}", fix
         )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.checks import PARTNERS
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class Count(NamedTuple):
     """One number of a plan, of a component or of an iteration, and what it follows from."""
 
     subject: str
@@ -43,13 +41,12 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
     if used == actor:
         why = "all of the actor's: none of them idles while engines generate"
     elif shared := placement.shared("actor", "rollout"):
-        why = f"{len(shared)} of the actor's {len(actor)}" + (
-            f", and {len(used) - len(shared)} of their own" if len(used) > len(shared) else ""
-        )
+        own = len(used) - len(shared)
+        why = f"{len(shared)} of the actor's {len(actor)}" + (f", and {own} of their own" if own else "")
     else:
         why = "of their own, none of the actor's"
     text = f"{engines} engine{'s' * (engines != 1)} x {each} = {len(used)} accelerators"
-    yield Count(subject="rollout", count=text, why=why)
+    yield Count("rollout", text, why)
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
@@ -60,10 +57,10 @@ def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Coun
         match config.block_of(component):
             case TrainedConfig(zero_stage=stage) if copies > 1:
                 why = f"each holds 1/{copies} of {_SHARED[stage]} (zero_stage: {stage})"
-                yield Count(subject=component, count=text, why=why)
+                yield Count(component, text, why)
             case FrozenConfig(sharded=sharded) if copies > 1 and placement.accelerators(component):
                 why = f"each holds 1/{copies} of the weights" if sharded else "each holds all weights (sharded: false)"
-                yield Count(subject=component, count=text, why=why)
+                yield Count(component, text, why)
 
 
 def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
@@ -72,11 +69,8 @@ def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
     unit = gcd(*sizes)
     partners = [(c, PARTNERS.get(role_of(c), "")) for c in placement.components]
     pairs = [f"{c} with {other}" for c, other in partners if other in names and placement.shared(c, other)]
-    yield Count(
-        subject=" : ".join(names),
-        count=" : ".join(str(n // unit) for n in sizes),
-        why="; ".join(["in accelerators", *pairs]),
-    )
+    ratio = " : ".join(str(size // unit) for size in sizes)
+    yield Count(" : ".join(names), ratio, "; ".join(["in accelerators", *pairs]))
 
 
 def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
@@ -87,10 +81,10 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     batch, actors = algorithm.train_batch or samples, placement.spec("actor").num_copies
     engines = placement.spec("rollout").num_copies
     why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}; {_each(samples, engines)} for each engine"
-    yield Count(subject="samples", count=f"{samples} in an iteration", why=why)
+    yield Count("samples", f"{samples} in an iteration", why)
     steps = -(-samples // batch) * algorithm.epochs
     why = f"{samples} samples in batches of {batch}, {_each(batch, actors)} for each rank of the actor"
-    yield Count(subject="steps", count=f"{steps} of the optimizer", why=why)
+    yield Count("steps", f"{steps} of the optimizer", why)
 
 
 def _each(items: int, takers: int) -> str:

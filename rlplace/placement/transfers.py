@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
@@ -151,8 +152,7 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TransportDetails:
+class TransportDetails(NamedTuple):
     """What one transport stands for."""
 
     because: str
@@ -161,12 +161,10 @@ class TransportDetails:
 
 
 _DETAILS = {
-    Transport.SAME_PROCESS: TransportDetails(because="in one process", items="reference", tensors="reference"),
-    Transport.SAME_ACCELERATOR: TransportDetails(
-        because="on one accelerator, in two processes", items="shared memory", tensors="CUDA IPC"
-    ),
-    Transport.SAME_NODE: TransportDetails(because="on one node", items="shared memory", tensors="NCCL"),
-    Transport.NETWORK: TransportDetails(because="on different nodes", items="tcp", tensors="NCCL"),
+    Transport.SAME_PROCESS: TransportDetails("in one process", "reference", "reference"),
+    Transport.SAME_ACCELERATOR: TransportDetails("on one accelerator, in two processes", "shared memory", "CUDA IPC"),
+    Transport.SAME_NODE: TransportDetails("on one node", "shared memory", "NCCL"),
+    Transport.NETWORK: TransportDetails("on different nodes", "tcp", "NCCL"),
 }
 _SECURITY = {"encrypted": "tcp, encrypted", "password": "tcp, with a password, not encrypted"}
 
@@ -175,9 +173,9 @@ def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     """Tensors that the plan leads through the host, as all of emulated accelerators, travel as items do."""
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
-        found = dataclasses.replace(found, items=_SECURITY[plan.security])
+        found = found._replace(items=_SECURITY[plan.security])
     through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
-    return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
+    return found._replace(tensors=found.items) if through_host or emulated(plan.topology) else found
 
 
 def emulated(topology: Topology) -> bool:
@@ -195,5 +193,5 @@ def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
                 ranks = show_range(range(plan.placement.world_size(component)))
                 sharers.setdefault(process, []).append(f"{component} {ranks}")
         because = "; ".join(" and ".join(names) + " have process: shared" for names in sharers.values())
-        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=because)
+        found[Transport.SAME_PROCESS] = found[Transport.SAME_PROCESS]._replace(because=because)
     return found

@@ -19,7 +19,7 @@ from typing import TypeVar
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.footprint import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
-from rlplace.placement.memory.occupancy import Alike, Occupancy, alike_accelerators, alike_hosts
+from rlplace.placement.memory.occupancy import Occupancy, OccupancyClass, accelerator_classes, host_classes
 from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
@@ -179,7 +179,7 @@ class MemoryCase:
         components, schedule = self.placement.components, self.schedule()
         footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
 
-        def rank_in(used: Alike) -> dict[Occupancy, Footprint]:
+        def rank_in(used: OccupancyClass) -> dict[Occupancy, Footprint]:
             """The footprint of one rank of each occupancy; each is worked out once."""
             found = {}
             for occupancy in used.ranks:
@@ -188,8 +188,8 @@ class MemoryCase:
                 known[placed] = found[occupancy]
             return found
 
-        accelerators = [_count_accelerators(a, rank_in(a), schedule) for a in alike_accelerators(self.placement)]
-        hosts = [_count_hosts(h, rank_in(h), schedule, self.shared) for h in alike_hosts(self.placement)]
+        accelerators = [_count_accelerators(a, rank_in(a), schedule) for a in accelerator_classes(self.placement)]
+        hosts = [_count_hosts(h, rank_in(h), schedule, self.shared) for h in host_classes(self.placement)]
         unknown = [c for c in components if c not in self.demands and c not in self.measured]
         note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
         return MemoryLedger(
@@ -200,7 +200,7 @@ class MemoryCase:
             notes=(*self.notes, *note),
         )
 
-    def _placed(self, occupancy: Occupancy, used: Alike) -> Placed:
+    def _placed(self, occupancy: Occupancy, used: OccupancyClass) -> Placed:
         component, each = occupancy.component, occupancy.accelerators_per_rank
         declared = self.placement.spec(component).parallel.tensor_parallel_size
         return Placed(
@@ -249,7 +249,7 @@ def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residenc
         yield Moment(stage=stage), schedule.residency[stage]
 
 
-def _count_accelerators(used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule) -> Account:
+def _count_accelerators(used: OccupancyClass, footprints: Mapping[Occupancy, Footprint], schedule: Schedule) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         holds = Holds()
@@ -268,7 +268,7 @@ def _count_accelerators(used: Alike, footprints: Mapping[Occupancy, Footprint], 
 
 
 def _count_hosts(
-    used: Alike, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, shared: SharedMemory
+    used: OccupancyClass, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, shared: SharedMemory
 ) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):

@@ -21,7 +21,7 @@ class Occupancy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class OccupancyClass:
     """Equal accelerators, or equal nodes, each with as many ranks of the same occupancies."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
@@ -32,7 +32,7 @@ class Alike:
 
 
 @functools.lru_cache(maxsize=8)
-def alike_accelerators(placement: HybridComponentPlacement) -> tuple[Alike, ...]:
+def accelerator_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
     """Those that a component uses, lowest number first. Linear in nodes and segments.
 
     Sweeps over the accelerators from one change to the next: of hardware, or of the ranks there.
@@ -60,13 +60,13 @@ def alike_accelerators(placement: HybridComponentPlacement) -> tuple[Alike, ...]
         if there := tuple((o, ranks) for row in present.values() for o, ranks in row.items() if ranks):
             found.setdefault((here, there), []).append(range(start, stop))
     return tuple(
-        Alike(numbers=Ranges.of(places), kind=kind, memory_bytes=memory, ranks=dict(there))
+        OccupancyClass(numbers=Ranges.of(places), kind=kind, memory_bytes=memory, ranks=dict(there))
         for ((kind, memory), there), places in found.items()
     )
 
 
 @functools.lru_cache(maxsize=8)
-def alike_hosts(placement: HybridComponentPlacement) -> tuple[Alike, ...]:
+def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
     """Those nodes that host a rank, lowest number first. Linear in nodes and ranks."""
     hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
     for component in placement.components:
@@ -79,6 +79,8 @@ def alike_hosts(placement: HybridComponentPlacement) -> tuple[Alike, ...]:
             key = (here.kind, here.memory_bytes, here.host_memory_bytes, tuple(there.items()))
             found.setdefault(key, []).append(range(here.rank, here.rank + 1))
     return tuple(
-        Alike(numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_memory_bytes=host)
+        OccupancyClass(
+            numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_memory_bytes=host
+        )
         for (kind, memory, host, ranks), nodes in found.items()
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.checks import PARTNERS
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
 
 
-class Count(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Count:
     """One number of a plan, of a component or of an iteration, and what it follows from."""
 
     subject: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
@@ -152,7 +151,8 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     )
 
 
-class TransportDetails(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransportDetails:
     """What one transport stands for."""
 
     because: str
@@ -173,9 +173,9 @@ def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     """Tensors that the plan leads through the host, as all of emulated accelerators, travel as items do."""
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
-        found = found._replace(items=_SECURITY[plan.security])
+        found = dataclasses.replace(found, items=_SECURITY[plan.security])
     through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
-    return found._replace(tensors=found.items) if through_host or emulated(plan.topology) else found
+    return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
 
 
 def emulated(topology: Topology) -> bool:
@@ -193,5 +193,5 @@ def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
                 ranks = show_range(range(plan.placement.world_size(component)))
                 sharers.setdefault(process, []).append(f"{component} {ranks}")
         because = "; ".join(" and ".join(names) + " have process: shared" for names in sharers.values())
-        found[Transport.SAME_PROCESS] = found[Transport.SAME_PROCESS]._replace(because=because)
+        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=because)
     return found

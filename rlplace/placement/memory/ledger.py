@@ -279,7 +279,7 @@ def _count_hosts(
             component = occupancy.component
             _add(holds, component, footprints[occupancy].host.get(residency[component], {}), ranks)
         loads.append(_load(moment, holds))
-    return Account(numbers=used.numbers, kind="host", capacity_bytes=used.host_memory_bytes, loads=tuple(loads))
+    return Account(numbers=used.numbers, kind="host", capacity_bytes=used.host_bytes, loads=tuple(loads))
 
 
 def _add(holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1) -> None:

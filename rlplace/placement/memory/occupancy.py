@@ -28,7 +28,7 @@ class OccupancyClass:
     kind: str  # of accelerator
     memory_bytes: int  # of one accelerator; 0: not known
     ranks: Mapping[Occupancy, int]  # on each of them
-    host_memory_bytes: int = 0  # of one node; 0: not known
+    host_bytes: int = 0  # of one node; 0: not known
 
 
 @functools.lru_cache(maxsize=8)
@@ -79,8 +79,6 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
             key = (here.kind, here.memory_bytes, here.host_memory_bytes, tuple(there.items()))
             found.setdefault(key, []).append(range(here.rank, here.rank + 1))
     return tuple(
-        OccupancyClass(
-            numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_memory_bytes=host
-        )
+        OccupancyClass(numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_bytes=host)
         for (kind, memory, host, ranks), nodes in found.items()
     )

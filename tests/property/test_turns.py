@@ -69,9 +69,3 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     assert bases == [stage for stage in needs.stages if stage in bases]
     for component in early:
         assert not any(placement.shared(component, other) for other in plan.active["rollout"] if other != component)
-
-
-@given(cases())
-def test_the_same_placement_gives_the_same_schedule(case: tuple[HybridComponentPlacement, dict[str, bool]]) -> None:
-    placement, offload = case
-    assert derived(placement, offload) == derived(placement, offload)

@@ -109,12 +109,9 @@ def test_a_value_head_beside_the_language_model() -> None:
     assert read_model(LLAMA_3_8B, head=Head.SCORE).vocabulary == 0
 
 
-def test_labels_widen_the_score() -> None:
+def test_labels_widen_the_score_and_untied_embeddings_are_a_head_of_their_own() -> None:
     one, five = (read_model(LLAMA_3_8B | {"num_labels": n}, head=Head.SCORE).parameters for n in (1, 5))
     assert five - one == 4 * 4096
-
-
-def test_untied_gpt2_has_a_head_of_its_own() -> None:
     config, tied, _ = COUNTED["GPT-2"]
     assert read_model(config | {"tie_word_embeddings": False}).parameters == tied + 50257 * 768
 

@@ -84,18 +84,9 @@ def test_what_no_actor_can_do(blocks: dict[str, object], code: str) -> None:
     assert code in caught.value.codes
 
 
-def test_channels_hold_all_that_can_be_under_way() -> None:
-    channels = {c.name: c for c in plan().channels}
-    assert set(channels) == {arguments.OBSERVATIONS, arguments.ACTIONS, arguments.TRAJECTORIES, arguments.WEIGHTS}
-    assert channels["observations"].keys == ("0", "1", "2", "3")
-    assert channels["actions"].keys == tuple(f"{rank}/{group}" for rank in range(4) for group in range(2))
-    assert channels["trajectories"].keys == tuple(map(str, range(8)))
-    assert {n: c.capacity_items for n, c in channels.items()} == {
-        "observations": 8,
-        "actions": 8,
-        "trajectories": 8,
-        "weights": 8,
-    }
+def test_channels_have_the_names_that_workers_use() -> None:
+    names = {c.name for c in plan().channels}
+    assert names == {arguments.OBSERVATIONS, arguments.ACTIONS, arguments.TRAJECTORIES, arguments.WEIGHTS}
 
 
 def test_waste_is_a_warning() -> None:

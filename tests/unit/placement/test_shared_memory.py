@@ -23,7 +23,6 @@ from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.shared import (
     BUCKET_BYTES,
     WEIGHT_BUFFERS,
-    SharedMemory,
     channel_bytes,
     item_segment_bytes,
     simulator_items,
@@ -139,11 +138,6 @@ def test_shared_memory_is_held_against_the_host() -> None:
     assert problem.code == "host-does-not-fit"
     assert "channels: in shared memory" in (problem.why or "")
     assert "shared memory per node: " in render_ledger(case.ledger())
-
-
-def test_nodes_without_a_share_count_as_nothing() -> None:
-    shared = SharedMemory(by_purpose={"channels": {0: 5, 1: 7}})
-    assert [shared.largest("channels", nodes) for nodes in ([0], [0, 1], [2], [])] == [5, 7, 0, 0]
 
 
 def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:

@@ -12,7 +12,7 @@ from rlplace.placement.memory.demands import EngineDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.solve import Knob, solve
-from tests.unit.placement.memory_cases import colocated_8b, llama_3, ppo, spread_70b, trained
+from tests.unit.placement.memory_cases import PENDULUM, colocated_8b, llama_3, ppo, spread_70b, trained
 
 MODELS = ("actor", "critic", "reference", "reward")
 
@@ -117,3 +117,11 @@ def test_a_pass_has_one_size_and_the_other_is_pointed_to(knob: Knob, other: str)
     assert problem.code == "nothing-to-solve"
     assert f"has its size by {other}" in str(problem.why)
     assert problem.fix == f"solve {other} actor"
+
+
+def test_without_known_memory_there_is_no_largest() -> None:
+    plan, config = ppo(memory=0)
+    case = dataclasses.replace(memory_case(plan, config, PENDULUM), demands=colocated_8b().demands)
+    with pytest.raises(PlacementError) as caught:
+        solve(case, Knob.MICRO_BATCH, "actor")
+    assert caught.value.codes == ("unknown-memory",)

@@ -8,7 +8,6 @@ import pytest
 
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import (
-    SIMULATOR_NEEDS,
     Residency,
     Schedule,
     base_stage,
@@ -117,13 +116,6 @@ def test_a_reference_that_is_refreshed_is_there_in_sync() -> None:
     alone = {"actor": "0-3", "rollout": "0-3", "critic": "0-3", "reference": "4-7"}
     assert schedule(placed(**alone), refreshed=True).active["sync"] == ("actor", "rollout", "reference")
     assert schedule(placed(**EVERYWHERE)).active["sync"] == ("actor", "rollout")
-
-
-def test_simulators_are_not_touched() -> None:
-    placement = placed(actor="0-7", env="0-3", rollout="4-7")
-    assert split_stages(SIMULATOR_NEEDS, placement, dict.fromkeys(placement.components, True)) == SIMULATOR_NEEDS
-    plan = schedule_of(placement, SIMULATOR_NEEDS, dict.fromkeys(placement.components, True))
-    assert plan.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
 
 
 def test_turns_are_taken_once() -> None:

@@ -127,7 +127,7 @@ def put_remote(site: Site, endpoint: str, keys: Any, spec: Any, size_bytes: int,
     from rlplace.comm.network import Connection, RemoteChannel
 
     site.go_far()
-    end, item = RemoteChannel(Connection(endpoint, keys), spec, spec.name), item_of(size_bytes)
+    end, item = RemoteChannel(Connection(endpoint, keys), spec), item_of(size_bytes)
     for _ in range(count):
         pipe.recv()
         pipe.send(time.monotonic())

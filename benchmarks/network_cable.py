@@ -60,7 +60,7 @@ def bare_trips(site: Site) -> list[float]:
 
 def put_trips(site: Site, endpoint: str, keys: Any, spec: Any, count: int, pipe: Any) -> None:
     site.go_far()
-    end = RemoteChannel(Connection(endpoint, keys), spec, spec.name)
+    end = RemoteChannel(Connection(endpoint, keys), spec)
     pipe.send([seconds(lambda: end.put(SMALL)) for _ in range(count)])
     end.connection.close()
 

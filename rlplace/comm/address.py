@@ -196,7 +196,7 @@ class NodeLocation:
         from rlplace.comm.network import RemoteChannel
 
         assert self.server is not None, f"{self} was asked for at {place}"
-        return RemoteChannel(place.ends.connection(self.server), self.spec, self.spec.name)
+        return RemoteChannel(place.ends.connection(self.server), self.spec)
 
 
 Location = ProcessLocation | NodeLocation  # where one branch of a channel lives: its keys and its capacity

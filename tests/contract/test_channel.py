@@ -80,7 +80,7 @@ def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[
     def create(spec: ChannelSpec) -> RemoteChannel:
         name, channel = f"channel {next(names)}", behind(spec)
         server.add(name, channel)
-        end = RemoteChannel(connection, spec, name)
+        end = RemoteChannel(connection, dataclasses.replace(spec, name=name))
         end.destroy = channel.destroy  # type: ignore[attr-defined]
         return end
 

@@ -40,7 +40,7 @@ def serve(keys: JobKeys, told: Pipe) -> None:
 
 
 def use(endpoint: str, keys: JobKeys, told: Pipe, owner: str, method: str, *arguments: Any) -> None:
-    end = RemoteChannel(Connection(endpoint, keys), SPEC, "test").named(owner)
+    end = RemoteChannel(Connection(endpoint, keys), SPEC).named(owner)
     end.stats()
     told.send("connected")
     getattr(end, method)(*arguments)
@@ -116,7 +116,7 @@ def test_a_dead_or_stopped_server_breaks_every_end(
     process, told = spawn(serve, keys)
     endpoint = heard(told)
     connection = Connection(endpoint, keys)
-    end = RemoteChannel(connection, SPEC, "test").named("rollout rank 0")
+    end = RemoteChannel(connection, SPEC).named("rollout rank 0")
     end.put("lost")
     with ThreadPoolExecutor() as threads:
         blocked = threads.submit(end.get, key="never", timeout_s=1.0)

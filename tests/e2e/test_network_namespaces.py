@@ -59,7 +59,7 @@ def use(namespace: str, endpoint: str, keys: Any, owner: str, pipe: Pipe) -> Non
     from rlplace.comm.network import Connection, RemoteChannel
 
     enter(namespace)
-    end = RemoteChannel(Connection(endpoint, keys), SPEC, "test").named(owner)
+    end = RemoteChannel(Connection(endpoint, keys), SPEC).named(owner)
     answer(end, pipe)
     end.connection.close()
 

@@ -26,7 +26,7 @@ Item = tuple[str, int]
 
 def produce(endpoint: str, keys: JobKeys, name: str, said: Pipe) -> None:
     """Says each item after its put has returned."""
-    end = RemoteChannel(Connection(endpoint, keys), SPEC, "test").named(name)
+    end = RemoteChannel(Connection(endpoint, keys), SPEC).named(name)
     large, number = np.zeros(50_000), 0
     while True:
         end.put((name, number, large if number % 50 == 0 else None))
@@ -36,7 +36,7 @@ def produce(endpoint: str, keys: JobKeys, name: str, said: Pipe) -> None:
 
 def consume(endpoint: str, keys: JobKeys, name: str, said: Pipe) -> None:
     """Says each item once it has it."""
-    end = RemoteChannel(Connection(endpoint, keys), SPEC, "test").named(name)
+    end = RemoteChannel(Connection(endpoint, keys), SPEC).named(name)
     while True:
         producer, number, _ = end.get()
         said.send((producer, number))

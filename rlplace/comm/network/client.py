@@ -25,15 +25,14 @@ class RemoteChannel(Channel):
       nothing; a longer one is the death of the server to this end, and of this process to the server.
     """
 
-    def __init__(self, connection: Connection, spec: ChannelSpec, name: str) -> None:
-        """`name`: of the channel in the server. Does not wait: the first call raises a failure."""
+    def __init__(self, connection: Connection, spec: ChannelSpec) -> None:
+        """Does not wait: the first call raises a failure."""
         super().__init__(spec)
         self.connection = connection
-        self._name = name
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.connection.endpoint, self.connection.keys, self.spec, self._name, self.owner)
+        return _rebuild, (self.connection.endpoint, self.connection.keys, self.spec, self.owner)
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         packed, terms = self._pack(item), (key, weight, version, patience_s)
@@ -68,10 +67,10 @@ class RemoteChannel(Channel):
         self, method: str, *arguments: Any, patience_s: float | None = None, outgoing: Sequence[Frame] = ()
     ) -> Waiter:
         return self.connection.ask(
-            self.spec, method, self._name, self.owner, *arguments, outgoing=outgoing, patience_s=patience_s or 0.0
+            self.spec, self.owner, method, *arguments, outgoing=outgoing, patience_s=patience_s or 0.0
         )
 
 
-def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, name: str, owner: str) -> RemoteChannel:
+def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, owner: str) -> RemoteChannel:
     """An end with a connection of its own."""
-    return RemoteChannel(Connection(endpoint, keys), spec, name).named(owner)
+    return RemoteChannel(Connection(endpoint, keys), spec).named(owner)

@@ -28,7 +28,7 @@ from rlplace.comm import channel_errors
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
-from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request, endure, fd_of, has_message, receive
+from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request
 
 CONNECT_S = 10.0  # how long the first connection may take
 GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
@@ -72,7 +72,7 @@ class Connection:
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        endure(self._socket)
+        wire.endure(self._socket)
         self._socket.routing_id = b"c" + os.urandom(15)
         self._socket.ipv6 = "[" in endpoint
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 50, 500  # ms
@@ -88,9 +88,8 @@ class Connection:
     def ask(
         self,
         spec: ChannelSpec,
-        method: str,
-        channel: str,
         owner: str,
+        method: str,
         *arguments: Any,
         outgoing: Sequence[Frame] = (),
         patience_s: float,
@@ -100,7 +99,7 @@ class Connection:
         with self._lock:
             if self._broken is not None:
                 raise channel_errors.broken(spec, owner, self._broken)
-            request = Request(next(self._serials), method, channel, owner, self._take_done(), arguments)
+            request = Request(next(self._serials), method, spec.name, owner, self._take_done(), arguments)
             waiter = self._waiters[request.serial] = Waiter(request, outgoing)
             waiter.arrived.acquire()
             self._send(request, outgoing)
@@ -125,16 +124,16 @@ class Connection:
             self._withdraw(waiter.request.serial)
 
     def close(self) -> None:
-        """Say goodbye and end the thread. Idempotent; a wait that goes on ends with ConnectionBroken."""
+        """Say goodbye and end the thread. Idempotent; a wait that goes on ends with ChannelBroken."""
         with self._lock:
-            self._send(Request(0, "bye", "", "", (), ()))
+            self._send(Request(0, "bye"))
             self._break("this process closed its connection")
         self._reader.join()
 
     # ── inside, with the lock held ───────────────────────────────────────────────────────────────────────────────────
 
     def _withdraw(self, serial: int) -> None:
-        gone = self._waiters[serial] = Waiter(Request(serial, "withdraw", "", "", (), ()), ())
+        gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"), ())
         self._send(gone.request)  # kept until the server has confirmed it
 
     def _take_done(self) -> tuple[int, ...]:
@@ -146,13 +145,13 @@ class Connection:
         if self._broken is not None or self._lost_at is not None:
             return
         self._socket.send_multipart((wire.pack(request), *frames), zmq.NOBLOCK, copy=False)
-        if has_message(self._socket):  # sending may have taken in the signal of a message
+        if wire.has_message(self._socket):  # sending may have taken in the signal of a message
             self._pump()
 
     def _read(self) -> None:
         """The thread: wakes on messages, on changes of the connection, and when a lost one stays lost."""
         poller = select.poll()
-        for fd in (fd_of(self._socket), fd_of(self._monitor), self._stop):
+        for fd in (wire.fd_of(self._socket), wire.fd_of(self._monitor), self._stop):
             poller.register(fd, select.POLLIN)
         while self._broken is None:
             lost_at = self._lost_at
@@ -180,12 +179,12 @@ class Connection:
         """Take all messages that are there and report what is done, with the lock held."""
         while self._broken is None:
             try:
-                envelope, frames = receive(self._socket)
+                envelope, frames = wire.receive(self._socket)
             except zmq.Again:
                 if not self._tell:
                     return
                 self._tell = False
-                self._socket.send(wire.pack(Request(0, "done", "", "", self._take_done(), ())), zmq.NOBLOCK)
+                self._socket.send(wire.pack(Request(0, "done", done=self._take_done())), zmq.NOBLOCK)
             else:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
@@ -229,7 +228,7 @@ class Connection:
     def _greet(self) -> None:
         """On every new connection: which process this is, what it still wants, and all of that again."""
         wanted = list(self._waiters.values())
-        self._send(Request(0, "hello", "", "", (), (self._welcomed, tuple(self._waiters))))
+        self._send(Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters))))
         for waiter in wanted:
             if waiter.reply is NO_REPLY:  # an answer may have come meanwhile
                 self._send(waiter.request, waiter.outgoing)

@@ -15,30 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import zmq
 
 from rlplace.comm import codec
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Authenticator, Keys
-from rlplace.comm.network.wire import (
-    LOST_S,
-    PROBE_S,
-    Frame,
-    Reply,
-    Request,
-    endure,
-    fd_of,
-    has_message,
-    listen,
-    receive,
-)
+from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Reply, Request
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelError, Problem
@@ -46,9 +35,8 @@ from rlplace.errors import ChannelBroken, ChannelError, Problem
 _LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Answer:
-    """An answer, kept until the client has it: sent again when it asks again, undone when it is gone."""
+class Answer(NamedTuple):
+    """Kept until the client has it: sent again when it asks again, undone when it is gone."""
 
     envelope: bytes
     frames: Sequence[Frame] = ()
@@ -164,13 +152,13 @@ class ChannelServer:
         try:
             self._socket = context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(context, self._socket, self._keys)
-            endure(self._socket)
+            wire.endure(self._socket)
             self._socket.router_mandatory = True  # a client that cannot be reached is noticed
             self._socket.router_handover = True  # a client that comes back may still seem to be connected
-            self.endpoint = listen(self._socket, self._host)
-            self._loop.add_reader(fd_of(self._socket), self._receive)
-            self._loop.add_reader(fd_of(self._authenticator.socket), self._authenticator.answer)
-            self._loop.add_reader(fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
+            self.endpoint = wire.listen(self._socket, self._host)
+            self._loop.add_reader(wire.fd_of(self._socket), self._receive)
+            self._loop.add_reader(wire.fd_of(self._authenticator.socket), self._authenticator.answer)
+            self._loop.add_reader(wire.fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
             listening.set_result(self.endpoint)
             try:
                 await self._watch()
@@ -190,11 +178,9 @@ class ChannelServer:
                 if session.lost_since is not None and self._loop.time() - session.lost_since > LOST_S:
                     del self._sessions[session.client]
                     session.died()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_S):
                     await self._closing.wait()
-            except TimeoutError:
-                pass
 
     def _end(self) -> None:
         for session in self._sessions.values():
@@ -202,7 +188,7 @@ class ChannelServer:
             session.withdraw_all()
         self._sessions.clear()
         for socket in (self._socket, self._authenticator.socket, self._authenticator.monitor):
-            self._loop.remove_reader(fd_of(socket))
+            self._loop.remove_reader(wire.fd_of(socket))
         self._socket.disable_monitor()
         self._socket.close(linger=500)  # ms: for the last word
 
@@ -216,7 +202,7 @@ class ChannelServer:
         try:
             while True:
                 client = self._socket.recv(zmq.NOBLOCK)
-                envelope, frames = receive(self._socket)
+                envelope, frames = wire.receive(self._socket)
                 self._take_in(client, Request(*pickle.loads(envelope)), frames)
         except zmq.Again:
             emptied = True
@@ -255,7 +241,7 @@ class ChannelServer:
             session.performing[request.serial] = task
 
     def _send(self, session: Session, reply: Reply) -> None:
-        self._deliver(session, Answer(envelope=wire.pack(reply)))
+        self._deliver(session, Answer(wire.pack(reply)))
 
     def _deliver(self, session: Session, answer: Answer) -> None:
         """Never waits: memory is bounded by what clients wait for. What cannot be delivered now is asked for again."""
@@ -266,17 +252,16 @@ class ChannelServer:
                 raise
             if session.lost_since is None:
                 session.lost_since = self._loop.time()
-        if not self._receiving and has_message(self._socket):  # sending may have taken in the signal of a message
+        if not self._receiving and wire.has_message(self._socket):  # sending may have taken in the signal of a message
             self._loop.call_soon(self._receive)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _perform(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> None:
-        answer = Answer(envelope=b"")
         try:
-            reply = await self._do(session, request, frames, answer)
+            answer = await self._do(session, request, frames)
         except ChannelError as refusal:
-            reply = Reply(request.serial, error=refusal)
+            answer = Answer(wire.pack(Reply(request.serial, error=refusal)))
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             problem = Problem(
                 code="channel-broken",
@@ -284,18 +269,12 @@ class ChannelServer:
                 what=f"{request.method} of {request.owner} failed at its channel server {self.endpoint}",
                 why=f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error),
             )
-            reply = Reply(request.serial, error=ChannelBroken(problem))
-        if reply.error is not None and answer.taken is not None:  # the client never gets what was taken for it
-            end, get, items = answer.taken
-            answer.taken = None
-            _settle(end, end.restore, get, items)
-        answer.envelope = wire.pack(reply)
+            answer = Answer(wire.pack(Reply(request.serial, error=ChannelBroken(problem))))
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)
 
-    async def _do(self, session: Session, request: Request, frames: Sequence[zmq.Frame], answer: Answer) -> Reply:
-        """Perform a request; `answer` gets what it takes."""
+    async def _do(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> Answer:
         user, value = (request.channel, request.owner), None
         if user not in session.ends:
             session.ends[user] = self._channels[request.channel].named(request.owner)
@@ -312,10 +291,9 @@ class ChannelServer:
             holder.fill(put, packed)
         elif request.method == "get":
             get, items = await end.take(*request.arguments)
-            answer.taken = end, get, items
-            marks, answer.frames = wire.enclose(items, self._keys.frame_bytes)
-            return Reply(request.serial, marks=marks)
+            marks, taken = wire.enclose(items, self._keys.frame_bytes)
+            return Answer(wire.pack(Reply(request.serial, marks=marks)), taken, (end, get, items))
         else:
             assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)
-        return Reply(request.serial, value=value)
+        return Answer(wire.pack(Reply(request.serial, value=value)))

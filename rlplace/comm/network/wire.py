@@ -35,10 +35,10 @@ class Request(NamedTuple):
 
     serial: int
     method: str
-    channel: str
-    owner: str
-    done: tuple[int, ...]  # serials whose answers have arrived and are not needed again
-    arguments: tuple[Any, ...]
+    channel: str = ""
+    owner: str = ""
+    done: tuple[int, ...] = ()  # serials whose answers have arrived and are not needed again
+    arguments: tuple[Any, ...] = ()
 
 
 class Reply(NamedTuple):

@@ -39,7 +39,7 @@ class Line:
     def end(self, owner: str) -> tuple[RemoteChannel, Cable]:
         self.cables.append(Cable(self.endpoint))
         self.connections.append(Connection(self.cables[-1].endpoint, self.keys))
-        return RemoteChannel(self.connections[-1], SPEC, "test").named(owner), self.cables[-1]
+        return RemoteChannel(self.connections[-1], SPEC).named(owner), self.cables[-1]
 
     def close(self) -> None:
         for cable in self.cables:
@@ -149,7 +149,7 @@ def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received
     for end in (waiter, reserver, taker):
         end.stats()
     blocked = start(waiter.get, key="never")
-    reserver.connection.ask(SPEC, "put", "test", "env rank 1", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S)
+    reserver.connection.ask(SPEC, "env rank 1", "put", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S)
     on_its_way = start(taker.get, key="a")
     waiting(line.channel, gets=2)
     third.stall()
@@ -193,7 +193,7 @@ def test_what_cannot_go_back_ends_its_channel_and_not_the_server(
         taken.result(PATIENCE_S)
     with pytest.raises(ChannelBroken, match="could not be undone"):
         line.channel.get(timeout_s=PATIENCE_S)
-    end = RemoteChannel(other.connection, second.spec, "second")
+    end = RemoteChannel(other.connection, second.spec)
     end.put("x")
     assert end.get() == "x"
 
@@ -232,7 +232,7 @@ def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[...
 @pytest.mark.usefixtures("impatient")
 def test_an_end_that_nobody_answers_says_where_it_tried() -> None:
     lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
-    end = RemoteChannel(lone, SPEC, "test").named("env rank 3")
+    end = RemoteChannel(lone, SPEC).named("env rank 3")
     with pytest.raises(
         ChannelBroken, match=r"broken for env rank 3[^$]*no channel server of this job at tcp://127.0.0.1:9"
     ):
@@ -259,7 +259,7 @@ def test_a_server_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.
 
 def test_an_unknown_channel_is_refused(line: Line) -> None:
     end, _ = line.end("env rank 0")
-    other = RemoteChannel(line.connections[0], SPEC, "nothing").named("env rank 0")
+    other = RemoteChannel(line.connections[0], dataclasses.replace(SPEC, name="nothing")).named("env rank 0")
     with pytest.raises(ChannelBroken, match="no channel 'nothing'"):
         other.get()
     end.put(1)

@@ -46,7 +46,7 @@ def reach() -> Iterator[Open]:
 
     def end(server: ChannelServer, keys: JobKeys | JobPassword, patience_s: float = PATIENCE_S) -> RemoteChannel:
         made.append(Connection(server.endpoint, keys, patience_s=patience_s))
-        return RemoteChannel(made[-1], SPEC, "test").named("env rank 0")
+        return RemoteChannel(made[-1], SPEC).named("env rank 0")
 
     yield end
     for connection in made:
@@ -177,7 +177,7 @@ def test_tensors_pass_a_server_that_has_no_torch(tmp_path: Path) -> None:
     asked = pickle.dumps((keys, channel.path)).hex()
     with subprocess.Popen([sys.executable, "-c", SERVER, asked], stdin=PIPE, stdout=PIPE, text=True) as server:
         assert server.stdout is not None
-        end = RemoteChannel(Connection(server.stdout.readline().strip(), keys), SPEC, "test")
+        end = RemoteChannel(Connection(server.stdout.readline().strip(), keys), SPEC)
         for size in (3, 1 << 20):  # in the envelope, in frames
             sent = torch.arange(size, dtype=torch.bfloat16)
             end.put(sent)

@@ -12,6 +12,7 @@ from typing import Any
 from rlplace.comm.channel import Channel, ChannelStats
 from rlplace.comm.shared_memory.arena import FREE, HOLDER, MEMORY, SIZE, Arena
 
+FORK = multiprocessing.get_context("fork")  # for tests without threads
 PATIENCE_S = 60.0  # longer than any step takes on a busy machine; reached only by a broken channel
 
 
@@ -33,6 +34,14 @@ def held_bytes(arena: Arena) -> tuple[int, int]:
         for first in (segment // 8 for segment in arena._segments()):
             held[words[first + HOLDER] == FREE] += words[first + SIZE] * words[first + MEMORY]
     return held[0], held[1]
+
+
+def in_child(work: Callable[..., Any], *arguments: Any) -> int | None:
+    """How a forked child ended that did the work."""
+    process = FORK.Process(target=work, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 class ProcessPeer:

@@ -85,27 +85,23 @@ class SpreadChannel(Channel):
 
     def stats(self) -> ChannelStats:
         """The sum; a high-water mark is the sum of the branches' own, which need not have stood at the same moment."""
-        return summed([branch.connect().stats() for branch in self._branches])
-
-
-def summed(branches: Sequence[ChannelStats]) -> ChannelStats:
-    """Statistics of branches that have no key in common, as one."""
-    waits = [wait for branch in branches for wait in branch.waits]
-    return ChannelStats(
-        capacity_items=sum(branch.capacity_items for branch in branches),
-        depth_items=sum(branch.depth_items for branch in branches),
-        high_water_items=sum(branch.high_water_items for branch in branches),
-        puts=sum(branch.puts for branch in branches),
-        gets=sum(branch.gets for branch in branches),
-        producer_wait_s=sum(branch.producer_wait_s for branch in branches),
-        consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
-        waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
-        depth_by_key={key: depth for branch in branches for key, depth in branch.depth_by_key.items()},
-        producers=tuple(dict.fromkeys(name for branch in branches for name in branch.producers)),
-        consumers=tuple(dict.fromkeys(name for branch in branches for name in branch.consumers)),
-        dead=tuple(dict.fromkeys(name for branch in branches for name in branch.dead)),
-        staleness_max=max(branch.staleness_max for branch in branches),
-    )
+        branches = [branch.connect().stats() for branch in self._branches]
+        waits = [wait for branch in branches for wait in branch.waits]
+        return ChannelStats(
+            capacity_items=sum(branch.capacity_items for branch in branches),
+            depth_items=sum(branch.depth_items for branch in branches),
+            high_water_items=sum(branch.high_water_items for branch in branches),
+            puts=sum(branch.puts for branch in branches),
+            gets=sum(branch.gets for branch in branches),
+            producer_wait_s=sum(branch.producer_wait_s for branch in branches),
+            consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
+            waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
+            depth_by_key={key: depth for branch in branches for key, depth in branch.depth_by_key.items()},
+            producers=tuple(dict.fromkeys(name for branch in branches for name in branch.producers)),
+            consumers=tuple(dict.fromkeys(name for branch in branches for name in branch.consumers)),
+            dead=tuple(dict.fromkeys(name for branch in branches for name in branch.dead)),
+            staleness_max=max(branch.staleness_max for branch in branches),
+        )
 
 
 class ProcessChannels:

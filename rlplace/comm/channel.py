@@ -153,8 +153,6 @@ class Channel(abc.ABC):
     @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
 
-    # ── of one transport ─────────────────────────────────────────────────────────────────────────────────────────────
-
     @abc.abstractmethod
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         """`patience_s` None: at once or not at all."""
@@ -174,8 +172,6 @@ class Channel(abc.ABC):
         if not items:
             self._raise_failed(key)
         return items
-
-    # ── arguments, checked before anything of the channel is touched ─────────────────────────────────────────────────
 
     def _items(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
         if type(key) is not str:

@@ -14,7 +14,6 @@ from rlplace.errors import (
     ChannelMisuse,
     ChannelTimeout,
     EndOfStream,
-    Problem,
     did_you_mean,
     suggestion,
 )
@@ -36,18 +35,10 @@ E = TypeVar("E", bound=ChannelError)
 
 
 def _error(
-    kind: type[E],
-    spec: ChannelSpec,
-    what: str,
-    *,
-    code: str | None = None,
-    key: str = "",
-    got: str | None = None,
-    why: str | None = None,
-    fix: str | None = None,
+    kind: type[E], spec: ChannelSpec, what: str, *, code: str | None = None, key: str = "", **fields: str | None
 ) -> E:
     where = f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
-    return kind(Problem(code=code or _CODES[kind], key=where, what=what, got=got, why=why, fix=fix))
+    return kind.about(code or _CODES[kind], where, what, **fields)
 
 
 def late(

@@ -25,60 +25,6 @@ Pieces = tuple[Buffer, ...]  # a header, and the buffers behind it in the order 
 Packed = bytes | Pieces  # a value in one piece, or in several, which alias its contiguous arrays on the host
 
 
-class Packer:
-    """Packs values for one room, one at a time; what it needs is made once, which takes as long as a small value."""
-
-    def __init__(self, inline_bytes: int) -> None:
-        self._inline_bytes = self._room = inline_bytes
-        self._chunks: list[bytes] = []
-        self._buffers: list[memoryview] = []
-        self._pickler = _Pickler(_Stream(self._chunks.append), 5, buffer_callback=self._stays_inside)
-
-    def pack(self, value: Any) -> Packed:
-        """The value in one piece if that takes at most the room, else in pieces with the small buffers in the header.
-
-        TypeError for a sparse or quantized tensor; the packer is of no further use after an error.
-        """
-        chunks, pickler = self._chunks, self._pickler
-        pickler.dump(value)
-        pickler.clear_memo()  # it refers to all that was packed
-        header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        if not self._buffers and self._room == self._inline_bytes >= len(header):
-            return header
-        buffers, self._buffers, self._room = self._buffers, [], self._inline_bytes
-        return (header, *buffers) if buffers or len(header) > self._inline_bytes else header
-
-    def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes <= self._room:
-            self._room -= raw.nbytes
-            return True
-        self._buffers.append(raw)
-        return False
-
-
-class Packers:
-    """Thread-safe packers for one room."""
-
-    def __init__(self, inline_bytes: int) -> None:
-        self._inline_bytes = inline_bytes
-        self._idle: list[Packer] = []
-
-    def pack(self, value: Any) -> Packed:
-        try:
-            packer = self._idle.pop()
-        except IndexError:
-            packer = Packer(self._inline_bytes)
-        packed = packer.pack(value)
-        self._idle.append(packer)
-        return packed
-
-
-def pack(value: Any, inline_bytes: int) -> Packed:
-    return Packer(inline_bytes).pack(value)
-
-
 def unpack(packed: Packed | list[Buffer]) -> Any:
     """The value again. Its arrays alias the pieces, keep these very objects alive, and are writable where they are."""
     if isinstance(packed, bytes):
@@ -110,9 +56,6 @@ def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.T
 def dtype_name(tensor: torch.Tensor) -> str:
     """ "bfloat16" for torch.bfloat16."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-# ── how arrays travel ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _reduce_array(array: Any) -> Any:
@@ -168,7 +111,56 @@ class _Stream(NamedTuple):
     write: Callable[[bytes], object]
 
 
-class _Pickler(pickle.Pickler):
-    """Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors."""
+class Packer(pickle.Pickler):
+    """Packs one value at a time, for one room; what it needs is made once, which takes as long as a small value.
+
+    Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors.
+    """
 
     dispatch_table = _Reducers({np.ndarray: _reduce_array})
+
+    def __init__(self, inline_bytes: int) -> None:
+        self._inline_bytes = self._room = inline_bytes
+        self._chunks: list[bytes] = []
+        self._buffers: list[memoryview] = []
+        super().__init__(_Stream(self._chunks.append), 5, buffer_callback=self._stays_inside)
+
+    def pack(self, value: Any) -> Packed:
+        """The value in one piece if that takes at most the room, else in pieces with the small buffers in the header.
+
+        TypeError for a sparse or quantized tensor; the packer is of no further use after an error.
+        """
+        chunks = self._chunks
+        self.dump(value)
+        self.clear_memo()  # it refers to all that was packed
+        header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if not self._buffers and self._room == self._inline_bytes >= len(header):
+            return header
+        buffers, self._buffers, self._room = self._buffers, [], self._inline_bytes
+        return (header, *buffers) if buffers or len(header) > self._inline_bytes else header
+
+    def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes <= self._room:
+            self._room -= raw.nbytes
+            return True
+        self._buffers.append(raw)
+        return False
+
+
+class Packers:
+    """Thread-safe packers for one room."""
+
+    def __init__(self, inline_bytes: int) -> None:
+        self._inline_bytes = inline_bytes
+        self._idle: list[Packer] = []
+
+    def pack(self, value: Any) -> Packed:
+        try:
+            packer = self._idle.pop()
+        except IndexError:
+            packer = Packer(self._inline_bytes)
+        packed = packer.pack(value)
+        self._idle.append(packer)
+        return packed

@@ -60,8 +60,6 @@ class Attachment:
         self.queue = QueueMachine(self.table, self.process, self.store)
         self._late: list[Callable[[], object]] = []  # steps of `undo` that are still to come
 
-    # ── one change ───────────────────────────────────────────────────────────────────────────────────────────────────
-
     def run(self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0) -> T:
         """The step under the lock. Anything but a ChannelError leaves the change marked: the state may be half made."""
         words, queue = self.table.words, self.queue
@@ -97,8 +95,6 @@ class Attachment:
         except ChannelTimeout:
             self._late.append(lambda: step(*arguments))
 
-    # ── the dead ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def stats(self) -> ChannelStats:
         self._look_for_dead(time.monotonic())
         return self.run(lambda: self.queue.stats(time.monotonic()))  # the time after the lock was acquired
@@ -122,8 +118,6 @@ class Attachment:
         words, names = self.table.words, self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
         return ", ".join(users) or f"process {process.pid_of(other)}"
-
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def attempt(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
         """Until the request is done. Raises why it cannot be; `patience_s` None: at once."""

@@ -126,12 +126,6 @@ def drain(channel: Channel, key: str = "") -> list[Any]:
 # ── order and waiting ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_is_a_channel(make: Make) -> None:
-    channel = make()
-    assert isinstance(channel, Channel)
-    assert channel.named("env rank 0").spec is channel.spec
-
-
 def test_many_producers_and_consumers_get_each_item_once_in_order(make: Make, start: Callable[..., Future]) -> None:
     channel, each = make(keys=("a", "b")), 20
 
@@ -479,13 +473,6 @@ def test_ends_work_in_other_processes(make: Make, spawn: Callable[[], Any]) -> N
     np.testing.assert_array_equal(taken.result(PATIENCE_S), np.arange(4))
     env.call(channel, "put", np.ones(1_000_000), key="y").result(PATIENCE_S)
     assert channel.get(key="y").sum() == 1_000_000
-
-
-@between_processes
-def test_an_error_keeps_its_kind_across_processes(make: Make, spawn: Callable[[], Any]) -> None:
-    failed = spawn().call(make().named("rollout rank 0"), "get", timeout_s=BRIEF_S)
-    with pytest.raises(ChannelTimeout, match="rollout rank 0 waited"):
-        failed.result(PATIENCE_S)
 
 
 @between_processes

@@ -118,7 +118,7 @@ def same(one: Any, two: Any) -> None:
 
 
 def check(value: Any, inline_bytes: int) -> None:
-    packed = codec.pack(value, inline_bytes)
+    packed = codec.Packer(inline_bytes).pack(value)
     if isinstance(packed, bytes):
         assert len(packed) <= inline_bytes
         same(value, codec.unpack(packed))

@@ -83,8 +83,6 @@ class Connection:
         self._reader = threading.Thread(target=self._read, name=f"rlplace {endpoint}", daemon=True)
         self._reader.start()
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def ask(
         self,
         spec: ChannelSpec,
@@ -129,8 +127,6 @@ class Connection:
             self._send(Request(0, "bye"))
             self._break("this process closed its connection")
         self._reader.join()
-
-    # ── inside, with the lock held ───────────────────────────────────────────────────────────────────────────────────
 
     def _withdraw(self, serial: int) -> None:
         gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"), ())

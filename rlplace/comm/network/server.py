@@ -30,7 +30,7 @@ from rlplace.comm.network.auth import Authenticator, Keys
 from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Reply, Request
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.errors import ChannelBroken, ChannelError, Problem
+from rlplace.errors import ChannelBroken, ChannelError
 
 _LOG = logging.getLogger(__name__)
 
@@ -263,13 +263,10 @@ class ChannelServer:
         except ChannelError as refusal:
             answer = Answer(wire.pack(Reply(request.serial, error=refusal)))
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            problem = Problem(
-                code="channel-broken",
-                key=f"channel {request.channel}",
-                what=f"{request.method} of {request.owner} failed at its channel server {self.endpoint}",
-                why=f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error),
-            )
-            answer = Answer(wire.pack(Reply(request.serial, error=ChannelBroken(problem))))
+            what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
+            why = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
+            broken = ChannelBroken.about("channel-broken", f"channel {request.channel}", what, why=why)
+            answer = Answer(wire.pack(Reply(request.serial, error=broken)))
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)

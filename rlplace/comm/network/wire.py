@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from rlplace.comm import codec
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 
 INLINE_BYTES = 32 << 10  # above this, credit is granted before data moves, and buffers are sent without a copy
 
@@ -143,13 +143,5 @@ def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
 
 
 def _refused(host: str, why: str) -> ClusterError:
-    return ClusterError(
-        Problem(
-            code="server-address",
-            key="channel server",
-            what="cannot listen on this address",
-            got=repr(host),
-            why=why,
-            fix="the address by which the other nodes reach this one, such as 10.0.0.1",
-        )
-    )
+    what, fix = "cannot listen on this address", "the address by which the other nodes reach this one, such as 10.0.0.1"
+    return ClusterError.about("server-address", "channel server", what, got=repr(host), why=why, fix=fix)

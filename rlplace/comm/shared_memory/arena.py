@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from rlplace.comm import process
 from rlplace.comm.shared_memory.folder import FULL, allocate, free_bytes, spill_of
 from rlplace.comm.shared_memory.lock import SharedLock
-from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError, Problem
+from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError
 from rlplace.units import show_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -88,20 +88,14 @@ class Arena:
             raise _lost(folder) from None
         except OSError as error:
             raise _no_room(error) from None
+        weakref.finalize(self, os.close, self._descriptor)
         try:
             self._map = mmap.mmap(self._descriptor, 0)
         except OSError as error:
-            size = os.fstat(self._descriptor).st_size
-            os.close(self._descriptor)
-            raise OutputError(
-                Problem(
-                    code="shm-full",
-                    key=f"shared memory of this node, {folder}",
-                    what=f"this process cannot map the {show_bytes(size)} of addresses in which large items lie",
-                    why=f"{error.strerror}; addresses are no memory, and this process has a limit of them",
-                    fix="ulimit -v unlimited",
-                )
-            ) from None
+            size = show_bytes(os.fstat(self._descriptor).st_size)
+            what = f"this process cannot map the {size} of addresses in which large items lie"
+            why = f"{error.strerror}; addresses are no memory, and this process has a limit of them"
+            raise OutputError.about("shm-full", _key(folder), what, why=why, fix="ulimit -v unlimited") from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
@@ -109,7 +103,6 @@ class Arena:
         self._stuck = False  # the last wait for the lock was in vain
         self._me = process.this_process()
         self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
-        weakref.finalize(self, os.close, self._descriptor)
         process.tell_of_forks(self)
 
     def enter_process(self) -> None:
@@ -329,15 +322,10 @@ class Arena:
         if not self._lock.acquire(timeout=_PATIENCE_S if patience_s is None else patience_s):
             holder = self._words[CHANGING]
             name = f"process {process.pid_of(holder)}" if holder else "another process"
-            raise ChannelTimeout(
-                Problem(
-                    code="channel-timeout",
-                    key=f"shared memory of this node, {self._folder}",
-                    what=f"this process waited {_PATIENCE_S:.0f} s for the lock of large items",
-                    why=f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor",
-                    fix="let it go on or end it; a dead process holds up no other",
-                )
-            )
+            what = f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
+            why = f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor"
+            fix = "let it go on or end it; a dead process holds up no other"
+            raise ChannelTimeout.about("channel-timeout", _key(self._folder), what, why=why, fix=fix)
         try:
             if self._words[CHANGING]:
                 self._repair()
@@ -352,15 +340,13 @@ class Arena:
             self._lock.release()
 
 
+def _key(folder: Path) -> str:
+    return f"shared memory of this node, {folder}"
+
+
 def _lost(folder: Path) -> ChannelBroken:
-    return ChannelBroken(
-        Problem(
-            code="channel-broken",
-            key=f"shared memory of this node, {folder}",
-            what="the memory of the job is gone",
-            why="its folder was removed: the job has ended",
-        )
-    )
+    what, why = "the memory of the job is gone", "its folder was removed: the job has ended"
+    return ChannelBroken.about("channel-broken", _key(folder), what, why=why)
 
 
 def _no_room(error: OSError) -> Exception:
@@ -458,15 +444,10 @@ class Arenas:
             disk = self._on_disk()
             if disk is not None:
                 return disk.write(pieces) + _ON_DISK
-        raise OutputError(
-            Problem(
-                code="shm-full",
-                key=f"shared memory of this node, {self._folder}",
-                what=f"no room for {show_bytes(sum(memoryview(p).nbytes for p in pieces))} more, nor on disk",
-                why=f"{show_bytes(free_bytes(self._folder))} are free; items wait there until they are taken",
-                fix="more shared memory (docker run --shm-size=...), or channels of less capacity",
-            )
-        )
+        what = f"no room for {show_bytes(sum(memoryview(p).nbytes for p in pieces))} more, nor on disk"
+        why = f"{show_bytes(free_bytes(self._folder))} are free; items wait there until they are taken"
+        fix = "more shared memory (docker run --shm-size=...), or channels of less capacity"
+        raise OutputError.about("shm-full", _key(self._folder), what, why=why, fix=fix)
 
     def copy(self, address: int) -> tuple[Any, ...]:
         """The pieces in memory of the caller's own; the segment goes back."""

@@ -18,13 +18,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlplace.errors import ClusterError, Problem
+from rlplace.errors import ClusterError
 from rlplace.units import show_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
+_KEY = "cluster.comm.shm_folder"
 
 
 class JobFolder:
@@ -41,7 +42,7 @@ class JobFolder:
 
         ClusterError where `parent` is missing or cannot be written.
         """
-        parent = SHARED_MEMORY if parent is None else parent
+        parent = parent or SHARED_MEMORY
         try:
             sweep(parent)
             lock = None
@@ -53,16 +54,10 @@ class JobFolder:
                     lock = None
             (path / SPILL).symlink_to(Path(tempfile.gettempdir()) / path.name)
         except OSError as error:
-            raise ClusterError(
-                Problem(
-                    code="shm-folder",
-                    key="cluster.comm.shm_folder",
-                    what="no folder for this job can be made there",
-                    got=str(parent),
-                    why=f"{error.strerror or error}; channels between processes of one node live in this folder",
-                    fix=f"cluster.comm.shm_folder={SHARED_MEMORY}",
-                )
-            ) from error
+            what = "no folder for this job can be made there"
+            why = f"{error.strerror or error}; channels between processes of one node live in this folder"
+            fix = f"{_KEY}={SHARED_MEMORY}"
+            raise ClusterError.about("shm-folder", _KEY, what, got=str(parent), why=why, fix=fix) from error
         return cls(path, lock)
 
     def close(self) -> None:
@@ -134,9 +129,6 @@ def _prefix() -> str:
     return f"rlplace-{os.getuid()}-"
 
 
-# ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def allocate(path: Path, size_bytes: int) -> None:
     """Make the file, for this user alone, with every block taken: using it cannot fail later for want of room.
 
@@ -166,13 +158,7 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 def too_small(folder: Path, needed_bytes: int) -> ClusterError:
     free, mib = free_bytes(folder), -(-needed_bytes // (1 << 20))
-    return ClusterError(
-        Problem(
-            code="shm-too-small",
-            key="cluster.comm.shm_folder",
-            what=f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free",
-            got=str(folder),
-            why="items between processes of one node lie in shared memory, up to the capacity of their channel",
-            fix=f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})",
-        )
-    )
+    what = f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free"
+    why = "items between processes of one node lie in shared memory, up to the capacity of their channel"
+    fix = f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})"
+    return ClusterError.about("shm-too-small", _KEY, what, got=str(folder), why=why, fix=fix)

@@ -71,15 +71,13 @@ class SharedLock:
         deadline, tries, nap_s = time.monotonic() + timeout, 1, _NAPS_S[0]
         while not self._taken(self._try(self._mutex)):
             tries += 1
-            if tries <= _TRIES:
-                continue
-            if tries <= _TRIES + _OFFERS:
+            if tries > _TRIES + _OFFERS:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(nap_s)
+                nap_s = min(nap_s * 1.5, _NAPS_S[1])
+            elif tries > _TRIES:
                 os.sched_yield()
-                continue
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(nap_s)
-            nap_s = min(nap_s * 1.5, _NAPS_S[1])
         return True
 
 

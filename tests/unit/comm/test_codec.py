@@ -15,21 +15,21 @@ from rlplace.comm import codec
 
 def test_what_fits_is_packed_in_one_and_the_rest_in_pieces() -> None:
     small, large = np.arange(10), np.arange(10_000)
-    alone = codec.pack({"small": small}, 1 << 14)
+    alone = codec.Packer(1 << 14).pack({"small": small})
     assert isinstance(alone, bytes)
     assert codec.unpack(alone)["small"].tolist() == small.tolist()
-    mixed = codec.pack({"small": small, "large": large}, 1 << 14)
+    mixed = codec.Packer(1 << 14).pack({"small": small, "large": large})
     assert isinstance(mixed, tuple)
     assert [b.nbytes for b in mixed[1:]] == [large.nbytes]  # the small one stays in the header
     assert codec.unpack(mixed)["large"].tolist() == large.tolist()
-    text = codec.pack("x" * 20_000, 1 << 14)
+    text = codec.Packer(1 << 14).pack("x" * 20_000)
     assert isinstance(text, tuple)
     assert codec.unpack(text) == "x" * 20_000
 
 
 def test_contiguous_arrays_are_not_copied_into_the_pieces() -> None:
     array, tensor = np.zeros(1000), torch.zeros(1000)
-    header, *buffers = codec.pack([array, tensor], -1)
+    header, *buffers = codec.Packer(-1).pack([array, tensor])
     array[:] = 1
     tensor[:] = 2
     assert len(header) < 1000
@@ -38,7 +38,7 @@ def test_contiguous_arrays_are_not_copied_into_the_pieces() -> None:
 
 
 def test_decoding_read_only_buffers_gives_a_tensor_of_its_own() -> None:
-    header, *buffers = codec.pack(torch.arange(3), -1)
+    header, *buffers = codec.Packer(-1).pack(torch.arange(3))
     back = codec.unpack([header, *map(bytes, buffers)])
     back += 1
     assert back.tolist() == [1, 2, 3]
@@ -46,20 +46,20 @@ def test_decoding_read_only_buffers_gives_a_tensor_of_its_own() -> None:
 
 def test_a_sparse_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match="only dense tensors travel"):
-        codec.pack(torch.eye(3).to_sparse(), -1)
+        codec.Packer(-1).pack(torch.eye(3).to_sparse())
 
 
 def test_a_list_that_contains_itself() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    back = codec.unpack(codec.pack(loop, 1 << 30))
+    back = codec.unpack(codec.Packer(1 << 30).pack(loop))
     assert back[0] is back
 
 
 def test_a_value_without_tensors_does_not_import_torch() -> None:
     script = (
         "import sys, numpy as np; from rlplace.comm import codec\n"
-        "codec.unpack(codec.pack({'a': np.zeros(3)}, -1))\n"
+        "codec.unpack(codec.Packer(-1).pack({'a': np.zeros(3)}))\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -90,7 +90,7 @@ def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
         final_observations=np.zeros((told, *shape), np.float32),
     )
     for name, item in (("observations", observation), ("actions", chunk), ("trajectories", trajectory)):
-        size = sum(memoryview(piece).nbytes for piece in codec.pack(item, -1))
+        size = sum(memoryview(piece).nbytes for piece in codec.Packer(-1).pack(item))
         assert size <= known[name] <= size + 4096, name
 
 

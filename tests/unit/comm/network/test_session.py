@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
-
-import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.network.server import Answer, Session
@@ -23,9 +20,6 @@ class End:
             raise OSError("the disk is full")
         self._log.append(f"{self._name} {how}")
 
-    def withdraw(self, put: object) -> None:
-        self._end("withdrawn")
-
     def confirm(self, get: object) -> None:
         self._end("confirmed")
 
@@ -37,11 +31,6 @@ class End:
         self._log.append(f"{self._name} broken")
 
 
-@pytest.fixture
-def log() -> list[str]:
-    return []
-
-
 def answered(log: list[str], *serials: int, fails: int = 0) -> Session:
     session = Session(b"c")
     for serial in serials:
@@ -50,43 +39,15 @@ def answered(log: list[str], *serials: int, fails: int = 0) -> Session:
     return session
 
 
-def test_an_answer_is_kept_until_the_client_has_it(log: list[str]) -> None:
-    session = answered(log, 1, 2)
-    session.done([1])
-    assert list(session.answers) == [2]
-    session.withdraw(1)  # it had arrived
-    assert log == ["1 confirmed"]
-
-
-def test_what_is_withdrawn_goes_back(log: list[str]) -> None:
-    session = answered(log, 1)
-    reserved: Any = End("2", log), None
-    session.reservations[2] = reserved
-    for serial in (1, 2, 2, 5):
-        session.withdraw(serial)
-    assert log == ["1 restored", "2 withdrawn"]
-
-
-def test_everything_goes_back_in_the_order_that_keeps_the_line(log: list[str]) -> None:
+def test_everything_goes_back_in_the_order_that_keeps_the_line() -> None:
+    log: list[str] = []
     answered(log, 1, 2, 3).withdraw_all()
     assert log == ["3 restored", "2 restored", "1 restored"]
 
 
-def test_what_cannot_be_undone_breaks_its_channel_alone(log: list[str]) -> None:
+def test_what_cannot_be_undone_breaks_its_channel_alone() -> None:
+    log: list[str] = []
     answered(log, 1, 2, 3, fails=2).died()
     assert log == ["3 restored", "2 broken", "1 restored"]
     answered(log, 4, fails=4).done([4])
     assert log[3:] == ["4 broken"]
-
-
-def test_a_withdrawn_request_is_cancelled() -> None:
-    async def run() -> None:
-        session = Session(b"c")
-        task: Any = asyncio.create_task(asyncio.Event().wait())
-        session.performing[4] = task
-        session.withdraw(4)
-        assert not session.performing
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())

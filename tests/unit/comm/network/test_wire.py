@@ -14,7 +14,7 @@ from rlplace.comm.network import wire
 
 def sent(item: Any, frame_bytes: int = 1 << 30) -> Any:
     """The item after a journey in frames."""
-    marks, frames = wire.enclose([codec.pack(item, wire.INLINE_BYTES)], frame_bytes)
+    marks, frames = wire.enclose([codec.Packer(wire.INLINE_BYTES).pack(item)], frame_bytes)
     assert all(len(frame) <= frame_bytes for frame in frames)
     (packed,) = wire.disclose(marks, [zmq.Frame(bytes(frame)) for frame in frames])
     return codec.unpack(packed)
@@ -23,7 +23,7 @@ def sent(item: Any, frame_bytes: int = 1 << 30) -> Any:
 def test_small_items_take_no_frame_and_large_ones_are_not_copied() -> None:
     large = np.arange(wire.INLINE_BYTES)
     items = ["small", {"rows": large, "more": large[1:]}, np.zeros(3), large.T]
-    marks, frames = wire.enclose([codec.pack(item, wire.INLINE_BYTES) for item in items], 1 << 30)
+    marks, frames = wire.enclose([codec.Packer(wire.INLINE_BYTES).pack(item) for item in items], 1 << 30)
     assert [isinstance(mark, bytes) for mark in marks] == [True, False, True, False]
     assert sum(len(mark) for mark in marks if isinstance(mark, tuple)) == len(frames) == 5
     assert any(np.shares_memory(np.frombuffer(frame, np.uint8), large) for frame in frames)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
-import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,8 @@ from rlplace.comm.shared_memory.arena import (
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.table import E_STATE, IN_LINE
-from rlplace.errors import ChannelTimeout, ClusterError, OutputError
-from tests.channel_peer import held_bytes
-
-FORK = multiprocessing.get_context("fork")  # nothing here has threads
+from rlplace.errors import ChannelTimeout, OutputError
+from tests.channel_peer import held_bytes, in_child
 
 
 @pytest.fixture
@@ -55,13 +52,6 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(size: int, value: int = 1) -> Any:
     return np.full(size, value, np.uint8)
-
-
-def in_child(work: Callable[..., Any], *arguments: Any) -> int | None:
-    process = FORK.Process(target=work, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode
 
 
 @pytest.mark.parametrize("lengths", [(5,), (0,), (64, 1, 0, 100_000), (SMALLEST,), (3 * SMALLEST + 1, 7), (1,) * 5000])
@@ -262,14 +252,6 @@ def test_breaking_a_channel_frees_its_own_segments_alone(tmp_path: Path) -> None
     arena.write([of(100_000, 3)])
     assert (other.get() == 2).all()
     other.destroy()
-
-
-@pytest.mark.parametrize("parent", ["missing", "file"])
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ClusterError) as caught:
-        JobFolder.create(tmp_path / parent)
-    assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")
 
 
 # ── memory of the caller's own ───────────────────────────────────────────────────────────────────────────────────────

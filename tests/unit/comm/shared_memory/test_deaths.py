@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,10 +17,9 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelTimeout
-from tests.channel_peer import PATIENCE_S, held_bytes, until
+from tests.channel_peer import FORK, PATIENCE_S, held_bytes, until
 
 LARGE = np.zeros(3000)  # too large for an entry
-FORK = multiprocessing.get_context("fork")  # nothing here has threads
 
 
 class FatalWords:
@@ -45,13 +43,6 @@ class FatalWords:
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends, "TICK_S", 0.05)
     monkeypatch.setattr(ends, "LOOK_S", 0.05)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., SharedChannel]:
-    return lambda **fields: SharedChannel.create(
-        tmp_path, ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})
-    )
 
 
 @pytest.fixture

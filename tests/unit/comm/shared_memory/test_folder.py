@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlplace.comm.shared_memory.folder import JobFolder, spill_of, sweep
+from rlplace.errors import ClusterError
 
 OWNER = """
 import sys
@@ -75,3 +78,11 @@ def test_only_abandoned_folders_of_this_user_are_swept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["elsewhere", "rlplace-other", f"rlplace-{os.getuid()}-link", f"rlplace-{os.getuid()}-file"]
     )
+
+
+@pytest.mark.parametrize("parent", ["missing", "file"])
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError) as caught:
+        JobFolder.create(tmp_path / parent)
+    assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
 from rlplace.comm.wakeup import Waker, Wakers
-
-FORK = multiprocessing.get_context("fork")  # nothing here has threads
+from tests.channel_peer import FORK, in_child
 
 
 @pytest.fixture
@@ -26,13 +24,6 @@ def lock() -> Iterator[SharedLock]:
     made = SharedLock(memory, LOCK_BYTES)
     yield made
     made.close()
-
-
-def in_child(work: Callable[[], None]) -> int | None:
-    process = FORK.Process(target=work)
-    process.start()
-    process.join()
-    return process.exitcode
 
 
 def test_one_process_holds_the_lock_at_a_time(lock: SharedLock) -> None:

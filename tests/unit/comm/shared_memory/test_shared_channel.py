@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
@@ -19,21 +18,12 @@ import pytest
 
 from rlplace.comm import codec, ends
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.queue import Get
+from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.table import MAX_NAME_BYTES, SPARE_ENTRIES, Table
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
-from tests.channel_peer import held_bytes
-
-PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., SharedChannel]:
-    return lambda **fields: SharedChannel.create(
-        tmp_path, ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})
-    )
+from tests.channel_peer import FORK, PATIENCE_S, held_bytes
 
 
 def descriptors(folder: Path) -> int:
@@ -122,7 +112,7 @@ def test_a_forked_child_shares_the_channel_but_not_the_lock(make: Callable) -> N
     channel = make(capacity_items=602)
     channel.put(-1)  # the parent's lock, wakers and names are in use before
     channel.put(np.ones(100_000), key="large")
-    child = multiprocessing.get_context("fork").Process(target=both, args=(channel.named("child"), 300))
+    child = FORK.Process(target=both, args=(channel.named("child"), 300))
     child.start()
     both(channel.named("parent"), 0)
     child.join()
@@ -186,20 +176,20 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     channel = make(capacity_items=1)
     item = np.arange(size)
 
-    async def reserve() -> Any:
-        return await channel.put_packed(None, "a", 1.0, None, 1.0)
+    def reserve() -> Put:
+        return asyncio.run(channel.put_packed(None, "a", 1.0, None, 1.0))
 
-    channel.withdraw(asyncio.run(reserve()))
-    put = asyncio.run(reserve())
+    channel.withdraw(reserve())
+    put = reserve()
     assert channel.stats().depth_by_key == {"a": 1}
     with pytest.raises(ChannelFull):
         channel.put_nowait("b")
-    channel.fill(put, codec.pack(item, 1000))
+    channel.fill(put, codec.Packer(1000).pack(item))
     np.testing.assert_array_equal(channel.get(key="a"), item)
-    broken = asyncio.run(reserve())
+    broken = reserve()
     channel.break_("the run ends")
     with pytest.raises(ChannelBroken):
-        channel.fill(broken, codec.pack(item, 1000))
+        channel.fill(broken, codec.Packer(1000).pack(item))
     channel.withdraw(broken)
 
 
@@ -209,10 +199,7 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
     for i in range(2):
         channel.put(np.full(size, i), weight=3.0)
 
-    async def take() -> Any:
-        return await channel.take(6.0, "", None)
-
-    get, items = asyncio.run(take())
+    get, items = asyncio.run(channel.take(6.0, "", None))
     assert [codec.unpack(packed)[0] for packed in items] == [0, 1]
     channel.put(np.full(size, 2))
     channel.restore(get, items)
@@ -244,12 +231,9 @@ def test_items_that_cannot_be_read_for_a_client_leave_their_room(
 def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
     channel = make(capacity_items=40)
 
-    async def take() -> Any:
-        return await channel.take(100.0, "", None)
-
     for i in range(40):
         channel.put(i)
-    (get, items), more = asyncio.run(take()), SPARE_ENTRIES
+    (get, items), more = asyncio.run(channel.take(100.0, "", None)), SPARE_ENTRIES
     for i in range(40, 40 + more):
         channel.put_nowait(i)
     with pytest.raises(ChannelFull):
@@ -258,7 +242,7 @@ def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
     assert [channel.get_nowait() for _ in range(40 + more)] == list(range(40 + more))
     for i in range(40):
         channel.put_nowait(i)
-    channel.confirm(asyncio.run(take())[0])
+    channel.confirm(asyncio.run(channel.take(100.0, "", None))[0])
     for i in range(40):
         channel.put_nowait(i)
 

@@ -21,7 +21,7 @@ from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChann
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken
-from tests.channel_peer import PATIENCE_S, until
+from tests.channel_peer import PATIENCE_S, until, waiting
 from tests.network_cable import Cable
 
 SPEC = ChannelSpec(name="test", capacity_items=4, timeout_s=PATIENCE_S)
@@ -107,6 +107,25 @@ def test_a_producer_killed_in_the_middle_of_an_item_gives_its_credit_back(
     cable.close()
     stats = until(channel, lambda s: s.dead == ("env rank 1",))
     assert (stats.depth_items, stats.puts) == (0, 0)
+
+
+def test_what_a_killed_consumer_had_not_received_goes_to_the_next(
+    server: tuple[str, SharedChannel], keys: JobKeys, spawn: Callable[..., Any]
+) -> None:
+    endpoint, channel = server
+    cable = Cable(endpoint)
+    process, told = spawn(use, cable.endpoint, keys, after=("rollout rank 1", "get"))
+    assert heard(told) == "connected"
+    waiting(channel, gets=1)
+    cable.stall()
+    for item in range(3):
+        channel.put(item)
+    until(channel, lambda s: s.gets == 1)
+    process.kill()
+    process.join()
+    cable.close()
+    until(channel, lambda s: s.gets == 0)
+    assert [channel.get() for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)

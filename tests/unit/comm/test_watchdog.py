@@ -68,6 +68,8 @@ def test_a_slow_peer_is_named_and_said_again_only_after_it_moved(
 
 def test_an_idle_job_and_a_busy_one_say_nothing(channels: dict[str, LocalChannel], start: Start) -> None:
     actions, _ = both_have_met(channels)
+    channels["gone"] = LocalChannel(ChannelSpec(name="gone", capacity_items=1))
+    channels["gone"].break_("over")
     dog = Watchdog(channels, stall_s=10)
     assert [dog.look(now) for now in (0.0, 10.0, 1000.0)] == [None, None, None]
     for now in range(1000, 1050, 5):  # somebody waits at every look, but never in vain
@@ -93,11 +95,6 @@ def test_a_deadlock_beside_a_channel_that_moves_is_found(channels: dict[str, Loc
     assert "deadlock: env rank 0 -> rollout rank 0 -> env rank 0" in text
     assert "s for an item, at key '0', from rollout rank 0" in text.replace(" at key", ", at key")
     assert said.empty()
-
-
-def test_channels_that_are_gone_are_not_watched(channels: dict[str, LocalChannel]) -> None:
-    channels["actions"].break_("over")
-    assert Watchdog(channels, stall_s=1).look(0.0) is None
 
 
 def test_a_stall_has_a_length(channels: dict[str, LocalChannel]) -> None:
@@ -156,12 +153,8 @@ def test_who_is_stuck_and_in_which_circle(views: list[ChannelStats], stuck: str,
     assert (graph.stuck, "".join(graph.cycle()), graph.slow()) == (set(stuck), cycle, list(awaited))
 
 
-def test_nobody_waits_is_no_report() -> None:
-    assert report({}) is None
-    assert report({"x": seen(producers="a", consumers="b", depth=3)}) is None
-
-
 def test_a_report_says_it_all() -> None:
+    assert report({"x": seen(producers="a", consumers="b", depth=3)}) is None
     views = {
         "actions": seen(wait("env rank 0", key="0"), wait("env rank 1", key="1", seconds=7.25), producers="r", depth=1),
         "observations": seen(wait("r", "credit", seconds=6), consumers="e", depth=4),
@@ -179,18 +172,11 @@ def test_a_report_says_it_all() -> None:
 
 
 def test_the_dead_and_those_behind_a_deadlock_are_named() -> None:
-    text = report({"x": seen(wait("a"), producers="b", dead="b")})
-    assert text is not None
-    assert text.splitlines()[0] == "dead: b"
+    text = report({"x": seen(wait("a"), producers="b", dead="b")}) or ""
+    assert text.startswith("dead: b\n")
     assert "a: 5.0 s for an item, from b (dead)" in text
-    text = report({"x": seen(wait("d"), producers="a"), "y": seen(wait("a"), wait("b"), producers="ab")})
-    assert text is not None
-    assert text.splitlines()[:2] == ["deadlock: a -> b -> a", "behind it: d"]
-
-
-def test_thousands_of_waits_make_a_short_report() -> None:
-    waits = [wait(f"env rank {i}", key=str(i)) for i in range(3000)]
-    text = report({"actions": seen(*waits, producers="r")})
-    assert text is not None
-    assert "and 2992 more" in text
-    assert len(text) < 1000
+    text = report({"x": seen(wait("d"), producers="a"), "y": seen(wait("a"), wait("b"), producers="ab")}) or ""
+    assert text.startswith("deadlock: a -> b -> a\nbehind it: d\n")
+    many = report({"x": seen(*(wait(f"env rank {i}", key=str(i)) for i in range(3000)), producers="r")}) or ""
+    assert "and 2992 more" in many
+    assert len(many) < 1000

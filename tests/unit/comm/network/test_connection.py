@@ -127,17 +127,6 @@ def test_a_large_item_that_was_cut_in_the_middle_arrives_whole(line: Line, start
     assert line.channel.stats().depth_items == 0
 
 
-def test_an_answer_on_a_stalled_cable_waits_for_its_client(line: Line, start: Callable[..., Future]) -> None:
-    end, cable = line.end("rollout rank 0")
-    end.stats()
-    blocked = start(end.get)
-    waiting(line.channel, gets=1)
-    cable.stall()
-    line.channel.put("x")
-    cable.flow()
-    assert blocked.result(PATIENCE_S) == "x"
-
-
 # ── a loss that is final ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -218,11 +207,7 @@ def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[...
     blocked = start(end.get)
     waiting(line.channel, gets=1)
     line.server.close()
-    calls: list[Callable[[], Any]] = [
-        lambda: blocked.result(PATIENCE_S),
-        lambda: end.put(1),
-        end.stats,
-    ]
+    calls: list[Callable[[], Any]] = [lambda: blocked.result(PATIENCE_S), lambda: end.put(1), end.stats]
     for call in calls:
         with pytest.raises(ChannelBroken, match=f"the channel server {cable.endpoint} was closed"):
             call()

@@ -144,17 +144,6 @@ def test_a_server_listens_on_an_interface_by_its_name(reach: Open, tmp_path: Pat
     server.close()
 
 
-def test_a_server_that_cannot_be_set_up_says_why(keys: JobKeys | JobPassword, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise zmq.ZMQError(zmq.ENOTSUP)
-
-    monkeypatch.setattr(type(keys), "guard", fail)
-    one = ChannelServer(host="127.0.0.1", keys=keys)
-    with pytest.raises(zmq.ZMQError):
-        one.start()
-    one.close()
-
-
 SERVER = """
 import pickle, sys
 from pathlib import Path

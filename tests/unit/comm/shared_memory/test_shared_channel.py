@@ -21,7 +21,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.table import MAX_NAME_BYTES, SPARE_ENTRIES, Table
+from rlplace.comm.table import MAX_NAME_BYTES, Table
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
 from tests.channel_peer import FORK, PATIENCE_S, held_bytes
 
@@ -74,6 +74,8 @@ def test_nothing_is_left_behind(make: Callable, tmp_path: Path) -> None:
     make(name="warm").detach()
     before = descriptors(tmp_path)
     channel = make()
+    SharedChannel.attach(channel.path).put("of an end that is forgotten")
+    assert channel.get() == "of an end that is forgotten"
     other = SharedChannel.attach(channel.path)
     with ThreadPoolExecutor(1) as thread:
         taken = thread.submit(other.get)
@@ -89,17 +91,6 @@ def test_nothing_is_left_behind(make: Callable, tmp_path: Path) -> None:
     assert descriptors(tmp_path) == before
     assert [p.name for p in tmp_path.glob("*.channel*")] == ["warm.channel"]
     assert held_bytes(Arena(tmp_path))[0] == 0
-
-
-def test_forgotten_ends_give_everything_back(make: Callable, tmp_path: Path) -> None:
-    channel = make()
-    before = descriptors(tmp_path)
-    for _ in range(3):
-        end = SharedChannel.attach(channel.path)
-        end.put("a")
-        assert end.get() == "a"
-    del end
-    assert descriptors(tmp_path) == before
 
 
 def both(channel: SharedChannel, first: int) -> None:
@@ -148,19 +139,9 @@ def test_a_crowd_is_refused(make: Callable) -> None:
         queue.withdraw(request, 0.0)
     for i in range(8 - 2):
         queue.participants.find(f"env rank {i}", "", queue.process)
-    with pytest.raises(ChannelError, match="places for 8 names") as caught:
+    with pytest.raises(ChannelError, match="places for 8 names"):
         channel.named("yet another").get_nowait()
-    assert "participants=16" in str(caught.value)
     assert not channel.stats().waits
-
-
-def test_thousands_of_ranks_use_one_channel(make: Callable) -> None:
-    channel = make(participants=4096)
-    queue = channel._attachment.queue
-    waiting = [Get(f"env rank {i}", f"{i}", None) for i in range(4096)]
-    assert not any(queue.get(request, 1, 0.0) for request in waiting)
-    channel.break_("the run ends")
-    assert len(channel.stats().consumers) == 4096
 
 
 @pytest.mark.parametrize("capacity_items", [1, 4, 1000, 100_000])
@@ -226,25 +207,6 @@ def test_items_that_cannot_be_read_for_a_client_leave_their_room(
     monkeypatch.undo()
     channel.put(2)
     assert channel.get() == 2
-
-
-def test_a_batch_of_any_length_goes_back(make: Callable) -> None:
-    channel = make(capacity_items=40)
-
-    for i in range(40):
-        channel.put(i)
-    (get, items), more = asyncio.run(channel.take(100.0, "", None)), SPARE_ENTRIES
-    for i in range(40, 40 + more):
-        channel.put_nowait(i)
-    with pytest.raises(ChannelFull):
-        channel.put_nowait("no place beside what may come back")
-    channel.restore(get, items)
-    assert [channel.get_nowait() for _ in range(40 + more)] == list(range(40 + more))
-    for i in range(40):
-        channel.put_nowait(i)
-    channel.confirm(asyncio.run(channel.take(100.0, "", None))[0])
-    for i in range(40):
-        channel.put_nowait(i)
 
 
 def test_credit_comes_back_though_the_lock_is_kept(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,10 @@ from rlplace.errors import did_you_mean, suggestion
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.ranges import show_range
 
-_TOGETHER: Mapping[str, tuple[str, ...]] = {
-    "colocate_actor_ref": ("actor", "reference"),
-    "actor_ref": ("actor", "reference"),  # after a +
-    "colocate_critic_reward": ("critic", "reward"),
-    "critic_reward": ("critic", "reward"),
-}
-PRESETS = ("hybrid", "colocate_all", "disaggregated", "colocate_actor_ref", "colocate_critic_reward")
+_TOGETHER = {"actor_ref": ("actor", "reference"), "critic_reward": ("critic", "reward")}  # with and without colocate_
+PRESETS = ("hybrid", "colocate_all", "disaggregated", *(f"colocate_{pair}" for pair in _TOGETHER))
 _PPO = ("actor", "env", "rollout")
+Sets = list[tuple[str, ...]]  # each of components that share accelerators
 
 
 def expand_preset(block: Text, total: int, components: Sequence[str] | None) -> dict[str, str]:
@@ -36,32 +32,28 @@ def expand_preset(block: Text, total: int, components: Sequence[str] | None) -> 
     block.check_keys(("preset", "accelerators", *names))
     counts = {key: block.child(key).count() for key in ("accelerators", *names) if key in block.value}
     sizes = {key: count for key, count in counts.items() if count is not None}
-    preset = block.child("preset")
-    together = _together(preset, names)
+    rows = _rows_of(block.child("preset"), names)
     room = sizes.pop("accelerators", total)
     if room > total:
         _reject_size(block, "accelerators", f"{room} accelerators do not exist", f"this cluster has {total}", total)
-    if block.problems:
-        return {}
-    learners = [n for n in names if n in ("actor", "critic")] if preset.value == "hybrid" else []
-    if learners:
-        together = [(n,) for n in names if n not in learners]
-    for name in learners:
-        if sizes.get(name, room) > room:
-            _reject_size(block, name, "more than there are", f"there are {room}", room)
-            return {}
-    lines = {n: show_range(range(sizes.get(n, room))) for n in learners} | _side_by_side(block, together, room, sizes)
+    lines: dict[str, str] = {}
+    for sets in rows:
+        lines |= {} if block.problems else _side_by_side(block, sets, room, sizes)
     return {n: lines[n] for n in names if n in lines}
 
 
-def _together(preset: Text, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the components that share accelerators, in the order of `names`."""
+def _rows_of(preset: Text, names: Sequence[str]) -> list[Sets]:
+    """Return rows of sets: those of a row lie side by side, and each row begins at the first accelerator."""
     words = [w.strip() for w in str(preset.value).split("+")]
-    if words in (["hybrid"], ["colocate_all"]):
-        return [tuple(names)]
-    together: list[tuple[str, ...]] = []
+    if words == ["hybrid"]:
+        learners: list[Sets] = [[(n,)] for n in names if n in ("actor", "critic")]
+        return [*learners, [(n,) for n in names if n not in ("actor", "critic")]]
+    if words == ["colocate_all"]:
+        return [[tuple(names)]]
+    together: Sets = []
     for word in words if words != ["disaggregated"] else []:
-        if word not in _TOGETHER:
+        pair = _TOGETHER.get(word.removeprefix("colocate_"))
+        if pair is None:
             near = did_you_mean(word, (*PRESETS, *_TOGETHER)) or ("colocate_all" if word.startswith("coloc") else None)
             at = preset.text.find(word)
             fix = preset.text[:at] + near + preset.text[at + len(word) :] if near and at >= 0 else PRESETS[0]
@@ -69,13 +61,12 @@ def _together(preset: Text, names: Sequence[str]) -> list[tuple[str, ...]]:
             why = "presets are " + ", ".join(PRESETS) + "; the last two can be joined by +"
             preset.reject("unknown-preset", what, why, f"preset: {fix}")
             return []
-        if members := tuple(n for n in names if n.partition(".")[0] in _TOGETHER[word]):
-            together.append(members)
+        together += [members] if (members := tuple(n for n in names if n.partition(".")[0] in pair)) else []
     alone = [(n,) for n in names if not any(n in members for members in together)]
-    return sorted([*together, *alone], key=lambda members: names.index(members[0]))
+    return [sorted([*together, *alone], key=lambda members: names.index(members[0]))]
 
 
-def _side_by_side(block: Text, sets: Sequence[tuple[str, ...]], room: int, sizes: Mapping[str, int]) -> dict[str, str]:
+def _side_by_side(block: Text, sets: Sets, room: int, sizes: Mapping[str, int]) -> dict[str, str]:
     """Place each set on the next accelerators; sets without a size share evenly what is left."""
     asked: list[int | None] = []
     for members in sets:
@@ -88,11 +79,11 @@ def _side_by_side(block: Text, sets: Sequence[tuple[str, ...]], room: int, sizes
         asked.append(next(iter(given), None))
     left, open_ = room - sum(a or 0 for a in asked), asked.count(None)
     if left < open_:
+        sized = [n for members in sets for n in members if n in sizes]
         what = f"{room - left} accelerators are asked for" + (f", and {open_} more sets get some" if open_ else "")
-        fix = "\n".join(f"{name}: {max(1, room // len(sets))}" for members in sets for name in members if name in sizes)
-        largest = max(sizes, key=lambda name: sizes[name], default=sets[0][0])
-        why = f"there are {room} for {len(sets)} sets"
-        _reject_size(block, largest, what, why, 1, fix or f"accelerators: {len(sets)}")
+        fix = "\n".join(f"{n}: {max(1, room // len(sets))}" for n in sized) or f"accelerators: {len(sets)}"
+        largest = max(sized, key=lambda n: sizes[n], default=sets[0][0])
+        _reject_size(block, largest, what, f"there are {room} for {len(sets)} sets", 1, fix)
         return {}
     lines: dict[str, str] = {}
     start = 0

@@ -74,25 +74,16 @@ def test_nothing_is_left_over() -> None:
 
 def test_plan_json() -> None:
     record: Any = json.loads(json.dumps(render_json(ppo(envs=64))))
-    assert record["mode"] == "hybrid"
-    assert record["topology"]["nodes"][0] == {
-        "rank": 0,
-        "accelerators": 8,
-        "first": 0,
-        "kind": "emulated",
-        "memory_bytes": 16 << 30,
-    }
+    node = {"rank": 0, "accelerators": 8, "first": 0, "kind": "emulated", "memory_bytes": 16 << 30}
+    assert (record["mode"], record["topology"]["nodes"]) == ("hybrid", [node])
     env = record["components"]["env"]
     assert (env["placement"], env["world_size"], env["accelerators"]) == ("0-3", 4, "0-3")
     assert env["ranks"][3] == {"rank": 3, "node": 0, "local_rank": 3, "accelerators": [3]}
     assert record["pairs"][0] == {"a": "actor", "b": "env", "relation": "hybrid", "shared": "0-3"}
-    assert set(record["schedule"]) == {"stages", "active", "residency", "first", "entries"}
-    assert record["schedule"]["active"] == {
-        "sync": ["actor", "rollout"],
-        "rollout": ["env", "rollout"],
-        "learn": ["actor"],
-    }
-    assert record["schedule"]["residency"]["rollout"] == {"actor": "off", "env": "full", "rollout": "full"}
+    schedule = record["schedule"]
+    assert set(schedule) == {"stages", "active", "residency", "first", "entries"}
+    assert schedule["active"] == {"sync": ["actor", "rollout"], "rollout": ["env", "rollout"], "learn": ["actor"]}
+    assert schedule["residency"]["rollout"] == {"actor": "off", "env": "full", "rollout": "full"}
     assert set(record["routes"]) == {"observations", "trajectories", "weights"}
     assert [channel["name"] for channel in record["channels"]] == ["observations", "actions", "trajectories", "weights"]
     assert record["warnings"] == []

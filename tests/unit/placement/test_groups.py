@@ -85,14 +85,8 @@ def test_a_rank_never_lies_in_two_groups() -> None:
 def test_the_node_group_places_on_nodes() -> None:
     placement = place({"actor": "0-7", "agent": {"node_group": "node", "placement": "0-1:0-3,4:4-5"}})
     slots = placement.slots("agent")
-    assert [(s.rank, s.node, s.local_rank, s.local_world_size, s.accelerators) for s in slots] == [
-        (0, 0, 0, 2, ()),
-        (1, 0, 1, 2, ()),
-        (2, 1, 0, 2, ()),
-        (3, 1, 1, 2, ()),
-        (4, 4, 0, 2, ()),
-        (5, 4, 1, 2, ()),
-    ]
+    assert [(s.node, s.local_rank, s.local_world_size) for s in slots] == [(n, r, 2) for n in (0, 1, 4) for r in (0, 1)]
+    assert not any(s.accelerators for s in slots)
     assert not placement.accelerators("agent")
     assert placement.relation("actor", "agent") == "disaggregated"
     (problem,) = problems({"agent": {"node_group": "node", "placement": "0-1:0"}})
@@ -176,6 +170,7 @@ def declared(**changes: Any) -> list[dict[str, Any]]:
         ({"env_configs": [{"env_vars": [{"A": 1}, {"A": 2}]}]}, "env-var-twice", None),
         ({"hardware": "Franka"}, "bad-hardware", ".hardware"),
         ({"hardware": {}}, "bad-hardware", ".hardware.type"),
+        ({"hardware": {"type": "Franka", "configs": []}}, "bad-hardware", ".hardware.configs"),
         ({"hardware": {"type": "Franka"}}, "bad-hardware", ".hardware.configs"),
         ({"hardware": {"type": "Arm", "configs": ["x"]}}, "bad-hardware", ".hardware.configs[0]"),
         ({"hardware": {"type": "Arm", "configs": [{"ip": 1}]}}, "node-outside-group", None),
@@ -189,20 +184,15 @@ def test_what_a_group_cannot_say(changes: Mapping[str, Any], code: str, key: str
     assert key is None or problem.key == f"cluster.node_groups[0]{key}"
 
 
-def test_env_vars_may_be_one_block() -> None:
-    groups, found = read_node_groups(declared(env_configs=[{"env_vars": {"A": 1, "B": "x"}}]), MIXED, {})
+def test_env_vars_may_be_one_block_and_hardware_of_any_type_is_kept() -> None:
+    hardware = {"type": "Arm", "configs": [{"node_rank": 1, "speed": 3}]}
+    envs = {"node_ranks": 1, "env_vars": {"A": 1, "B": "x"}}
+    groups, found = read_node_groups(declared(env_configs=envs, hardware=hardware), MIXED, {})
     assert not found
     assert groups.runtime_envs["a800", 1].env_vars == (("A", "1"), ("B", "x"))
-
-
-def test_labels_are_unique_and_hardware_of_any_type_is_kept() -> None:
-    found = read_node_groups([*declared(), *declared()], MIXED, {})[1]
-    assert [p.code for p in found] == ["node-group-declared-twice"]
-    groups, found = read_node_groups(
-        declared(hardware={"type": "Arm", "configs": [{"node_rank": 1, "speed": 3}]}), MIXED, {}
-    )
-    assert not found
     assert groups["a800"].items[0].config == {"node_rank": 1, "speed": 3}
+    found = read_node_groups([*declared(env_configs=None), *declared()], MIXED, {})[1]
+    assert [p.code for p in found] == ["node-group-declared-twice"]
 
 
 def test_groups_come_from_every_form_of_config() -> None:

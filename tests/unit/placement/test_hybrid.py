@@ -136,6 +136,7 @@ def test_problems_of_one_kind_have_one_fix_for_all(text: str, code: str, fix: st
 
 
 def test_component_names() -> None:
+    assert place({"actor, rollout": "0-7", "env": "0-1"}).components == ("actor", "rollout", "env")
     assert [p.code for p in problems({"actor,env": "0-3", "env": "4-7"})] == ["component-placed-twice"]
     assert [p.code for p in problems({"actor,": "0-3"})] == ["unknown-component"]
     assert [p.code for p in problems({"critic": 0, "actor,env,rollout": "all"}, components=PPO)] == [
@@ -145,23 +146,17 @@ def test_component_names() -> None:
         assert [p.code for p in problems(empty, components=PPO)] == ["empty-placement"]
 
 
-def test_names_of_other_libraries_are_understood() -> None:
-    known = ("actor", "rollout", "reference")
-    (problem,) = problems({"actor,rollout": "0-7", "ref": "0-3"}, components=known)
-    assert (problem.code, problem.fix) == ("unknown-component", "reference: 0-3")
-    assert "did you mean 'reference'" in problem.what
-    for block, components in (
-        ({"actor,rollout": "0-7", "ref": "0-3"}, known[:2]),  # the algorithm has none
-        ({"actor,rollout": "0-7", "reference": "0", "ref": "0-3"}, known),  # it is placed
-    ):
-        (problem,) = problems(block, components=components)
-        assert "reference" not in (problem.fix or "")
-
-
-def test_comma_keys_place_each_component() -> None:
-    placement = place({"actor, rollout": "0-7", "env": "0-1"})
-    assert placement.components == ("actor", "rollout", "env")
-    assert {s.component for s in placement.slots("rollout")} == {"rollout"}
+@pytest.mark.parametrize(
+    ("more", "components", "fix"),
+    [
+        ({}, ("actor", "rollout", "reference"), "reference: 0-3"),
+        ({}, ("actor", "rollout"), "rename or remove ref"),  # the algorithm has none
+        ({"reference": "0"}, ("actor", "rollout", "reference"), "rename or remove ref"),  # it is placed
+    ],
+)
+def test_names_of_other_libraries_are_understood(more: dict[str, str], components: tuple[str, ...], fix: str) -> None:
+    (problem,) = problems({"actor,rollout": "0-7", **more, "ref": "0-3"}, components=components)
+    assert (problem.code, problem.fix) == ("unknown-component", fix)
 
 
 def test_a_rank_never_spans_nodes() -> None:
@@ -177,16 +172,12 @@ def test_a_rank_never_spans_nodes() -> None:
     ("actor", "env", "word", "shared"),
     [("0-7", "0-7", "collocated", "0-7"), ("0-3", "4-7", "disaggregated", ""), ("0-7", "2-3", "hybrid", "2-3")],
 )
-def test_the_word_for_a_pair(actor: str, env: str, word: str, shared: str) -> None:
+def test_the_word_for_a_pair_and_for_all(actor: str, env: str, word: str, shared: str) -> None:
     placement = place({"actor": actor, "env": env})
     assert placement.relation("actor", "env") == placement.mode == word
     assert str(placement.shared("actor", "env")) == shared
-
-
-def test_the_whole_is_hybrid_unless_all_pairs_agree() -> None:
-    assert place({"actor": "0-7", "env": "0-3", "rollout": "4-7"}).mode == "hybrid"
-    assert place({"actor": "0-3", "env": "0-3", "rollout": "4-7"}).mode == "hybrid"
-    assert place({"actor": "0-3"}).mode == "disaggregated"
+    assert place({"actor": actor, "env": env, "rollout": "4-7"}).mode == "hybrid"
+    assert place({"actor": actor}).mode == "disaggregated"
 
 
 def test_a_cluster_that_is_no_block_places_nothing() -> None:

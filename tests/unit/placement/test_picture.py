@@ -46,11 +46,14 @@ def drawn(report: PlanView) -> ET.Element:
     return ET.fromstring(render_svg(report))
 
 
+def size_of(text: ET.Element) -> float:
+    return float((re.search(r"font-size:([0-9.]+)px", text.attrib.get("style", "")) or [0, "12"])[1])
+
+
 def span_of(text: ET.Element) -> tuple[float, float]:
     """The columns of a text that is not turned, by its estimated width."""
-    style, bold = text.attrib.get("style", ""), bool({"name", "alarm"} & {*text.attrib.get("class", "").split()})
-    size = float((re.search(r"font-size:([0-9.]+)px", style) or [0, "12"])[1])
-    width = 0.0 if "transform" in text.attrib else width_of("".join(text.itertext()), size, bold=bold) * 0.9
+    bold = bool({"name", "alarm"} & {*text.attrib.get("class", "").split()})
+    width = 0.0 if "transform" in text.attrib else width_of("".join(text.itertext()), size_of(text), bold=bold) * 0.9
     before = {"start": 0.0, "middle": width / 2, "end": width}[text.attrib.get("text-anchor", "start")]
     return float(text.attrib["x"]) - before, float(text.attrib["x"]) - before + width
 
@@ -150,8 +153,7 @@ def test_text_stays_inside_of_narrow_blocks() -> None:
         assert rect is not None
         for text in group.findall(f"{SVG}text"):
             if "transform" not in text.attrib:
-                size = float((re.search(r"font-size:([0-9.]+)px", text.attrib.get("style", "")) or [0, "12"])[1])
-                assert width_of("".join(text.itertext()), size * 0.9) <= float(rect.attrib["width"])
+                assert width_of("".join(text.itertext()), size_of(text) * 0.9) <= float(rect.attrib["width"])
 
 
 def test_nothing_is_asked_of_the_network_and_dark_pages_are_served() -> None:

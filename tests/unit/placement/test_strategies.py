@@ -7,7 +7,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, Topology
 from rlplace.placement.language.slots import PlacementStrategy
-from tests.unit.placement.placing import EIGHT, TWO, place
+from tests.unit.placement.placing import EIGHT, SIXTEEN, TWO, place
 
 
 def accelerators(strategy: PlacementStrategy, topology: Topology = EIGHT) -> list[tuple[int, ...]]:
@@ -23,18 +23,19 @@ def codes(strategy: PlacementStrategy, topology: Topology = EIGHT) -> set[str]:
 def test_packed() -> None:
     assert accelerators(PackedPlacementStrategy(2, 4)) == [(2,), (3,), (4,)]
     assert accelerators(PackedPlacementStrategy(0, 7, 2)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-
-
-def test_packed_with_stride() -> None:
-    strategy = PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)
-    assert accelerators(strategy) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    strided = PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)
+    assert accelerators(strided) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert accelerators(PackedPlacementStrategy(0, 7, 2, 4)) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 @pytest.mark.parametrize(
     ("strategy", "code"),
     [
-        (PackedPlacementStrategy(0, 8), "accelerator-out-of-range"),
+        (PackedPlacementStrategy(6, 9, 4), "rank-spans-nodes"),
+        (PackedPlacementStrategy(0, 15, 2, 8), "rank-spans-nodes"),
+        (FlexiblePlacementStrategy([[0], [7, 8]]), "rank-spans-nodes"),
+        (PackedPlacementStrategy(0, 16), "accelerator-out-of-range"),
         (PackedPlacementStrategy(5, 2), "reversed-range"),
         (PackedPlacementStrategy(0, 6, 2), "uneven-packing"),
         (PackedPlacementStrategy(0, 5, 2, 2), "uneven-packing"),
@@ -46,19 +47,12 @@ def test_packed_with_stride() -> None:
         (FlexiblePlacementStrategy([[0], [-1]]), "accelerator-out-of-range"),
         (FlexiblePlacementStrategy([[1, 1]]), "duplicate-accelerator"),
         (NodePlacementStrategy([]), "empty-placement"),
-        (NodePlacementStrategy([0, 1]), "node-out-of-range"),
+        (NodePlacementStrategy([0, 2]), "node-out-of-range"),
         (NodePlacementStrategy([0], node_group_label="robots"), "unknown-node-group"),
     ],
 )
 def test_what_cannot_be_placed(strategy: PlacementStrategy, code: str) -> None:
-    assert codes(strategy) == {code}
-
-
-def test_no_process_spans_nodes() -> None:
-    assert codes(PackedPlacementStrategy(2, 5, 4), TWO) == {"rank-spans-nodes"}
-    assert codes(PackedPlacementStrategy(0, 7, 2, 4), TWO) == {"rank-spans-nodes"}
-    assert codes(FlexiblePlacementStrategy([[0], [3, 4]]), TWO) == {"rank-spans-nodes"}
-    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert codes(strategy, SIXTEEN) == {code}
 
 
 def test_flexible_keeps_processes_and_sorts_their_accelerators() -> None:
@@ -77,11 +71,8 @@ def test_isolation_decides_what_a_process_sees() -> None:
 
 def test_node_placement_holds_no_accelerator() -> None:
     slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO)
-    assert [(s.rank, s.node, s.local_rank, s.local_world_size) for s in slots] == [
-        (0, 0, 0, 2),
-        (1, 0, 1, 2),
-        (2, 1, 0, 1),
-    ]
+    places = [(s.rank, s.node, s.local_rank, s.local_world_size) for s in slots]
+    assert places == [(0, 0, 0, 2), (1, 0, 1, 2), (2, 1, 0, 1)]
     assert all(s.accelerators == s.visible_accelerators == () for s in slots)
 
 

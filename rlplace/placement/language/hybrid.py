@@ -125,14 +125,12 @@ def read_component_placement(
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
     """Return the components of a config that are placed rightly, the node groups, and the problems of the rest."""
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
-    block: object
-    groups: object
-    if isinstance(cluster, ClusterConfig):
-        block, groups = cluster.component_placement, cluster.node_groups
-    else:
+    if not isinstance(cluster, ClusterConfig):
         inner = cluster.get("cluster", cluster)
         mapping = inner if isinstance(inner, Mapping) else {"component_placement": inner}
         block, groups = mapping.get("component_placement"), mapping.get("node_groups") or ()
+    else:
+        block, groups = cluster.component_placement, cluster.node_groups
     node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources)
     return specs, node_groups, [*problems, *more]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -43,7 +44,6 @@ code,pre{font:13px/1.5 ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',
 pre{margin:6px 0;white-space:pre-wrap;overflow-wrap:anywhere}
 .problem{background:var(--card);border:1px solid var(--line);border-left:4px solid var(--bad);border-radius:12px;
 padding:10px 16px;margin:10px 0}.problem.warning{border-left-color:var(--warn)}
-.problem b code{color:var(--soft);font-weight:400;margin-left:8px}
 .bar{display:block;width:100%;min-width:240px;height:14px}.bar .track{fill:var(--track)}
 .bar .end{stroke:var(--bad);stroke-width:2}
 .dot{display:inline-block;width:12px;height:12px;margin-right:7px;vertical-align:-1px}
@@ -97,14 +97,10 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
 
 
 def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
-    if not problems:
-        return
-    yield f"<h2>{title}</h2>"
-    for p in problems:
-        lines = [(label, text) for label, text in (("got", p.got), ("why", p.why), ("fix", p.fix)) if text]
-        text = "\n".join(f"{label}: " + line.replace("\n", "\n     ") for label, line in lines)
-        head = f"<b>{escape(p.key)}: {escape(p.what)}<code>{p.code}</code></b>"
-        yield f'<div class="problem{look}">{head}<pre>{escape(text)}</pre></div>'
+    yield from [f"<h2>{title}</h2>"] * bool(problems)
+    for problem in problems:
+        head, _, rest = escape(problem.render()).partition("\n")
+        yield f'<div class="problem{look}"><b>{head}</b><pre>{textwrap.dedent(rest)}</pre></div>'
 
 
 def _memory(view: PlanView) -> Iterator[str]:

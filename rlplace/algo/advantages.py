@@ -87,13 +87,10 @@ def token_rewards(scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, less for worse.
-
-    0 where returns do not vary: there is nothing to explain.
-    """
+    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, less for worse."""
     varies = float(returns.double().var(correction=0)) if len(returns) else 0.0
     if varies == 0.0:
-        return 0.0
+        return 0.0  # there is nothing to explain
     return 1.0 - float((returns.double() - values.double()).var(correction=0)) / varies
 
 

@@ -167,7 +167,7 @@ class ValueLm(PackedLm):
         return cast("nn.Module | None", getattr(self.lm, "score", None))
 
     def saved_config(self) -> Mapping[str, object]:
-        """Say that the head gives one number, so that transformers loads it."""
+        """Return what makes transformers load a head of one number."""
         names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return {"architectures": [type(self.lm).__name__], **names}
 
@@ -277,7 +277,7 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
                 local = DTensor(local, parameter._spec, requires_grad=False)
             made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         filled[name] = made[parameter]
-    module.lm.load_state_dict(filled, assign=True, strict=False)  # at which FSDP takes notice of the new memory
+    module.lm.load_state_dict(filled, assign=True, strict=False)  # FSDP registers the new memory here
     _move_buffers(module, device)
 
 

@@ -113,7 +113,7 @@ def without_factors(module: nn.Module) -> Iterator[None]:
     """Switch the factors off until the end of the block, for passes that learn nothing."""
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in adapted:
-        layer._disable_adapters = True  # `enable_adapters` would also touch requires_grad, which FSDP has taken note of
+        layer._disable_adapters = True  # `enable_adapters` would also touch requires_grad, which FSDP has registered
     try:
         yield
     finally:

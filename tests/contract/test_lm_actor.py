@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rlplace.algo.packing import optimizer_steps
 from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.errors import OutputError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
@@ -189,6 +190,21 @@ def test_the_saved_policy_is_the_pushed_one_and_can_be_trained_on(
     again = actor_of(tmp_path / "policy")
     again.move(Residency.WEIGHTS)
     assert again.digest() == digest
+
+
+def test_weights_that_cannot_be_written_are_gathered_to_the_end(
+    actor_of: MakeActor, qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait for that."""
+    actor = actor_of(qwen)
+    actor.move(Residency.WEIGHTS)
+    weights = list(actor._model.whole_weights())
+    left = iter(weights)
+    monkeypatch.setattr(actor._model, "whole_weights", lambda: left)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError):
+        actor.save_model(str(tmp_path / "file" / "policy"))
+    assert list(left) == []
 
 
 def test_after_the_first_sync_only_trained_weights_may_travel(actor_of: MakeActor, qwen: Path) -> None:

@@ -69,15 +69,14 @@ class TrainedWorker(Worker):
 
     def move(self, to: Residency) -> MoveReport:
         """Bring weights and optimizer state on or off; they come back equal to the bit. Gradients are never kept."""
-        if to < Residency.FULL:
-            self._optimizer_state.offload()
-        if to < Residency.WEIGHTS:
-            self._weights.offload()
-        if to >= Residency.WEIGHTS:
-            self._weights.onload()
-        if to >= Residency.FULL:
-            self._optimizer_state.onload()
-        parts = (self._weights, self._optimizer_state)
+        parts = {self._weights: Residency.WEIGHTS, self._optimizer_state: Residency.FULL}
+        # What leaves makes room first.
+        for part in reversed(parts):
+            if to < parts[part]:
+                part.offload()
+        for part, residency in parts.items():
+            if to >= residency:
+                part.onload()
         return MoveReport(
             residency=self.residency,
             accelerator_bytes=sum(part.accelerator_bytes for part in parts),

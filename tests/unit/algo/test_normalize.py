@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from itertools import pairwise
 
@@ -57,35 +56,6 @@ def test_rewards_by_hand() -> None:
     assert scaled.flatten().tolist() == pytest.approx([2.0 / np.sqrt(2 / 3)] * 2 + [4.0 / np.sqrt(2 / 3)])
     scale(torch.tensor([[1.0]]), torch.tensor([[False]]), alone)
     assert scale.moments.mean.item() == pytest.approx((2 + 3 + 4 + 3) / 4)  # 0.5 * 4 + 1 was carried over
-
-
-class SumOfAll:
-    """A sum over ranks in two rounds: first each rank adds its own, then each is given the total."""
-
-    def __init__(self) -> None:
-        self.total = torch.zeros(3, dtype=torch.float64)
-
-    def add(self, sums: Tensor) -> Tensor:
-        self.total = self.total + sums
-        return sums
-
-    def __call__(self, sums: Tensor) -> Tensor:
-        return self.total
-
-
-def test_rewards_do_not_depend_on_the_split() -> None:
-    generator = torch.Generator().manual_seed(0)
-    whole, parts = ReturnScale(5, 0.9), [ReturnScale(3, 0.9), ReturnScale(0, 0.9), ReturnScale(2, 0.9)]
-    for _ in range(3):
-        rewards = torch.randn(4, 5, generator=generator) + 2.0
-        done = torch.rand(4, 5, generator=generator) < 0.3
-        expected = whole(rewards, done, alone)
-        cuts = list(zip(rewards.split([3, 0, 2], dim=1), done.split([3, 0, 2], dim=1), strict=True))
-        total = SumOfAll()
-        for part, (reward, last) in zip(copy.deepcopy(parts), cuts, strict=True):
-            part(reward, last, total.add)
-        scaled = [part(reward, last, total) for part, (reward, last) in zip(parts, cuts, strict=True)]
-        assert torch.allclose(torch.cat(scaled, dim=1), expected, atol=1e-6)
 
 
 def test_outliers_are_clipped() -> None:

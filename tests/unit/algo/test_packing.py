@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.algo.packing import (
-    Packing,
     Rows,
     fit,
     iteration_generator,
@@ -62,23 +62,20 @@ def test_bins_of_a_known_case() -> None:
     assert fit([3, 6, 12, 4, 7], 10) == [[2], [4, 0], [1, 3]]
 
 
-def test_packing_of_a_known_case() -> None:
-    # Rank 0: 8 + 3, rank 1: 7 + 5; each needs two micro-batches of 10 tokens. Waiting: 8 + 5 of 23 / 2.
-    assert pack([8, 7, 5, 3], ranks=2, token_budget=10) == Packing(
-        ranks=(((0,), (3,)), ((1,), (2,))), imbalance=pytest.approx(2 * (8 + 5) / 23 - 1)
-    )
-
-
-def test_a_rank_that_needs_fewer_micro_batches_spreads_what_it_has() -> None:
-    # Rank 1 has 5 + 4 and needs two; rank 2 could do 4 + 4 at once, rank 0 has nothing to spread.
-    packing = pack([9, 5, 4, 4, 4], ranks=3, token_budget=8)
-    assert packing.ranks == (((0,), ()), ((1,), (4,)), ((2,), (3,)))
-
-
-def test_more_ranks_than_samples() -> None:
-    assert pack([5], ranks=3, token_budget=8).ranks == (((0,),), ((),), ((),))
-    assert pack([5], ranks=3, token_budget=8).imbalance == 2.0
-    assert pack([], ranks=2, token_budget=8) == Packing(ranks=((), ()), imbalance=0.0)
+@pytest.mark.parametrize(
+    ("lengths", "budget", "ranks", "imbalance"),
+    [
+        # Rank 0: 8 + 3, rank 1: 7 + 5; each needs two micro-batches of 10 tokens. Waiting: 8 + 5 of 23 / 2.
+        ([8, 7, 5, 3], 10, (((0,), (3,)), ((1,), (2,))), 2 * (8 + 5) / 23 - 1),
+        # Rank 1 has 5 + 4 and needs two; rank 2 could do 4 + 4 at once, rank 0 has nothing to spread.
+        ([9, 5, 4, 4, 4], 8, (((0,), ()), ((1,), (4,)), ((2,), (3,))), 3 * (9 + 4) / 26 - 1),
+        ([5], 8, (((0,),), ((),), ((),)), 2.0),
+        ([], 8, ((), ()), 0.0),
+    ],
+    ids=["two ranks", "what a rank can spread", "more ranks than samples", "nothing"],
+)
+def test_packing_by_hand(lengths: list[int], budget: int, ranks: Any, imbalance: float) -> None:
+    assert pack(lengths, len(ranks), budget) == (ranks, pytest.approx(imbalance))
 
 
 def test_many_samples_over_many_ranks_are_balanced() -> None:

@@ -30,7 +30,7 @@ from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
 from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
-from rlplace.comm.weights.version import late_sync, not_here, ranks, versions_only_go_up
+from rlplace.comm.weights.version import not_here, ranks, versions_only_go_up
 from rlplace.errors import ChannelTimeout
 from rlplace.placement.language.slots import owner_of
 
@@ -109,11 +109,12 @@ class DoubleBuffer:
                 holders = [self._holders(b) for b in range(_BUFFERS)]
             if not _rest(began, deadline_s):
                 found = [ranks("actor", late) if late else ranks("rollout", busy) for late, busy in holders]
-                raise late_sync(
+                raise ChannelTimeout.about(
+                    "channel-timeout",
                     f"weights version {version}",
                     f"{owner_of('actor', writer)} waited {time.monotonic() - began:.1f} s for a free buffer",
-                    f"buffers are still in use by {'; '.join(found)}",
-                    "find out why they stopped, or raise the deadline if they are really this slow",
+                    why=f"buffers are still in use by {'; '.join(found)}",
+                    fix="find out why they stopped, or raise the deadline if they are really this slow",
                 )
 
     def finish(self, writer: int, version: int, checksum: int) -> bool:
@@ -129,12 +130,11 @@ class DoubleBuffer:
 
     def read(self, reader: int, version: int) -> Bytes:
         """Return the complete `version`, read-only and unchanged until `release`. Raises WeightSyncError."""
-        with self._locked():
-            self._reading["process"][self._readers.index(reader)] = this_process()
-            buffer = self._holding(version)
-            if buffer is None or not self._complete(buffer):
-                raise not_here(reader, version, self.late(version), self.lacking(version))
-            return self._buffer(buffer, self._frozen)
+        self._reading["process"][self._readers.index(reader)] = this_process()
+        whole = self.contents(version)
+        if whole is None:
+            raise not_here(reader, version, self.late(version), self.lacking(version))
+        return whole
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
         """Mark `reader` as finished with `version` and all before."""
@@ -210,7 +210,7 @@ class DoubleBuffer:
 def _held_up(path: Path, began: float) -> ChannelTimeout:
     what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
     why = "another process of this node is making it, or was stopped while it held the lock"
-    return late_sync(f"weights {path.name}", what, why)
+    return ChannelTimeout.about("channel-timeout", f"weights {path.name}", what, why=why)
 
 
 def _make(path: Path, spec: Assembly) -> None:

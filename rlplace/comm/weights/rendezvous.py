@@ -19,7 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlplace.comm.weights.version import failed_sync, late_sync
+from rlplace.comm.weights.version import failed_sync
+from rlplace.errors import ChannelTimeout
 
 _GO = "go"
 _LEAST_S = 0.001
@@ -63,11 +64,12 @@ class SyncRendezvous:
             absent = ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
         verdict = self._decide(f"{absent} did not come" if absent else _GO)
         if absent and verdict != _GO:
-            raise late_sync(
+            raise ChannelTimeout.about(
+                "channel-timeout",
                 "weights",
                 f"{self.me} waited {time.monotonic() - began:.1f} s for {absent} to take part in the sync",
-                "device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
-                "find out why they stopped, or raise the deadline if they are really this slow",
+                why="device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
+                fix="find out why they stopped, or raise the deadline if they are really this slow",
             )
         if verdict != _GO:
             raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
@@ -94,7 +96,7 @@ class SyncRendezvous:
         if not self._come([key], deadline_s):
             what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
             why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
-            raise late_sync("weights", what, why)
+            raise ChannelTimeout.about("channel-timeout", "weights", what, why=why)
         found: bytes = self.store.get(key)
         return found
 

@@ -181,10 +181,6 @@ def failed_sync(
     return WeightSyncError.about(code, key, what, why="; ".join(reasons))
 
 
-def late_sync(key: str, what: str, why: str, fix: str | None = None) -> ChannelTimeout:
-    return ChannelTimeout.about("channel-timeout", key, what, why=why, fix=fix)
-
-
 def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:
     why = "versions only go up: readers could not tell an old one from a late one, and may hold the newest"
     what = f"version {version} was pushed after version {newest}"

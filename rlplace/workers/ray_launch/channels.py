@@ -91,7 +91,8 @@ class JobChannels:
                 found.append(self._node_location(branch, planned.node))
         found = found or [self._node_location(spec, self._place.node)]
         address = self._addresses[spec.name] = ChannelAddress(spec=spec, locations=tuple(found))
-        branches = [self._branch(location) for location in self._served(address, {self._place.node}).locations]
+        served = self._served(address, {self._place.node}).locations
+        branches = [Branch(each.spec.keys or (), functools.partial(self._end, each)) for each in served]
         return branches[0].connect() if len(branches) == 1 else SpreadChannel(spec, branches)
 
     def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, ChannelAddress]:
@@ -113,12 +114,11 @@ class JobChannels:
     def _node_location(self, spec: ChannelSpec, node: int) -> NodeLocation:
         return NodeLocation(spec=spec, node=node, path=self._node(node).create(spec))
 
-    def _branch(self, location: Location) -> Branch:
-        """Return a branch as the driver sees it."""
+    def _end(self, location: Location) -> Channel:
+        """Return the driver's end of a branch."""
         if isinstance(location, ProcessLocation):
-            inside = ProcessEnd(location.spec, location.process, self._processes)
-            return Branch(location.spec.keys or (), lambda: inside)
-        return Branch(location.spec.keys or (), lambda: location.connect(self._place))
+            return ProcessEnd(location.spec, location.process, self._processes)
+        return location.connect(self._place)
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
         """Return the address with a channel server for each location that `nodes` reach from another node."""

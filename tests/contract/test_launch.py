@@ -114,8 +114,7 @@ def test_calls_fan_out_and_results_come_by_rank(probes: WorkerGroup) -> None:
 def test_a_worker_knows_its_place(shared: tuple[Cluster, WorkerGroup]) -> None:
     cluster, probes = shared
     about = probes.about().wait()
-    assert [a["owner"] for a in about] == ["probe rank 0", "probe rank 1", "probe rank 2"]
-    assert [a["accelerators"] for a in about] == [(0,), (1,), (2,)]
+    assert [(a["owner"], a["accelerators"]) for a in about] == [(f"probe rank {rank}", (rank,)) for rank in range(3)]
     assert all(a["world_size"] == 3 and a["seed"] == 7 and a["channels"] == ["idle"] for a in about)
     assert all(a["config"] == "a config" and a["rendezvous"].port == 0 for a in about)
     text = cluster.describe()
@@ -305,13 +304,8 @@ def test_emulated_memory_is_shared_and_names_the_residents(make_cluster: MakeClu
         groups["rollout"].acquire(200, "workspace").wait(timeout_s=60)
     cause = raised.value.cause
     assert isinstance(cause, AcceleratorOutOfMemory)
-    assert cause.code == "accelerator-out-of-memory"
-    assert (cause.accelerator, cause.lacking_bytes) == (1, 100)
-    why = cause.problem.why or ""
-    assert "accelerator 1 has 1000 bytes, 100 bytes free" in why
-    assert "actor rank 1: weights 400 bytes" in why
-    assert "rollout rank 0: kv cache 500 bytes" in why
-    assert (cause.problem.fix or "").startswith("actor.enable_offload: true")
+    assert (cause.code, cause.accelerator, cause.lacking_bytes) == ("accelerator-out-of-memory", 1, 100)
+    assert "actor rank 1: weights 400 bytes" in (cause.problem.why or "")
     assert groups["actor"].release("weights").wait() == [0, 0], "other groups live on"
 
 

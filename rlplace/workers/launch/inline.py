@@ -33,7 +33,6 @@ class InlineLauncher:
         self._topology = topology
         self._account = MemoryAccount.of(topology)
         self._channels: list[Channel] = []
-        self._handles: list[WorkerHandle] = []
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -61,9 +60,7 @@ class InlineLauncher:
         if spec.worker.needs_own_process:
             listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
             rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
-        handle = InlineWorker(spec, slot, device, rendezvous)
-        self._handles.append(handle)
-        return handle
+        return InlineWorker(spec, slot, device, rendezvous)
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
         channel = LocalChannel(spec)
@@ -79,10 +76,7 @@ class InlineLauncher:
     def close(self) -> None:
         for channel in self._channels:
             channel.break_("the cluster was closed")
-        for handle in self._handles:
-            handle.stop()
         self._channels.clear()
-        self._handles.clear()
 
 
 class InlineWorker(WorkerHandle):

@@ -238,7 +238,7 @@ class RemoteNode:
                 raise ClusterError.about(
                     "node-lost",
                     f"node {self._machine.address}",
-                    f"did not answer when asked to {method}",
+                    f"did not answer the call of `{method}`",
                     got=f"{type(error).__name__}: {error}".partition("\n")[0],
                     why="the process that holds a node's channels runs there, and it does not answer",
                     fix="look at the load, the memory and the logs of this node",

@@ -49,8 +49,11 @@ class Loop:
             "compute_advantages": self._compute_advantages,
             "learn": self._learn,
         }
-        self._scored = scored_in(schedule)
-        self._learned = [stage for stage in schedule.stages if base_stage(stage) == "learn"][-1]
+        # The components that score samples while others generate them.
+        self._early = tuple(c for c in schedule.active["rollout"] if role_of(c) in ("reference", "reward"))
+        bases = {base_stage(stage): stage for stage in schedule.stages}  # the last turn of each
+        self._scored = bases.get("infer", "rollout" if self._early else None)  # after which all scores are there
+        self._learned = bases["learn"]
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
@@ -135,7 +138,7 @@ class Loop:
 
     def _score(self, index: int) -> list[Pending]:
         """Start the components that score samples while others generate them."""
-        return [self._groups[c].infer(index, self.version) for c in scorers_of(self._schedule.active["rollout"])]
+        return [self._groups[c].infer(index, self.version) for c in self._early]
 
     def _evaluate(self, stage: str, index: int) -> list[Metrics]:
         # The seconds of generating held-out answers are not metrics of the iteration.
@@ -174,18 +177,6 @@ class Loop:
         except WorkerError as error:
             explained = self.memory.explain(error.at(stage=stage, version=self.version))
             raise explained from explained.cause
-
-
-def scorers_of(works: Sequence[str]) -> tuple[str, ...]:
-    """Return the active components of rollout that score samples while others generate them."""
-    return tuple(c for c in works if role_of(c) in ("reference", "reward"))
-
-
-def scored_in(schedule: Schedule) -> str | None:
-    """Return the stage after which all scores of an iteration are there; None if no component scores."""
-    inferring = [stage for stage in schedule.stages if base_stage(stage) == "infer"]
-    early = ["rollout"] if scorers_of(schedule.active["rollout"]) else []
-    return next(reversed([*early, *inferring]), None)
 
 
 # Stage -> the metrics of a component that are work, not waiting.

@@ -86,15 +86,13 @@ def worker_of(config: Config, component: str) -> type[Worker]:
     from rlplace.workers.roles.text_rollout import TextRolloutWorker
 
     role = role_of(component)
-    workers: dict[str, type[Worker]] = {"critic": Critic, "reference": ReferenceWorker}
     if role == "reward":
-        role = config.reward_of(component).kind
-        workers = {"model": RewardModelWorker, "function": RewardFunctionWorker, "url": RewardEndpointWorker}
-    elif config.kind == "mlp":
-        workers |= {"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker}
-    else:
-        workers |= {"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker}
-    return workers[role]
+        rewards = {"model": RewardModelWorker, "function": RewardFunctionWorker, "url": RewardEndpointWorker}
+        return rewards[config.reward_of(component).kind]
+    if config.kind == "mlp":
+        return {"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker}[role]
+    workers = {"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker, "critic": Critic}
+    return (workers | {"reference": ReferenceWorker})[role]
 
 
 def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:

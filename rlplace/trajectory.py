@@ -123,8 +123,7 @@ def concat(pieces: Sequence[Trajectory]) -> Trajectory:
     for left, right in itertools.pairwise(pieces):
         next_row = left.first_row + left.rows
         if next_row != right.first_row:
-            why = "rows are missing" if next_row < right.first_row else "rows came twice"
-            raise ValueError(f"trajectory: rows end at {next_row - 1} and go on at {right.first_row}: {why}")
+            raise ValueError(f"trajectory: rows end at {next_row - 1} and go on at {right.first_row}")
     along_rows = {name: np.concatenate([getattr(p, name) for p in pieces], axis=1) for name in _ALONG_ROWS}
     # argwhere order is by step first, so the final observations of the pieces interleave.
     cuts = np.concatenate([np.argwhere(p.truncated) + [0, p.first_row] for p in pieces])

@@ -7,7 +7,7 @@ lane of its own where together they took longer than the stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from rlplace.placement.show.svg import FONT, colour, style, width_of
@@ -59,22 +59,15 @@ def _row(uses: Sequence[StageUse], number: int, components: Sequence[str], y: fl
     x = float(_LEFT)
     for use in uses:
         x += use.moves_s * scale
-        if use.stage != SYNC:
-            yield from _at_work(use, use.work.get(number, {}), components, (x, y), scale)
+        work = use.work.get(number, {}) if use.stage != SYNC else {}
+        one_lane = sum(work.values()) <= use.seconds
+        lane, left, top = _LANE if one_lane else _LANE / len(work), x, y
+        for component, seconds in work.items():
+            width = min(seconds, use.seconds) * scale
+            look = f"f{colour(components.index(component))}"
+            yield _box(look, left, top, width, lane, f"{component} {seconds:.3g} s of {use.stage}")
+            left, top = (left + width, top) if one_lane else (left, top + lane)
         x += use.seconds * scale
-
-
-def _at_work(
-    use: StageUse, work: Mapping[str, float], components: Sequence[str], at: tuple[float, float], scale: float
-) -> Iterator[str]:
-    x, y = at
-    one_lane = sum(work.values()) <= use.seconds
-    lane = _LANE if one_lane else _LANE / len(work)
-    for component, seconds in work.items():
-        width = min(seconds, use.seconds) * scale
-        look = f"f{colour(components.index(component))}"
-        yield _box(look, x, y, width, lane, f"{component} {seconds:.3g} s of {use.stage}")
-        x, y = (x + width, y) if one_lane else (x, y + lane)
 
 
 def _stages(uses: Sequence[StageUse], scale: float, rows: int) -> Iterator[str]:

@@ -65,7 +65,8 @@ class Usage:
     def worked(self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]) -> None:
         """Record the seconds that each rank spent inside a method, less the waiting it reports."""
         for held, inside, metrics in zip(self._occupancy[component], seconds, ranks, strict=True):
-            busy = max(0.0, inside - waited(metrics))
+            waited = sum(metric.value for name, metric in metrics.items() if name.rpartition("/")[2] in _WAITING)
+            busy = max(0.0, inside - waited)
             for accelerator in held:
                 row = self._work.setdefault(accelerator, {})
                 row[component] = row.get(component, 0.0) + busy
@@ -116,11 +117,6 @@ class Usage:
                 for a in self.accelerators
             },
         }
-
-
-def waited(metrics: Metrics) -> float:
-    """Return the seconds in which a rank waited for others, from its own metrics."""
-    return sum(metric.value for name, metric in metrics.items() if name.rpartition("/")[2] in _WAITING)
 
 
 def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> dict[str, float]:

@@ -25,17 +25,10 @@ def moved(memory: MemoryMonitor, component: str, residency: Residency, gib: floa
     memory.moved(component, [report(residency, gib if on in (None, rank) else 0.0) for rank in range(RANKS)])
 
 
-def test_what_fits_as_foreseen_is_let_in() -> None:
-    case = colocated_8b()
-    memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
-    moved(memory, "actor", Residency.OFF, 0.0)
-    memory.admit(entry.acquires, "rollout")
-    assert memory.on(0) == []
-
-
 def test_a_residue_beyond_the_plan_is_refused_before_any_component_moves_in() -> None:
     case = colocated_8b()
     memory, entry = MemoryMonitor(case), case.schedule().entries["rollout"]
+    memory.admit(entry.acquires, "rollout")  # which fits as foreseen
     moved(memory, "reward", Residency.OFF, 36.0, on=3)
     with pytest.raises(AcceleratorOutOfMemory) as refused:
         memory.admit(entry.acquires, "rollout")

@@ -75,7 +75,8 @@ NONE = np.zeros((2, 2), bool)
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"), [([0, 3], "rows are missing"), ([0, 1], "rows came twice"), ([], "nothing to join")]
+    ("rows", "words"),
+    [([0, 3], "end at 1 and go on at 3"), ([0, 1], "end at 1 and go on at 1"), ([], "nothing to join")],
 )
 def test_pieces_must_be_neighbours(rows: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):

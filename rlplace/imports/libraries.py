@@ -71,9 +71,9 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
     moved = [draft.has(key) for key in keys]
     for key in keys:
         draft.becomes(key, f"{component}.enable_offload")
-        if moved[0] != moved[1]:
-            draft.unset(f"{component}.enable_offload")
-            draft.unmapped(f"{component}.enable_offload moves parameters and optimizer state together, or neither", key)
+    if any(moved) and not all(moved):
+        draft.unset(f"{component}.enable_offload")
+        draft.unmapped(f"{component}.enable_offload moves parameters and optimizer state together, or neither", *keys)
     return all(moved)
 
 

@@ -100,18 +100,16 @@ def _offloads(draft: Draft) -> dict[str, bool]:
     """Engines sleep only where all models share, never while sampling goes on."""
     key = "vllm.enable_sleep"
     sleep, together, ahead = (draft.has(k) for k in (key, "train.colocate_all", "train.async_enable"))
-    if sleep and ahead:
-        what, why = "engines cannot sleep while they sample on", "asynchronous training there keeps the engines busy"
-        fix = "leave out --vllm.enable_sleep or --train.async_enable"
-        draft.find("import-sleep", what, key, "train.async_enable", why=f"{why}, and refuses the two together", fix=fix)
-    elif sleep and not together:
-        why = "there it is switched off again where the engines have accelerators of their own"
-        fix = "add --train.colocate_all, or leave it out"
-        draft.find("import-sleep", "has no effect without colocate_all", key, why=why, fix=fix)
     if sleep and together and not ahead:
         draft.set("rollout.sleep_level", 1)
         draft.becomes(key, "rollout.enable_offload", "rollout.sleep_level")
     elif sleep:
+        what, why = "has no effect without colocate_all", "it is switched off there where engines share no accelerators"
+        fix = "add --train.colocate_all, or leave it out"
+        if ahead:
+            what, why = "engines cannot sleep while they sample on", "asynchronous training there refuses it"
+            fix = "leave out --vllm.enable_sleep or --train.async_enable"
+        draft.find("import-sleep", what, key, "train.async_enable", why=why, fix=fix)
         draft.unset("rollout.enable_offload")
         draft.unmapped("does nothing there unless all models share their accelerators in turn", key)
     old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))  # speaks for both in the older spelling
@@ -236,11 +234,10 @@ def _set_prompts(draft: Draft) -> None:
     if not isinstance(path, str) or not path:
         return
     draft.set(f"{PLACEMENT}.env", "cpu")
-    draft.set("env.kind", "text")
-    draft.set("env.task", "prompts")
     asked = draft.value("data.input_key", "input")
-    draft.set("env.kwargs", {"path": path, "prompt": asked, "answer": draft.value("data.label_key")})
-    draft.set("env.chat", draft.has("data.apply_chat_template"))
+    columns = {"path": path, "prompt": asked, "answer": draft.value("data.label_key")}
+    chat = draft.has("data.apply_chat_template")
+    draft.set("env", {"kind": "text", "task": "prompts", "kwargs": columns, "chat": chat})
     draft.assume(f"{PLACEMENT}.env: cpu", "a process that asks the prompts; it holds no accelerator")
     if buffer := draft.count("reward.overlong_buffer_len", 0):
         longest = draft.count("rollout.max_new_tokens", 1024, 1)

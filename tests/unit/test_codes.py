@@ -55,8 +55,3 @@ def test_every_entry_has_a_meaning_an_example_and_a_fix() -> None:
         lines = code.render().splitlines()
         assert lines[0] == name
         assert [line.split(":")[0].strip() for line in lines[1:]] == ["means", "example", "fix", "met"]
-
-
-def test_codes_are_found_wherever_they_stand() -> None:
-    source = 'f("some-code"); Problem(code="plain"); g("A-B", "x y", "-")'
-    assert set(codes_of(source)) == {"some-code", "plain"}

@@ -83,10 +83,10 @@ def test_pieces_must_be_neighbours(rows: list[int], words: str) -> None:
         concat([trajectory(NONE, row) for row in rows])
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 1), (1, 1), (2, 1), (0, 3)])
-def test_rows_outside_cannot_be_split_off(start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match=f"rows {start}:{stop} of 2"):
-        trajectory(NONE).split(start, stop)
+def test_rows_outside_cannot_be_split_off() -> None:
+    for start, stop in ((-1, 1), (1, 1), (2, 1), (0, 3)):
+        with pytest.raises(ValueError, match=f"rows {start}:{stop} of 2"):
+            trajectory(NONE).split(start, stop)
 
 
 @pytest.mark.parametrize(

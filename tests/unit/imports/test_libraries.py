@@ -429,10 +429,3 @@ def test_parts_of_an_actor_move_together() -> None:
     some = rlinf({**EMBODIED, "actor": {"offload_weight": True, "offload_grad": False}})
     assert {r.outcome for r in some.results if "actor.offload" in r.setting.key} == {"unmapped"}
     assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {"enable_offload": True}
-
-
-def test_nothing_placed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="import-empty"):
-        rlinf({"cluster": {"num_nodes": 1}})
-    with pytest.raises(ConfigError, match="import-value"):
-        placed({"actor": "0"}, nodes="x")  # type: ignore[arg-type]

@@ -28,13 +28,6 @@ NUMBERS = {
 }
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 SMALL_DISK_BYTES = 4096
 
 
@@ -66,8 +59,11 @@ def test_the_console_shows_one_aligned_line_per_iteration() -> None:
     ]
 
 
-def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_a_terminal() -> None:
-    terminal, file = Terminal(), io.StringIO()
+def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, file = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     for out in (terminal, file):
         sink = ConsoleSink(out)
         for i in range(LINES_PER_HEADER + 1):

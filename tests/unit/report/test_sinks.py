@@ -81,14 +81,17 @@ def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.Ca
     with open_sinks(["tensorboard", "jsonl", "console"], folder) as sinks:
         (events,) = (folder / "tensorboard").iterdir()
         assert events.name.startswith("events.out.tfevents.")
-        for metrics in ({"b": 2.5, "a": 1.0}, {"a": float("nan"), "b": float("-inf")}):
+        for metrics in (
+            {"env/return": 2.5, "env/episodes": 1.0},
+            {"env/episodes": float("nan"), "env/return": float("-inf")},
+        ):
             before = events.stat().st_size
             for sink in sinks:
                 sink(1, 64, metrics)
-            assert events.read_bytes()[before:].count(b"a") == 1
+            assert events.read_bytes()[before:].count(b"env/return") == 1
     assert (folder / "metrics.jsonl").read_text() == (
-        '{"iteration": 1, "env_steps": 64, "a": 1.0, "b": 2.5}\n'
-        '{"iteration": 1, "env_steps": 64, "a": null, "b": null}\n'
+        '{"iteration": 1, "env_steps": 64, "env/episodes": 1.0, "env/return": 2.5}\n'
+        '{"iteration": 1, "env_steps": 64, "env/episodes": null, "env/return": null}\n'
     )
     assert len(capsys.readouterr().out.splitlines()) == 3
 

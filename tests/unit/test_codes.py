@@ -18,9 +18,9 @@ FOREIGN = "imports"  # full of the names that other libraries give to things; it
 
 
 def codes_of(source: str) -> Iterator[str]:
-    """Text literals that look like codes, and whatever is given as `code=`."""
+    """Text literals that look like codes or are explained as one, and whatever is given as `code=`."""
     literals = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
-    yield from (value for value in literals if isinstance(value, str) and CODE.fullmatch(value))
+    yield from (value for value in literals if isinstance(value, str) and (CODE.fullmatch(value) or value in codes()))
     yield from given(source)
 
 
@@ -36,8 +36,8 @@ def used() -> set[str]:
     for file in PACKAGE.rglob("*.py"):
         room = file.relative_to(PACKAGE).parts[0]
         if room != "codes":
-            codes = codes_of(file.read_text(encoding="utf-8"))
-            found |= {c for c in codes if room != FOREIGN or c.startswith("import-")}
+            literals = codes_of(file.read_text(encoding="utf-8"))
+            found |= {c for c in literals if room != FOREIGN or c.startswith("import-")}
     for file in BENCHMARKS.glob("*.py"):
         found |= set(given(file.read_text(encoding="utf-8")))
     return found - NO_CODES

@@ -127,7 +127,7 @@ def read_node_groups(
     runtime_envs: dict[tuple[str, int], RuntimeEnv] = {}
     broken: list[str] = []
     text = Text.of(declared, PATH, "node_groups", sources, [])
-    for block in text.blocks("bad-node-group", "a group has a label", {"label": "train", "node_ranks": "0-1"}):
+    for block in text.blocks("bad-node-group", "a group has a label", {"label": "train", "node_ranks": [0, 1]}):
         before = len(text.problems)
         block.check_keys(_KEYS)
         label = _read_label(block.child("label"), (*pools, *broken))

@@ -62,12 +62,6 @@ def test_ranks_that_come_back_to_a_node_share_its_location() -> None:
     assert sum(h.capacity_items for h in found["observations"].locations()) == found["observations"].capacity_items
 
 
-def test_uneven_shares_are_counted_where_they_go() -> None:
-    found = channels({"actor": "0-7", "env": "0-3", "rollout": "4-6"}, Topology.uniform(1, 8))
-    assert list(found["observations"].waiting) == [4, 4, 4]
-    assert list(found["actions"].waiting) == [2, 4, 4, 2]
-
-
 def test_a_channel_has_places_for_all_its_ranks() -> None:
     config = read_config(
         {

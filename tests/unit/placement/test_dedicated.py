@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,22 +29,15 @@ def apart(topology: Topology, **block: object) -> HybridComponentPlacement:
 
 def test_the_hybrid_job_needs_two_nodes_of_its_own() -> None:
     found = apart(EIGHT, actor="0-7", env="0-3", rollout="4-7")
-    assert {c: str(found.accelerators(c)) for c in found.components} == {
-        "actor": "0-7",
-        "env": "8-11",
-        "rollout": "12-15",
-    }
+    numbers = {c: str(found.accelerators(c)) for c in found.components}
+    assert numbers == {"actor": "0-7", "env": "8-11", "rollout": "12-15"}
     assert [n.accelerators for n in found.topology.nodes] == [8, 8]
 
 
 def test_work_is_counted_by_stage() -> None:
-    here = placed(EIGHT, actor="0-7", env="0-3", rollout="4-7")
+    here, found = (make(EIGHT, actor="0-7", env="0-3", rollout="4-7") for make in (placed, apart))
     assert count_active(here, SIMULATOR_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
-    assert count_active(apart(EIGHT, actor="0-7", env="0-3", rollout="4-7"), SIMULATOR_NEEDS).at_work == {
-        "sync": 12,
-        "rollout": 8,
-        "learn": 8,
-    }
+    assert count_active(found, SIMULATOR_NEEDS).at_work == {"sync": 12, "rollout": 8, "learn": 8}
 
 
 def test_ranks_stay_whole_and_on_one_node() -> None:
@@ -70,6 +62,7 @@ def test_accelerators_of_a_mixed_node_keep_their_product() -> None:
 def test_nodes_of_another_kind_are_not_filled_up() -> None:
     found = apart(Topology.uneven([2, 8]), actor="0-1", env="2-3", rollout="0-1")
     assert [n.accelerators for n in found.topology.nodes] == [2, 8, 2]
+    assert apart(Topology.uniform(3, 4), actor="0-1", env="2", rollout="3").topology.num_nodes == 1
 
 
 def test_components_without_accelerators_are_left_out() -> None:
@@ -92,10 +85,3 @@ def test_the_twin_has_the_same_sizes_and_shares_nothing(nodes: list[int], cuts: 
         assert len(found.accelerators(component)) == len(here.accelerators(component))
     assert len(found.used) == sum(len(here.accelerators(c)) for c in here.components)
     assert {found.relation(a, b) for a, b in itertools.combinations(found.components, 2)} <= {DISAGGREGATED}
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_what_shares_nothing_stays_as_large(count: int) -> None:
-    found = apart(Topology.uniform(count, 4), actor="0-1", env="2", rollout="3")
-    assert len(found.used) == 4
-    assert found.topology.num_nodes == 1

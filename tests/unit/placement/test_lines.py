@@ -167,50 +167,41 @@ def test_a_problem_inside_a_block_has_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "topology", "copies"),
+    ("placement", "tensor", "more", "copies"),
     [
-        ({"placement": "0-7", "tensor_parallel_size": 4}, EIGHT, 2),
-        ({"placement": "0-7:0-1", "tensor_parallel_size": 4}, EIGHT, 2),
-        ({"placement": "0-7:0", "tensor_parallel_size": 4}, EIGHT, 2),
-        ({"placement": "0-7:0-3", "tensor_parallel_size": 4, "data_parallel_size": 2}, EIGHT, 2),
-        ({"placement": "0-15", "tensor_parallel_size": 16, "tensor_parallel_across_nodes": True}, SIXTEEN, 1),
-        ({"placement": "0-7", "data_parallel_size": 8}, EIGHT, 8),
-        ("0-7", EIGHT, 8),
+        ("0-7", 4, {}, 2),
+        ("0-7:0-1", 4, {}, 2),
+        ("0-7:0", 4, {}, 2),
+        ("0-7:0-3", 4, {"data_parallel_size": 2}, 2),
+        ("0-15", 16, {"tensor_parallel_across_nodes": True}, 1),
+        ("0-7", 1, {"data_parallel_size": 8}, 8),
     ],
 )
-def test_copies(value: object, topology: Topology, copies: int) -> None:
-    assert place({"rollout": value}, topology).spec("rollout").num_copies == copies
+def test_copies(placement: str, tensor: int, more: Mapping[str, object], copies: int) -> None:
+    block = {"rollout": {"placement": placement, "tensor_parallel_size": tensor, **more}}
+    assert place(block, SIXTEEN).spec("rollout").num_copies == copies
 
 
 @pytest.mark.parametrize(
-    ("value", "topology", "code", "fix"),
+    ("placement", "tensor", "more", "code", "fix"),
     [
-        ({"placement": "0-5", "tensor_parallel_size": 4}, EIGHT, "parallel-sizes", "tensor_parallel_size: 3"),
-        (
-            {"placement": "0-7", "tensor_parallel_size": 4, "data_parallel_size": 4},
-            EIGHT,
-            None,
-            "data_parallel_size: 2",
-        ),
-        ({"placement": "0-7:0-15", "tensor_parallel_size": 2}, EIGHT, "parallel-sizes", None),
-        ({"placement": "0-5:0-1", "tensor_parallel_size": 2}, EIGHT, "parallel-sizes", "tensor_parallel_size: 3"),
-        ({"placement": "0-15", "tensor_parallel_size": 16}, SIXTEEN, "copy-spans-nodes", None),
-        (
-            {"placement": "4-11", "tensor_parallel_size": 8},
-            SIXTEEN,
-            "copy-spans-nodes",
-            "tensor_parallel_size: 4        (or accept it: tensor_parallel_across_nodes: true)",
-        ),
-        ({"node_group": "node", "placement": "0-1", "tensor_parallel_size": 2}, SIXTEEN, "parallel-sizes", None),
-        ({"node_group": "node", "placement": "0-1", "data_parallel_size": 2}, SIXTEEN, "parallel-sizes", None),
+        ("0-5", 4, {}, "parallel-sizes", "tensor_parallel_size: 3"),
+        ("0-7", 4, {"data_parallel_size": 4}, "parallel-sizes", "data_parallel_size: 2"),
+        ("0-7:0-15", 2, {}, "parallel-sizes", None),
+        ("0-5:0-1", 2, {}, "parallel-sizes", "tensor_parallel_size: 3"),
+        ("0-15", 16, {}, "copy-spans-nodes", None),
+        ("4-11", 8, {}, "copy-spans-nodes", "tensor_parallel_size: 4        (or accept it: {})"),
+        ("0-1", 2, {"node_group": "node"}, "parallel-sizes", "remove tensor_parallel_size"),
+        ("0-1", 1, {"node_group": "node", "data_parallel_size": 2}, "parallel-sizes", "remove data_parallel_size"),
     ],
 )
 def test_parallel_sizes_are_checked_against_the_placement(
-    value: object, topology: Topology, code: str | None, fix: str | None
+    placement: str, tensor: int, more: Mapping[str, object], code: str, fix: str | None
 ) -> None:
-    problem = only_problem({"rollout": value}, topology)
-    assert problem.code == code or code is None
-    assert fix is None or problem.fix == fix
+    block = {"rollout": {"placement": placement, "tensor_parallel_size": tensor, **more}}
+    problem = only_problem(block, SIXTEEN)
+    assert problem.code == code
+    assert fix is None or problem.fix == fix.format("tensor_parallel_across_nodes: true")
 
 
 def test_the_canonical_form_reads_back() -> None:
@@ -228,7 +219,6 @@ def test_the_canonical_form_reads_back() -> None:
     for component in first.components:
         assert again.slots(component) == first.slots(component)
         assert again.spec(component).parallel == first.spec(component).parallel
-    assert first.spec("rollout").render() == "{placement: 0-7, tensor_parallel_size: 4, data_parallel_size: 2}"
 
 
 def test_a_very_long_text_is_shown_around_the_mistake() -> None:

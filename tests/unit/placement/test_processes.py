@@ -10,7 +10,6 @@ import pytest
 
 from rlplace.placement import Topology
 from rlplace.placement.dedicated import dedicate
-from rlplace.placement.flow import Transport, copy_nearest, derive_routes
 from tests.unit.placement.placing import TWO, place, problems
 
 placed = partial(place, topology=TWO)
@@ -60,13 +59,6 @@ def test_processes_go_along_where_a_placement_is_used_again() -> None:
     apart = dedicate(placement)
     assert apart is not None
     assert {s.process for c in ("env", "rollout") for s in apart.slots(c)} == {""}
-
-
-def test_the_way_within_a_process() -> None:
-    placement = placed({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
-    routes = derive_routes(placement, 32, 2)
-    assert routes.observations.shares.transports() == {Transport.SAME_PROCESS: 4}
-    assert copy_nearest(placement, "actor", "rollout").shares.transports() == {Transport.SAME_ACCELERATOR: 4}
 
 
 @pytest.mark.parametrize(

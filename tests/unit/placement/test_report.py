@@ -50,16 +50,9 @@ def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
 
 def test_transfers_are_named_for_every_kind_of_job() -> None:
     assert [j.name for j in transfers(ppo().plan)] == ["observations", "trajectories", "weights"]
-    found = [
-        (j.name, j.route.target, j.amount) for j in transfers(llm(ALL, algorithm={"name": "ppo", "prompts": 8}).plan)
-    ]
-    assert found == [
-        ("samples", "actor", "8 samples"),
-        ("samples", "critic", "8 samples"),
-        ("samples", "reference", "8 samples"),
-        ("samples", "reward", "8 samples"),
-        ("weights", "rollout", "8 copies"),
-    ]
+    found = transfers(llm(ALL, algorithm={"name": "ppo", "prompts": 8}).plan)
+    samples = [("samples", component, "8 samples") for component in ("actor", "critic", "reference", "reward")]
+    assert [(j.name, j.target, j.amount) for j in found] == [*samples, ("weights", "rollout", "8 copies")]
     assert transfers(llm({"actor": "0", "rollout": "1"}).plan)[0].amount == "1 copy"
 
 

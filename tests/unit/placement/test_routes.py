@@ -6,7 +6,7 @@ import pickle
 from collections import Counter
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.flow import Route, Routes, Transport, block_edges, copy_nearest, derive_routes, scatter_rows
+from rlplace.placement.flow import Route, Routes, Transport, copy_nearest, derive_routes, scatter_rows
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
@@ -36,21 +36,12 @@ def copies(actor: str, rollout: str, topology: Topology) -> Route:
 
 def test_world_sizes_that_do_not_divide_split_and_merge() -> None:
     found = routes("0", "0-3", "4-6", Topology.uniform(1, 8), rows=16, groups=1)
-    assert pairs(found.observations) == [
-        (0, 0, 0, 4),
-        (1, 0, 4, 6),
-        (1, 1, 6, 8),
-        (2, 1, 8, 11),
-        (2, 2, 11, 12),
-        (3, 2, 12, 16),
-    ]
+    first, *others = pairs(found.observations)
+    assert first == (0, 0, 0, 4)
+    assert others == [(1, 0, 4, 6), (1, 1, 6, 8), (2, 1, 8, 11), (2, 2, 11, 12), (3, 2, 12, 16)]
     assert found.observations.sends(1) == tuple(found.observations.shares)[1:3]
     assert found.observations.receives(0) == tuple(found.observations.shares)[:2]
     assert [s.target for s in found.trajectories.shares] == [0, 0, 0, 0]
-
-
-def test_blocks_differ_by_one_row_at_most() -> None:
-    assert block_edges(10, 4) == [0, 3, 6, 8, 10]
 
 
 def test_weights_come_from_the_nearest_actor_in_turns() -> None:

@@ -78,9 +78,6 @@ def test_engines_of_several_accelerators_for_one_rank_are_counted() -> None:
     found = counts({"actor": "0-15", "rollout": "0-15:0-3"}, prompts=64)
     assert found["rollout"][0] == "4 engines x 4 = 16 accelerators"
     assert found["samples"][1] == "64 prompts x 1; 16 for each engine"
-
-
-def test_no_batches_no_steps() -> None:
     assert {"samples", "steps"}.isdisjoint(counts({"actor": "0-15", "rollout": "0-15"}))
 
 
@@ -91,13 +88,10 @@ def warned(placement: dict[str, Any]) -> list[str | None]:
 
 def test_engines_that_leave_accelerators_of_the_actor_idle() -> None:
     few = {"placement": "0-11", "tensor_parallel_size": 4}
-    assert warned({"actor": "0-15", "rollout": few}) == [
-        "rollout: {same_as: actor, tensor_parallel_size: 4}        (4 engines x 4 = 16)"
-    ]
     three = {"placement": "0-5", "tensor_parallel_size": 3}
-    assert warned({"actor": "0-15", "rollout": three}) == [
-        "rollout: {same_as: actor, tensor_parallel_size: 2}        (8 engines x 2 = 16)"
-    ]
+    for rollout, size in ((few, 4), (three, 2)):
+        fix = f"rollout: {{same_as: actor, tensor_parallel_size: {size}}}        ({16 // size} engines x {size} = 16)"
+        assert warned({"actor": "0-15", "rollout": rollout}) == [fix]
     assert warned({"actor": "0-15", "rollout": few, "env": "12-15"}) == [], "the env works there meanwhile"
     assert warned({"actor": "0-15", "rollout": few, "reference": "12-15"}) == [], "the reference streams there"
     assert warned({"actor": "0-15", "rollout": {"same_as": "actor"}}) == []

@@ -13,12 +13,11 @@ from rlplace.placement.dedicated import count_active, dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.nodes import declare_topology
 from rlplace.placement.schedule import SIMULATOR_NEEDS
-
-EIGHT = Topology.uniform(1, 8)
+from tests.unit.placement.placing import EIGHT, TWO, place
 
 
 def placed(topology: Topology, **block: object) -> HybridComponentPlacement:
-    return HybridComponentPlacement({"component_placement": block}, topology)
+    return place(block, topology)
 
 
 def apart(topology: Topology, **block: object) -> HybridComponentPlacement:
@@ -41,8 +40,7 @@ def test_work_is_counted_by_stage() -> None:
 
 
 def test_ranks_stay_whole_and_on_one_node() -> None:
-    two = Topology.uniform(2, 4)
-    found = apart(two, actor="0-7:0-1", env="1-2,5", rollout="0-1:0-3")
+    found = apart(TWO, actor="0-7:0-1", env="1-2,5", rollout="0-1:0-3")
     assert [len(s.accelerators) for s in found.slots("actor")] == [4, 4]
     assert [s.node for s in found.slots("actor")] == [0, 1]
     assert [s.rank for s in found.slots("env")] == [0, 1, 2]

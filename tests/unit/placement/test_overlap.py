@@ -1,4 +1,4 @@
-"""Rollout that runs ahead of learning: who is then resident, what it holds, and who may not take turns with it."""
+"""Rollout that runs ahead of learning: what is then resident, what it holds, and what may not take turns with it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement import HybridComponentPlacement, Plan, Topology
+from rlplace.placement import Plan
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import Part
 from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
 from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
+from tests.unit.placement.placing import place
 from tests.unit.placement.reports import shown
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout
 
@@ -30,14 +31,7 @@ def test_what_generates_stays_in_full_through_every_stage() -> None:
     for row in plan.schedule.residency.values():
         assert row["env"] is row["rollout"] is Residency.FULL
     assert all(not (e.releases or e.acquires) for e in plan.schedule.entries.values())
-    assert plan.schedule.active == {
-        "sync": ("actor", "rollout"),
-        "rollout": ("env", "rollout"),
-        "learn": ("actor",),
-    }
-
-
-def test_without_running_ahead_env_leaves_what_rollout_does_not_share() -> None:
+    assert plan.schedule.active == {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
     assert ahead(APART, 0, **LEAVING).schedule.residency["sync"]["env"] is Residency.OFF
 
 
@@ -64,23 +58,22 @@ def test_memory_is_counted_with_both_at_work() -> None:
     assert {("rollout", Part.WORKSPACE), ("rollout", Part.KV_CACHE), ("actor", Part.GRADIENTS)} <= parts
 
 
-def test_those_who_take_turns_cannot_work_at_once() -> None:
+def test_components_that_take_turns_cannot_work_at_once() -> None:
     with pytest.raises(PlacementError) as caught:
         ahead({"actor": "0-2", "env": "2", "rollout": "2-3"}, **LEAVING)
     (problem,) = caught.value.problems
     assert (problem.code, problem.key) == ("overlap-takes-turns", "algorithm.max_staleness")
-    assert problem.what == "actor takes turns with env and rollout, so neither can go on while the other works"
     assert "actor shares accelerators 2 with env, 2 with rollout" in (problem.why or "")
 
 
-def test_those_who_both_stay_may_share() -> None:
+def test_components_that_both_stay_may_share() -> None:
     plan = ahead({"actor": "0-2", "env": "3", "rollout": "2-3"})
     assert {row["actor"] for row in plan.schedule.residency.values()} == {Residency.FULL}
 
 
-def test_a_judge_keeps_up_with_rollout_only_where_nobody_ever_needs_its_place() -> None:
+def test_a_scorer_keeps_up_with_rollout_only_where_no_component_ever_needs_its_place() -> None:
     def scored_by(**block: str) -> Schedule:
-        placement = HybridComponentPlacement({"component_placement": block}, Topology.uniform(1, 4))
+        placement = place(block)
         needs = dataclasses.replace(text_needs(placement.components), ahead=1)
         return schedule_of(placement, needs, dict.fromkeys(placement.components, True))
 

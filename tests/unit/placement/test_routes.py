@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 
-from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement import Topology
 from rlplace.placement.flow import Route, Routes, Transport, copy_nearest, derive_routes, scatter_rows
+from tests.unit.placement.placing import TWO, place
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
     block = {"actor": actor, "env": env, "rollout": rollout}
-    return derive_routes(HybridComponentPlacement({"component_placement": block}, topology), rows, groups)
+    return derive_routes(place(block, topology), rows, groups)
 
 
 def pairs(route: Route) -> list[tuple[int, int, int, int]]:
@@ -30,8 +31,7 @@ def test_hybrid_job() -> None:
 
 
 def copies(actor: str, rollout: str, topology: Topology) -> Route:
-    placement = HybridComponentPlacement({"component_placement": {"actor": actor, "rollout": rollout}}, topology)
-    return copy_nearest(placement, "actor", "rollout")
+    return copy_nearest(place({"actor": actor, "rollout": rollout}, topology), "actor", "rollout")
 
 
 def test_world_sizes_that_do_not_divide_split_and_merge() -> None:
@@ -45,8 +45,7 @@ def test_world_sizes_that_do_not_divide_split_and_merge() -> None:
 
 
 def test_weights_come_from_the_nearest_actor_in_turns() -> None:
-    two = Topology.uniform(2, 4)
-    found = copies("0-1", "2-7", two)
+    found = copies("0-1", "2-7", TWO)
     assert [s.transport for s in found.shares] == [Transport.SAME_NODE] * 2 + [Transport.NETWORK] * 4
     assert Counter(s.source for s in found.shares) == {0: 3, 1: 3}
 
@@ -56,16 +55,12 @@ def test_several_ranks_on_one_accelerator_share_the_sending() -> None:
     assert [s.source for s in found.shares] == [0, 1, 2, 3]
 
 
-PLACED = HybridComponentPlacement(
-    {"component_placement": dict.fromkeys(("actor", "env", "rollout"), "0-7")}, Topology.uniform(2, 4)
-)
-
-
 def test_routes_are_the_same_through_pickle() -> None:
     found = routes("0-7", "0-3", "4-7", Topology.uniform(1, 8))
     assert pickle.loads(pickle.dumps(found)) == found != routes("0-7", "0-3", "4-7", Topology.uniform(1, 8), groups=1)
 
 
 def test_rows_fewer_than_ranks_go_to_the_first() -> None:
-    route = scatter_rows(PLACED, "env", "actor", 3)
+    placed = place(dict.fromkeys(("actor", "env"), "0-7"), TWO)
+    route = scatter_rows(placed, "env", "actor", 3)
     assert [(s.source, s.target, s.start, s.stop) for s in route.shares] == [(i, i, i, i + 1) for i in range(3)]

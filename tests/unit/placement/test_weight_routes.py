@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by_node, deliver_by_rank
+from tests.unit.placement.placing import EIGHT, place
 
 
-def deliveries(actor: str, rollout: str, topology: Topology) -> tuple[Delivery, ...]:
-    block = {"actor": actor, "rollout": rollout, "env": "0"}
-    return deliver_by_node(HybridComponentPlacement({"component_placement": block}, topology))
-
-
-def test_on_one_node_all_write_one_copy() -> None:
-    assert deliveries("0-3", "2-7", Topology.uniform(1, 8)) == (
-        Delivery(readers=(0, 1, 2, 3, 4, 5), near=(0, 1, 2, 3)),
-    )
-
-
-def test_each_node_with_rollout_ranks_gets_a_copy_and_says_which_actor_ranks_are_there() -> None:
-    found = deliveries("0-5", "2-3,8-11", Topology.uniform(3, 4))
+def test_each_node_with_rollout_ranks_gets_one_copy_and_knows_which_actor_ranks_are_there() -> None:
+    (one,) = deliver_by_node(place({"actor": "0-3", "rollout": "2-7"}, EIGHT))
+    assert one == Delivery(readers=(0, 1, 2, 3, 4, 5), near=(0, 1, 2, 3))
+    found = deliver_by_node(place({"actor": "0-5", "rollout": "2-3,8-11"}, Topology.uniform(3, 4)))
     assert found == (Delivery(readers=(0, 1), near=(0, 1, 2, 3)), Delivery(readers=(2, 3, 4, 5)))
     assert [delivery.lead for delivery in found] == [0, 2]
 
@@ -28,9 +20,7 @@ def test_without_shared_memory_each_rank_gets_a_copy() -> None:
 
 
 def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]:
-    block = {"actor": actor, "rollout": rollout, "env": "0"}
-    topology = Topology.uniform(nodes, 8, kind="cuda")
-    return deliver(HybridComponentPlacement({"component_placement": block}, topology))
+    return deliver(place({"actor": actor, "rollout": rollout}, Topology.uniform(nodes, 8, kind="cuda")))
 
 
 def test_what_shares_a_gpu_is_lent_and_the_others_are_in_the_group() -> None:

@@ -203,8 +203,10 @@ def _read_counts(block: Text) -> dict[str, int]:
     texts = [block.child(key) for key in _COUNTS if key in block.value]
     counts = {text.leaf: count for text in texts if (count := text.count()) is not None}
     if (sharing := counts.get("ranks_per_accelerator", 1)) > MOST_RANKS_EACH:
-        why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one are taken for a typing mistake"
-        fix = "ranks_per_accelerator: 1"
+        why, fix = (
+            f"a rank is a process; more than {MOST_RANKS_EACH:,} are a typing mistake",
+            "ranks_per_accelerator: 1",
+        )
         block.child("ranks_per_accelerator").reject("too-many-ranks", f"{sharing:,} ranks on each", why, fix)
     across, process = block.child("tensor_parallel_across_nodes", False), block.child("process", "own")
     if not isinstance(across.value, bool):
@@ -298,9 +300,8 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
         if i in placed or not isinstance(target, str):
             return placed.get(i)
         if i in chain:
-            names = " -> ".join(lines[j].names[0] for j in [*chain[chain.index(i) :], i])
-            why = "one of them has to be placed in numbers"
-            line.where.reject("circular-placement", f"goes in a circle: {names}", why, line.whole.line("all"))
+            what = "goes in a circle: " + " -> ".join(lines[j].names[0] for j in [*chain[chain.index(i) :], i])
+            line.where.reject("circular-placement", what, "one of them needs numbers", line.whole.line("all"))
         elif target not in unplaced and target not in line_of:
             others = [n for n in line_of if n not in line.names]
             near = did_you_mean(target, others)
@@ -352,15 +353,14 @@ def _pick(line: Line, count: int, free: Ranges, others: Sequence[str]) -> tuple[
     if count == REST:
         if free:
             return line.spread_over(free.pieces, pool)
-        why = f"the other components use every {noun}; {pool.describe()}"
-        line.where.reject("nothing-left", "there is no rest", why, line.whole.line("all"))
+        why = f"other components use all; {pool.describe()}"
+        line.where.reject("nothing-left", f"no {noun} is left", why, line.whole.line("all"))
         return ()
     # How many accelerators belong together on one node.
     unit = max(line.each, 1 if line.parallel.across_nodes else line.parallel.tensor_parallel_size)
     if count % unit:
-        what = f"{count} {noun}s do not divide into units of {unit}"
-        why = "a unit is accelerators_per_rank or tensor_parallel_size"
-        line.where.reject("uneven-ranks", what, why, line.where.line(-(-count // unit) * unit))
+        what, fix = f"{count} {noun}s do not divide into units of {unit}", line.where.line(-(-count // unit) * unit)
+        line.where.reject("uneven-ranks", what, "a unit is accelerators_per_rank or tensor_parallel_size", fix)
         return ()
     pieces = _first_fit(free, pool, count, unit)
     if pieces is not None:

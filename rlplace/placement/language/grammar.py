@@ -37,8 +37,8 @@ WHY = "a placement is all, a number, or first-last with both ends included, join
 def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
     """Read the segments of one value in the numbers of `pool`; None where problems were recorded."""
     if text.value is None or not text.text.strip() or not text.items:
-        why = "every component of the algorithm needs at least one rank"
-        text.reject("empty-placement", f"has no {pool.noun}s", why, text.line("all"), got=f"{text.leaf}: {text.text}")
+        what, got = f"has no {pool.noun}s", f"{text.leaf}: {text.text}"
+        text.reject("empty-placement", what, "a component has at least one rank", text.line("all"), got=got)
         return None
     before = len(text.problems)
     segments: list[Segment] = []
@@ -69,9 +69,9 @@ def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Po
         if match[part] != "all":
             first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
         if first > last:
-            what, why = f"the range runs backwards, from {first} down to {last}", "the smaller number comes first"
-            fix = text.with_parts((match.span(part), f"{last}-{first}"))
-            text.reject("reversed-range", what, why, fix, span=match.span(part))
+            what, span = f"the range runs backwards, from {first} down to {last}", match.span(part)
+            fix = text.with_parts((span, f"{last}-{first}"))
+            text.reject("reversed-range", what, "the smaller number comes first", fix, span=span)
             return None
         found.append(range(first, last + 1))
     numbers, ranks = found[0], found[-1]

@@ -106,8 +106,7 @@ class NodeGroups:
             text.reject("node-group-repeated", what, why, text.line(",".join(found)), span=at)
         elif found and self[label].noun != self[found[0]].noun:
             what = "mixes " + " and ".join(f"{self[other].noun}s ({other})" for other in (found[0], label))
-            why = "the numbers of one placement count one kind of thing"
-            text.reject("mixed-node-groups", what, why, text.line(found[0]))
+            text.reject("mixed-node-groups", what, "a placement counts one kind of thing", text.line(found[0]))
         elif both := sorted(self[label].nodes & {n for other in found for n in self[other].nodes}):
             what, why = (
                 f"node {both[0]} is in {label} and in a group before it",
@@ -206,7 +205,7 @@ def _reject_outside(ranks: Text, wrong: str, members: Ranges, fix: object) -> No
 def _read_env(block: Text) -> RuntimeEnv:
     interpreter = block.child("python_interpreter_path")
     if not isinstance(interpreter.value or "", str):
-        fix = "python_interpreter_path: /opt/venv/bin/python"
+        fix = interpreter.line("/opt/venv/bin/python")
         interpreter.reject("bad-env-config", "expected a path", "it is the Python to run", fix)
     text = block.child("env_vars")
     variables: dict[str, str] = {}

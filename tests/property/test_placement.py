@@ -216,11 +216,12 @@ labels = st.sampled_from(["a", "b", "a,b", "b,a", "cluster", "node", "c", 7, "a,
 
 def keys(**values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
     """A block with any of these keys; now and then a value is something else."""
-    return st.fixed_dictionaries({}, optional={key: st.one_of(value, scalars) for key, value in values.items()})
+    mostly = {key: st.one_of(value, value, value, scalars) for key, value in values.items()}
+    return st.fixed_dictionaries({}, optional=mostly)
 
 
 def several(block: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
-    return st.lists(st.one_of(block, scalars), max_size=2)
+    return st.lists(st.one_of(block, block, block, scalars), max_size=2)
 
 
 lines = keys(
@@ -237,12 +238,22 @@ lines = keys(
     typo=scalars,
 )
 values = st.one_of(
-    scalars, lines, numbers, several(texts), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+    scalars,
+    lines,
+    lines,
+    numbers,
+    numbers,
+    several(texts),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
 )
-names = st.one_of(st.sampled_from(["actor", "env", "rollout", "actor,env", "actr"]), texts)
+names = st.sampled_from(["actor", "env", "rollout", "actor,env", "env,rollout", "actr", "", "a:b"])
 presets = st.sampled_from(["hybrid", "colocate_all", "disaggregated", "colocate_actor_ref"])
 sizes = {name: st.integers(-1, 9) for name in ("accelerators", *COMPONENTS)}
-blocks = st.one_of(st.dictionaries(names, values, max_size=4), keys(preset=presets, **sizes))
+blocks = st.one_of(
+    st.dictionaries(names, values, max_size=4),
+    st.fixed_dictionaries(dict.fromkeys(COMPONENTS, st.one_of(numbers, lines))),
+    keys(preset=presets, **sizes),
+)
 groups = keys(
     label=st.sampled_from(["a", "b", 7]),
     node_ranks=numbers,
@@ -258,7 +269,7 @@ groups = keys(
 )
 
 
-@given(blocks, st.lists(st.one_of(groups, scalars), max_size=3), topologies())
+@given(blocks, st.one_of(st.just([]), several(groups)), topologies())
 def test_nothing_but_a_placement_error_comes_out(
     block: dict[str, object], node_groups: list[object], topology: Topology
 ) -> None:

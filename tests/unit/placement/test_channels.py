@@ -8,6 +8,7 @@ from rlplace.config.read import read_config
 from rlplace.placement import Topology, make_plan
 from rlplace.placement.channels import ChannelLocation, ChannelPlan, participants_of
 from rlplace.placement.show.view import locate
+from tests.unit.placement.placing import place
 
 TWO = Topology.uniform(2, 4)
 SHARED = {"placement": "0-3", "process": "shared"}
@@ -46,12 +47,9 @@ def test_a_key_lives_on_the_node_of_its_consumer() -> None:
 
 def test_a_process_that_holds_all_ends_is_the_location() -> None:
     found = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
-    assert found["observations"].locations() == tuple(
-        location(0, f"{r}", 2, process=f"env+rollout {r}") for r in range(4)
-    )
-    assert found["actions"].locations() == tuple(
-        location(0, f"{r}/0 {r}/1", 2, process=f"env+rollout {r}") for r in range(4)
-    )
+    for name, keys in (("observations", "{0}"), ("actions", "{0}/0 {0}/1")):
+        expected = (location(0, keys.format(r), 2, process=f"env+rollout {r}") for r in range(4))
+        assert found[name].locations() == tuple(expected)
     assert [h.process for h in found["trajectories"].locations()] == ["", ""]
     assert [h.process for h in found["weights"].locations()] == [""]
 
@@ -63,17 +61,9 @@ def test_ranks_that_come_back_to_a_node_share_its_location() -> None:
 
 
 def test_a_channel_has_places_for_all_its_ranks() -> None:
-    config = read_config(
-        {
-            "cluster": {
-                "component_placement": {"actor": "0", "env": "0-4095", "rollout": "0"},
-                "allow_resident": ["actor", "env", "rollout"],
-            },
-            "env": {"id": "x", "total_num_envs": 8192},
-        }
-    )
-    plan = make_plan(config, Topology.uniform(512, 8))
-    places = {channel.name: participants_of(channel, plan.placement) for channel in plan.channels}
+    block, topology = {"actor": "0", "env": "0-4095", "rollout": "0"}, Topology.uniform(512, 8)
+    found, placement = channels(block, topology, envs=8192), place(block, topology)
+    places = {name: participants_of(channel, placement) for name, channel in found.items()}
     assert places == {"observations": 8194, "actions": 8194, "trajectories": 8194, "weights": 1024}
 
 

@@ -53,7 +53,7 @@ def test_accelerators_of_a_mixed_node_keep_their_product() -> None:
     found = apart(declare_topology([NodeConfig(mixed=mixed)]), actor="2-3", env="0-1", rollout="2-3")
     nodes = {c: [s.local_accelerators for s in found.slots(c)] for c in found.components}
     assert nodes == {"actor": [(2,), (3,)], "env": [(0,), (1,)], "rollout": [(2,), (3,)]}
-    # The L40 of a node are behind its A100, so whoever comes later takes another node.
+    # The L40 of a node are behind its A100, so the next component takes another node.
     assert found.topology.num_nodes == 2
 
 

@@ -1,4 +1,4 @@
-"""By which way a language model's weights go to its engines, and what the memory proof counts for it."""
+"""By which transport a language model's weights go to its engines, and what the memory proof counts for it."""
 
 from __future__ import annotations
 
@@ -63,42 +63,34 @@ def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
     assert weights > 2 << 30
     assert in_sync(ledger, 3, "rollout") == weights + BUCKETS
     assert in_sync(ledger, 0, "actor") == BUCKETS
-    assert ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20  # channels, and no board
+    assert ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20  # channels, and no buffer of weights
 
 
 @pytest.mark.parametrize(
     ("kind", "sync"),
-    [
-        ("cuda", {"through_host": True}),
-        ("cuda", {"mode": "lora"}),
-        ("cuda", {"mode": "delta"}),
-        ("emulated", {}),
-    ],
+    [("cuda", {"through_host": True}), ("cuda", {"mode": "lora"}), ("cuda", {"mode": "delta"}), ("emulated", {})],
     ids=str,
 )
-def test_the_other_ways_go_over_a_board_of_the_node(kind: str, sync: dict[str, object]) -> None:
+def test_the_other_transports_go_over_a_buffer_of_the_node(kind: str, sync: dict[str, object]) -> None:
     layout, ledger = planned(config(sync=sync, lora_rank=8), kind)
     assert layout.deliveries == (Delivery(readers=(0, 1, 2), near=(0, 1)),)
     assert in_sync(ledger, 3, "rollout") == BUCKETS
 
 
-def test_engines_that_generate_ahead_take_a_version_when_they_can() -> None:
-    apart = {"actor": "0-1", "env": "2", "rollout": "2-3"}
-    written = config(sync={})
-    written = dataclasses.replace(
+def test_engines_ahead_and_engines_of_several_gpus_take_their_weights_from_the_host() -> None:
+    written = config()
+    ahead = dataclasses.replace(
         written,
-        cluster=dataclasses.replace(written.cluster, component_placement=apart),
+        cluster=dataclasses.replace(
+            written.cluster, component_placement={"actor": "0-1", "env": "2", "rollout": "2-3"}
+        ),
         algorithm=dataclasses.replace(written.algorithm, max_staleness=1),
     )
-    assert planned(written)[0].deliveries == (Delivery(readers=(0, 1), near=(0, 1)),)
+    for asked in (ahead, config(rollout="0-3:0-1")):
+        assert planned(asked)[0].deliveries == (Delivery(readers=(0, 1), near=(0, 1)),)
 
 
-def test_engines_of_several_gpus_take_their_weights_from_the_host() -> None:
-    layout, _ = planned(config(rollout="0-3:0-1"))
-    assert layout.deliveries == (Delivery(readers=(0, 1), near=(0, 1)),)
-
-
-def test_factors_have_a_board_of_their_own_and_need_no_merging() -> None:
+def test_factors_have_a_buffer_of_their_own_and_need_no_merging() -> None:
     shared = {}
     for mode in ("all", "trainable", "lora"):
         _, ledger = planned(config(lora_rank=8, sync={"mode": mode}), "emulated")

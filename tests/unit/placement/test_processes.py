@@ -1,4 +1,4 @@
-"""`process: shared`: who lives in whose process, and what cannot."""
+"""`process: shared`: which components share processes, and which cannot."""
 
 from __future__ import annotations
 

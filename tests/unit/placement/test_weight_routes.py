@@ -23,7 +23,7 @@ def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]
     return deliver(place({"actor": actor, "rollout": rollout}, Topology.uniform(nodes, 8, kind="cuda")))
 
 
-def test_what_shares_a_gpu_is_lent_and_the_others_are_in_the_group() -> None:
+def test_ranks_on_one_gpu_share_memory_and_the_others_are_in_the_group() -> None:
     (device,) = on_gpus("0-5", "4-7")
     assert device == DeviceDelivery(readers=(0, 1, 2, 3), owners=(4, 5, None, None), actors=6)
     assert device.group == (*(("actor", rank) for rank in range(6)), ("rollout", 2), ("rollout", 3))

@@ -114,7 +114,6 @@ class QueueMachine:
             if put.payload is None:
                 put.entry = entry
                 words[entry + t.E_STATE] = t.AWAITED
-                words[t.RESERVED] += 1
                 words[put.key + t.K_RESERVED] += 1
             else:
                 self._append(entry, put.key, put.payload, now)
@@ -129,7 +128,7 @@ class QueueMachine:
         entry, put.entry = put.entry, 0
         if self.words[t.BROKEN]:
             raise self._broken(put)
-        self._end_reservation(put.key)
+        self.words[put.key + t.K_RESERVED] -= 1
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
@@ -140,7 +139,7 @@ class QueueMachine:
 
     def _cancel(self, entry: int, now: float) -> None:
         key = self.words[entry + t.E_KEY]
-        self._end_reservation(key)
+        self.words[key + t.K_RESERVED] -= 1
         self._free(entry)
         self._wake(t.PUTTERS, self._credit(), now)
         if self._ended(key):
@@ -185,10 +184,6 @@ class QueueMachine:
             words[t.NEWEST_VERSION] = version
         if words[key + t.K_GETTERS + t.COUNT]:
             self._wake(key + t.K_GETTERS, depth, now)
-
-    def _end_reservation(self, key: int) -> None:
-        self.words[t.RESERVED] -= 1
-        self.words[key + t.K_RESERVED] -= 1
 
     def _free(self, entry: int) -> None:
         words = self.words
@@ -459,7 +454,7 @@ class QueueMachine:
                 line = words[waiter + t.W_LINE]
                 self._remove(waiter, now)
                 self._wake_after(line, now)
-        for entry in self._all_entries() if words[t.RESERVED] else ():
+        for entry in self._all_entries():
             if words[entry + t.E_STATE] == t.AWAITED and words[entry + t.E_OWNER] in participants:
                 self._cancel(entry, now)
 

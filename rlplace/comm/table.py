@@ -38,7 +38,6 @@ LOCK = 0  # eight words, between processes
     PUTTERS,  # line of waiting puts over all keys: first, last, count
     _PUTTERS_LAST,
     _PUTTERS_COUNT,
-    RESERVED,  # entries whose item is still to come
     UNCONFIRMED,  # items that were taken for clients on other nodes and may come back
     PARTICIPANTS,  # records in use
     KEYS,  # records in use
@@ -46,7 +45,7 @@ LOCK = 0  # eight words, between processes
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
     REASON,  # bytes, then text: why the channel is broken
-) = range(8, 33)
+) = range(8, 32)
 FIRST, LAST, COUNT = range(3)  # words of a line
 NO_VERSION = -(2**63)
 MAX_REASON_BYTES = 2048
@@ -55,7 +54,7 @@ _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 # ── a name under which a process puts or gets, and a key ─────────────────────────────────────────────────────────────
 _LENGTH, PROCESS = 0, 1  # bytes of the name; PROCESS: 0 for a key
 P_PRODUCED, P_CONSUMED, P_DEAD, P_UNCONFIRMED = range(2, 6)
-K_RESERVED, K_ITEMS, K_GETTERS = 2, 3, 6  # lines of entries and of waiting gets
+K_RESERVED, K_ITEMS, K_GETTERS = 2, 3, 6  # puts whose item is still to come; lines of entries and of waiting gets
 _NAME = 9
 MAX_NAME_BYTES = 256  # in UTF-8
 _NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8

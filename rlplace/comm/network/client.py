@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlplace.comm import codec
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
-from rlplace.comm.network.connection import Connection, Waiter
-from rlplace.comm.network.wire import Frame
+from rlplace.comm.network.connection import Connection
 
 
 class RemoteChannel(Channel):
@@ -37,38 +35,30 @@ class RemoteChannel(Channel):
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         packed, terms = self._pack(item), (key, weight, version, patience_s)
         if isinstance(packed, bytes):
-            self._ask("put", packed, *terms, patience_s=patience_s)
+            self.connection.ask(self, "put", packed, *terms, patience_s=patience_s)
             return
         marks, frames = wire.enclose((packed,), self.connection.keys.frame_bytes)
-        credit = self._ask("put", None, *terms, patience_s=patience_s)
-        filled = False
+        credit = self.connection.ask(self, "put", None, *terms, patience_s=patience_s)
+        serial, patience_s = credit.request.serial, self.spec.timeout_s
         try:
-            self._ask("fill", credit.request.serial, marks, outgoing=frames, patience_s=self.spec.timeout_s)
-            filled = True
-        finally:
-            if not filled:
-                self.connection.withdraw(credit)
+            self.connection.ask(self, "fill", serial, marks, outgoing=frames, patience_s=patience_s)
+        except BaseException:  # interrupted, or the channel broke
+            self.connection.withdraw(credit)
+            raise
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        waiter = self._ask("get", limit, key, patience_s, patience_s=patience_s)
+        waiter = self.connection.ask(self, "get", limit, key, patience_s, patience_s=patience_s)
         return self._open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key)
 
     def close(self) -> None:
-        self._ask("close")
+        self.connection.ask(self, "close")
 
     def break_(self, why: str) -> None:
-        self._ask("break_", why)
+        self.connection.ask(self, "break_", why)
 
     def stats(self) -> ChannelStats:
-        stats: ChannelStats = self._ask("stats").reply.value
+        stats: ChannelStats = self.connection.ask(self, "stats").reply.value
         return stats
-
-    def _ask(
-        self, method: str, *arguments: Any, patience_s: float | None = None, outgoing: Sequence[Frame] = ()
-    ) -> Waiter:
-        return self.connection.ask(
-            self.spec, self.owner, method, *arguments, outgoing=outgoing, patience_s=patience_s or 0.0
-        )
 
 
 def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, owner: str) -> RemoteChannel:

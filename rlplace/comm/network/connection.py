@@ -25,7 +25,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from rlplace.comm import channel_errors
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Channel
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Keys
 from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request
@@ -33,8 +33,6 @@ from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request
 CONNECT_S = 10.0  # how long the first connection may take
 GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
 NO_REPLY = Reply(0)
 
 
@@ -85,15 +83,14 @@ class Connection:
 
     def ask(
         self,
-        spec: ChannelSpec,
-        owner: str,
+        end: Channel,
         method: str,
         *arguments: Any,
         outgoing: Sequence[Frame] = (),
-        patience_s: float,
+        patience_s: float | None = None,
     ) -> Waiter:
         """Block until the answer is there, or `GRACE_S` after the deadline. Raises the error that was answered."""
-        limit_s = patience_s + GRACE_S
+        spec, owner, limit_s = end.spec, end.owner, (patience_s or 0.0) + GRACE_S
         with self._lock:
             if self._broken is not None:
                 raise channel_errors.broken(spec, owner, self._broken)

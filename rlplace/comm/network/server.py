@@ -19,7 +19,6 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import zmq
@@ -111,12 +110,10 @@ class ChannelServer:
         self._keys = keys
         self._channels: dict[str, SharedChannel] = {}
         self._sessions: dict[bytes, Session] = {}
-        self._thread: threading.Thread | None = None
         self._receiving = False
-        self._loop: asyncio.AbstractEventLoop
-        self._closing: asyncio.Event
-        self._socket: zmq.Socket
-        self._authenticator: Authenticator
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="rlplace channel server", daemon=True)
 
     def add(self, name: str, channel: SharedChannel) -> None:
         assert name not in self._channels, f"the server has a channel {name!r}"
@@ -124,48 +121,44 @@ class ChannelServer:
 
     def start(self) -> str:
         """Listen from now on; the endpoint to connect to. ClusterError where this machine has no such address."""
-        assert self._thread is None, "a server starts once"
-        listening: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, args=(listening,), name="rlplace channel server", daemon=True)
+        self._context = zmq.Context()
+        try:
+            self._socket = self._context.socket(zmq.ROUTER)
+            self._authenticator = Authenticator(self._context, self._socket, self._keys)
+            wire.endure(self._socket)
+            self._socket.router_mandatory = True  # a client that cannot be reached is noticed
+            self._socket.router_handover = True  # a client that comes back may still seem to be connected
+            self.endpoint = wire.listen(self._socket, self._host)
+        except Exception:
+            self._context.destroy(linger=0)
+            raise
+        self._loop = self._runner.get_loop()
         self._thread.start()
-        return listening.result()
+        return self.endpoint
 
     def close(self) -> None:
         """Tell every client and stop. Idempotent; the channels stay as they are."""
-        if self.endpoint and self._thread is not None and self._thread.is_alive():
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, listening: Future[str]) -> None:
+    def _run(self) -> None:
         try:
-            asyncio.run(self._serve(listening))
-        except Exception as error:
-            if listening.done():
-                raise
-            listening.set_exception(error)
-
-    async def _serve(self, listening: Future[str]) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        context = zmq.Context()
-        try:
-            self._socket = context.socket(zmq.ROUTER)
-            self._authenticator = Authenticator(context, self._socket, self._keys)
-            wire.endure(self._socket)
-            self._socket.router_mandatory = True  # a client that cannot be reached is noticed
-            self._socket.router_handover = True  # a client that comes back may still seem to be connected
-            self.endpoint = wire.listen(self._socket, self._host)
-            self._loop.add_reader(wire.fd_of(self._socket), self._receive)
-            self._loop.add_reader(wire.fd_of(self._authenticator.socket), self._authenticator.answer)
-            self._loop.add_reader(wire.fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
-            listening.set_result(self.endpoint)
-            try:
-                await self._watch()
-            finally:
-                self._end()
+            with self._runner:
+                self._runner.run(self._serve())
         finally:
-            context.destroy(linger=0)
+            self._context.destroy(linger=0)
+
+    async def _serve(self) -> None:
+        self._loop.add_reader(wire.fd_of(self._socket), self._receive)
+        self._loop.add_reader(wire.fd_of(self._authenticator.socket), self._authenticator.answer)
+        self._loop.add_reader(wire.fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
+        try:
+            await self._watch()
+        finally:
+            self._end()
 
     async def _watch(self) -> None:
         """Until the server closes: forget the clients that cannot be reached."""

@@ -138,7 +138,7 @@ def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received
     for end in (waiter, reserver, taker):
         end.stats()
     blocked = start(waiter.get, key="never")
-    reserver.connection.ask(SPEC, "env rank 1", "put", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S)
+    reserver.connection.ask(reserver, "put", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S)
     on_its_way = start(taker.get, key="a")
     waiting(line.channel, gets=2)
     third.stall()

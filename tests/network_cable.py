@@ -1,4 +1,4 @@
-"""A cable between a connection and its gate that tests can cut, stall and join again."""
+"""A cable between a connection and its channel server that tests can cut, stall and join again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 class Cable:
     """Forwards TCP connections to `endpoint`. `cut` ends all that are open; while stalled, nothing passes, old or new.
 
-    It stalls by itself after `stall_after` bytes towards the gate.
+    It stalls by itself after `stall_after` bytes towards the server.
     """
 
     def __init__(self, endpoint: str, *, stall_after: int | None = None) -> None:
@@ -22,7 +22,7 @@ class Cable:
         self._flows = threading.Event()
         self._flows.set()
         self._passed = threading.Condition()
-        self.passed_bytes = 0  # towards the gate
+        self.passed_bytes = 0  # towards the server
         self._stall_after = stall_after
         self._ended = False
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -73,18 +73,16 @@ class Cable:
                 continue
             with self._lock:
                 self._open += (near, far)
-            for source, sink, towards_gate in ((near, far, True), (far, near, False)):
-                self._threads.append(
-                    threading.Thread(target=self._pump, args=(source, sink, towards_gate), daemon=True)
-                )
+            for source, sink, to_server in ((near, far, True), (far, near, False)):
+                self._threads.append(threading.Thread(target=self._pump, args=(source, sink, to_server), daemon=True))
                 self._threads[-1].start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, towards_gate: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, to_server: bool) -> None:
         with contextlib.suppress(OSError), source:
             while data := source.recv(1 << 16):
                 self._flows.wait()
                 sink.sendall(data)
-                if towards_gate:
+                if to_server:
                     with self._passed:
                         self.passed_bytes += len(data)
                         if self._stall_after is not None and self.passed_bytes >= self._stall_after:

@@ -117,15 +117,13 @@ class Watchdog:
     """
 
     def __init__(
-        self, channels: Mapping[str, Channel], *, stall_s: float, say: Callable[[str], None] | None = None
+        self, channels: Mapping[str, Channel], *, stall_s: float, log: Callable[[str], None] | None = None
     ) -> None:
-        if not stall_s > 0:
-            raise ValueError(f"stall_s must be above 0, got {stall_s}")
         self._channels = channels
         self._stall_s = stall_s
-        self._say = say or logging.getLogger("rlplace").warning
+        self._log = log or logging.getLogger("rlplace").warning
         self._moved: dict[str, tuple[int, float]] = {}  # channel -> puts and gets, and since when there are no more
-        self._said: set[str] = set()  # channels and workers
+        self._reported: set[str] = set()  # channels and workers
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -149,10 +147,10 @@ class Watchdog:
         if long:  # only then: the graph of thousands of workers takes a while
             stalled |= WaitForGraph(views.values()).stuck & long
         waiting = {name for name, seconds in still.items() if seconds > 0} | set(waited)
-        self._said &= waiting
-        if stalled <= self._said:
+        self._reported &= waiting
+        if stalled <= self._reported:
             return None
-        self._said = waiting  # the report names all of them
+        self._reported = waiting  # the report names all of them
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
     def _still_s(self, name: str, stats: ChannelStats, now: float) -> float:
@@ -166,6 +164,6 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(min(self._stall_s / _LOOKS, _LOOK_S)):
-            said = self.look(time.monotonic())
-            if said is not None:
-                self._say(said)
+            due = self.look(time.monotonic())
+            if due is not None:
+                self._log(due)

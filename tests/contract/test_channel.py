@@ -153,17 +153,6 @@ def test_keys_are_lines_of_their_own(make: Make) -> None:
     assert [channel.get(key=k) for k in "baab"] == ["b0", "a0", "a1", "b1"]
 
 
-def test_a_put_waits_for_credit_and_is_released_by_a_get(make: Make, start: Callable[..., Future]) -> None:
-    channel = make(capacity_items=1)
-    channel.put("first")
-    blocked = start(channel.named("env rank 2").put, "second")
-    assert waiting(channel, puts=1).waiting_producers == ("env rank 2",)
-    assert not blocked.done()
-    assert channel.get() == "first"
-    blocked.result(PATIENCE_S)
-    assert channel.get() == "second"
-
-
 def test_a_get_waits_for_an_item_and_is_released_by_a_put(make: Make, start: Callable[..., Future]) -> None:
     channel = make()
     blocked = start(channel.named("rollout rank 1").get, key="1")
@@ -193,6 +182,7 @@ def test_who_waits_first_is_served_first(make: Make, start: Callable[..., Future
     for i in (1, 2, 3):
         blocked.append(start(channel.put, i))
         waiting(channel, puts=i)
+        assert not blocked[-1].done()
     assert [channel.get() for _ in range(4)] == [0, 1, 2, 3]
     for put in blocked:
         put.result(PATIENCE_S)

@@ -31,26 +31,26 @@ LARGE = 32 << 20
 # ── what other processes do ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def serve(keys: JobKeys, told: Pipe) -> None:
+def serve(keys: JobKeys, pipe: Pipe) -> None:
     server = ChannelServer(host="127.0.0.1", keys=keys)
     folder = JobFolder.create()  # removed by the next job: this process is killed
     server.add("test", SharedChannel.create(folder.path, SPEC))
-    told.send(server.start())
+    pipe.send(server.start())
     threading.Event().wait()
 
 
-def use(endpoint: str, keys: JobKeys, told: Pipe, owner: str, method: str, *arguments: Any) -> None:
+def use(endpoint: str, keys: JobKeys, pipe: Pipe, owner: str, method: str, *arguments: Any) -> None:
     end = RemoteChannel(Connection(endpoint, keys), SPEC).named(owner)
     end.stats()
-    told.send("connected")
+    pipe.send("connected")
     getattr(end, method)(*arguments)
-    told.send("done")
+    pipe.send("done")
     threading.Event().wait()
 
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., tuple[BaseProcess, Pipe]]]:
-    """Starts a function in a process of its own and waits for its first word."""
+    """Starts a function in a process of its own and waits for its first message."""
     started: list[BaseProcess] = []
     context = multiprocessing.get_context("spawn")
 
@@ -69,7 +69,7 @@ def spawn() -> Iterator[Callable[..., tuple[BaseProcess, Pipe]]]:
 
 
 def heard(pipe: Pipe) -> Any:
-    assert pipe.poll(PATIENCE_S), "the process said nothing"
+    assert pipe.poll(PATIENCE_S), "the process sent nothing"
     return pipe.recv()
 
 
@@ -98,8 +98,8 @@ def test_a_producer_killed_in_the_middle_of_an_item_gives_its_credit_back(
 ) -> None:
     endpoint, channel = server
     cable = Cable(endpoint, stall_after=1 << 20)
-    process, told = spawn(use, cable.endpoint, keys, after=("env rank 1", "put", np.ones(LARGE, np.uint8)))
-    assert heard(told) == "connected"
+    process, pipe = spawn(use, cable.endpoint, keys, after=("env rank 1", "put", np.ones(LARGE, np.uint8)))
+    assert heard(pipe) == "connected"
     cable.wait_passed(1 << 20)
     assert channel.stats().depth_items == 1, "credit comes before data"
     process.kill()
@@ -114,8 +114,8 @@ def test_what_a_killed_consumer_had_not_received_goes_to_the_next(
 ) -> None:
     endpoint, channel = server
     cable = Cable(endpoint)
-    process, told = spawn(use, cable.endpoint, keys, after=("rollout rank 1", "get"))
-    assert heard(told) == "connected"
+    process, pipe = spawn(use, cable.endpoint, keys, after=("rollout rank 1", "get"))
+    assert heard(pipe) == "connected"
     waiting(channel, gets=1)
     cable.stall()
     for item in range(3):
@@ -132,8 +132,8 @@ def test_what_a_killed_consumer_had_not_received_goes_to_the_next(
 def test_a_dead_or_stopped_server_breaks_every_end(
     how: signal.Signals, keys: JobKeys, spawn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, told = spawn(serve, keys)
-    endpoint = heard(told)
+    process, pipe = spawn(serve, keys)
+    endpoint = heard(pipe)
     connection = Connection(endpoint, keys)
     end = RemoteChannel(connection, SPEC).named("rollout rank 0")
     end.put("lost")

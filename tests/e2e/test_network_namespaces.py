@@ -65,7 +65,7 @@ def use(namespace: str, endpoint: str, keys: Any, owner: str, pipe: Pipe) -> Non
 
 
 def answer(channel: Any, pipe: Pipe) -> None:
-    """Calls what it is told, until None."""
+    """Perform the calls that come, until None."""
     while (call := pipe.recv()) is not None:
         method, arguments, keywords = call
         began = time.perf_counter()
@@ -87,7 +87,7 @@ class Peer:
         theirs.close()
 
     def hear(self) -> Any:
-        assert self.pipe.poll(PATIENCE_S), "the process said nothing"
+        assert self.pipe.poll(PATIENCE_S), "the process sent nothing"
         return self.pipe.recv()
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:

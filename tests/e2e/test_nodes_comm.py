@@ -67,7 +67,7 @@ def listening(pid: int) -> set[int]:
     return set()
 
 
-def gates() -> list[psutil.Process]:
+def servers() -> list[psutil.Process]:
     return [
         p for p in psutil.process_iter(["cmdline"]) if any("NodeChannels" in part for part in p.info["cmdline"] or ())
     ]
@@ -94,7 +94,7 @@ def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path:
     for metric in ("env/return", "actor/policy_loss", "actor/grad_norm"):
         assert numbers(apart, metric) == pytest.approx(numbers(together, metric), rel=2e-3, abs=2e-4)
     assert list(shm.iterdir()) == [], "nothing stays in shared memory"
-    assert gates() == []
+    assert servers() == []
 
 
 def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
@@ -102,9 +102,9 @@ def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_p
     process = start("hybrid_ppo", tmp_path, *APART, budget, *joining(address, shm))
     try:
         seen = read_until(process, "    2 ")
-        (gate,) = gates()
-        ports = listening(gate.pid)
-        gate.kill()
+        (server,) = servers()
+        ports = listening(server.pid)
+        server.kill()
     except BaseException:
         process.terminate()
         finish(process, tmp_path)
@@ -126,8 +126,8 @@ def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path
         process.kill()
         process.communicate()
     deadline = time.monotonic() + GONE_S
-    while list(shm.iterdir()) or gates():
-        assert time.monotonic() < deadline, f"left: {list(shm.iterdir())}, {gates()}"
+    while list(shm.iterdir()) or servers():
+        assert time.monotonic() < deadline, f"left: {list(shm.iterdir())}, {servers()}"
         time.sleep(0.1)
 
 

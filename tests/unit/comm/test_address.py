@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.address import ChannelAddress, Place, ProcessChannels, ProcessLocation
+from rlplace.comm.address import ChannelAddress, Place, ProcessLocation
 from rlplace.comm.channel import ChannelSpec
 
 
@@ -41,10 +41,3 @@ def test_each_process_has_its_own_part_and_asks_for_no_other() -> None:
     assert ends[0].spec.capacity_items == 4
     with pytest.raises(AssertionError, match=r"env\+rollout 1"):
         ends[0].put("astray", key="1")
-
-
-def test_channels_of_a_process_are_told_apart_by_name() -> None:
-    ends = ProcessChannels()
-    first, second = (ends.local(ChannelSpec(name=name, capacity_items=1)) for name in ("observations", "actions"))
-    assert first is not second
-    assert ends.local(first.spec) is first

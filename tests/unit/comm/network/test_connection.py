@@ -1,4 +1,4 @@
-"""A connection and its server: what survives a cut cable, what breaks, and what everybody is told."""
+"""A connection and its server: what survives a cut cable, what breaks, and the errors of each side."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_what_cannot_go_back_ends_its_channel_and_not_the_server(
     assert end.get() == "x"
 
 
-def test_who_was_given_up_is_told_so_when_it_comes_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_was_given_up_gets_the_reason(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LOST_S", 0.0)
     monkeypatch.setattr(server, "PROBE_S", 0.01)
     end, cable = line.end("env rank 0")
@@ -215,7 +215,7 @@ def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[...
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_end_that_nobody_answers_says_where_it_tried() -> None:
+def test_an_end_without_an_answer_names_the_endpoint() -> None:
     lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
     end = RemoteChannel(lone, SPEC).named("env rank 3")
     with pytest.raises(

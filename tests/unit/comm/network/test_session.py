@@ -1,4 +1,4 @@
-"""What a channel server owes a client: once performed, kept until received, undone when nobody receives it."""
+"""What a channel server owes a client: once performed, kept until received, undone when no client receives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are killed at every possible moment: nobody hangs, and the others get what the contract says."""
+"""Processes that are killed at every possible moment: none hangs, and the others get what the contract promises."""
 
 from __future__ import annotations
 

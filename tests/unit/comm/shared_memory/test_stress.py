@@ -90,7 +90,7 @@ def test_a_long_life_leaves_nothing_behind(tmp_path: Path, start: Callable[..., 
 
 
 def test_random_kills(tmp_path: Path, start: Callable[..., BaseProcess]) -> None:
-    """Whoever is killed, the others go on, or hear that the channel is broken; none hangs."""
+    """When one is killed, the others go on, or get ChannelBroken; none hangs."""
     seed = random.Random(7)
     deadline = time.monotonic() + ITEMS / 10_000  # seconds
     survived = lives = 0

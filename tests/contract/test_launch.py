@@ -16,7 +16,6 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, RayConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
-    ChannelBroken,
     ChannelMisuse,
     ClusterError,
     PlacementError,
@@ -37,15 +36,6 @@ MakeCluster = Callable[..., Cluster]
 def on(*accelerators: int) -> FlexiblePlacementStrategy:
     """One rank per accelerator."""
     return FlexiblePlacementStrategy([[a] for a in accelerators])
-
-
-class Surrounded(FlexiblePlacementStrategy):
-    """As on a node whose `env_configs` name a variable and an interpreter."""
-
-    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> tuple[Slot, ...]:
-        slots = super().get_placement(cluster, isolate_accelerator)
-        found = RuntimeEnv(env_vars=(("OMP_NUM_THREADS", "2"),), interpreter=sys.executable)
-        return tuple(dataclasses.replace(slot, runtime_env=found) for slot in slots)
 
 
 @pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
@@ -187,21 +177,6 @@ def test_a_failure_names_its_rank_and_stays(cluster: Cluster, kind: type[BaseExc
     assert probes.closed
 
 
-def test_groups_waited_for_together_fail_together(cluster: Cluster) -> None:
-    idle = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
-    groups = cluster.launch_all(
-        {"env": (Probe.create_group(), on(0, 1), {}), "rollout": (Probe.create_group(), on(2), idle)}
-    )
-    waiting, patient = groups["rollout"].get("idle"), groups["env"].execute_on(0).until_cancelled()  # for minutes
-    with pytest.raises(WorkerError, match="env rank 1") as raised:
-        wait_all([waiting, patient, groups["env"].execute_on(1).fail_on(1)], timeout_s=60)
-    with pytest.raises(WorkerError, match="env rank 1"):
-        groups["rollout"].rank()
-    assert groups["rollout"].failure is raised.value
-    with pytest.raises(ChannelBroken):
-        idle["idle"].get(timeout_s=30)
-
-
 def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
     with pytest.raises(WorkerError, match="no constructor on rank 1") as raised:
         Fragile.create_group(1).launch(cluster, name="fragile", placement_strategy=on(0, 1))
@@ -233,12 +208,10 @@ def test_a_deadline_names_the_ranks_that_still_work(probes: WorkerGroup) -> None
 # ── sharing a process ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Together(FlexiblePlacementStrategy):
-    """As planned with `process: shared`: rank by rank in the processes of the components that share them."""
-
-    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> tuple[Slot, ...]:
-        slots = super().get_placement(cluster, isolate_accelerator)
-        return tuple(dataclasses.replace(slot, process=f"env+rollout {slot.rank}") for slot in slots)
+def sharing(cluster: Cluster, *accelerators: int) -> list[Slot]:
+    """Slots as planned with `process: shared`: rank by rank in the processes of the components that share them."""
+    slots = on(*accelerators).get_placement(cluster)
+    return [dataclasses.replace(slot, process=f"env+rollout {slot.rank}") for slot in slots]
 
 
 def together(cluster: Cluster) -> tuple[dict[str, WorkerGroup], Channel]:
@@ -248,7 +221,7 @@ def together(cluster: Cluster) -> tuple[dict[str, WorkerGroup], Channel]:
         for rank in range(2)
     ]
     inside = cluster.channel(ChannelSpec(name="inside", capacity_items=4, keys=("0", "1")), locations)
-    launch = (Probe.create_group(), Together([[0], [1]]), {"inside": inside})
+    launch = (Probe.create_group(), sharing(cluster, 0, 1), {"inside": inside})
     return cluster.launch_all({"env": launch, "rollout": launch}), inside
 
 
@@ -285,7 +258,7 @@ def test_what_a_driver_cannot_do_with_a_shared_process(cluster: Cluster) -> None
         inside.put("from outside", key="0")
     assert refused.value.code == "inside-a-process"
     with pytest.raises(ClusterError, match="runs already") as late:
-        Probe.create_group().launch(cluster, name="late", placement_strategy=Together([[0]]))
+        cluster.launch_all({"late": (Probe.create_group(), sharing(cluster, 0), {})})
     assert late.value.code == "process-cannot-be-shared"
 
 
@@ -386,5 +359,7 @@ def test_processes_are_placed_seen_and_met() -> None:
         assert len({pid for pid, _, _ in seen}) == 2, "two ranks of one accelerator are two processes"
         assert [(visible, threads) for _, visible, threads in seen] == [("", "1")] * 2
         assert probes.device_order().wait() == ["PCI_BUS_ID"] * 2, "GPUs have the numbers that Ray gives them"
-        surrounded = launch(cluster, "surrounded", Surrounded([[0]])).process().wait()
-        assert [threads for _, _, threads in surrounded] == ["2"]
+        found = RuntimeEnv(env_vars=(("OMP_NUM_THREADS", "2"),), interpreter=sys.executable)  # as by `env_configs`
+        slots = [dataclasses.replace(slot, runtime_env=found) for slot in on(0).get_placement(cluster)]
+        changed = cluster.launch_all({"changed": (Probe.create_group(), slots, {})})["changed"]
+        assert [threads for _, _, threads in changed.process().wait()] == ["2"]

@@ -217,25 +217,6 @@ def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int,
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_late_writers_and_ranks_without_the_version_are_named_and_the_old_one_stays(
-    open_ends: OpenEnds,
-) -> None:
-    ends = open_ends(CASES["one node, 3 to 2"])
-    ends.push(1, weights(1))
-    ends.pull(1)
-    for rank in (0, 2):
-        ends.senders[rank].push(2, held_by(rank, 3, weights(2)))
-    for receiver in ends.receivers.values():
-        with pytest.raises(WeightSyncError) as caught:
-            receiver.pull(2, timeout_s=0.0)
-        assert caught.value.code == "incomplete-weights"
-        assert "version 2 was not written by actor rank 1" in str(caught.value)
-        assert "without version 2 now: rollout ranks 0, 1; the weights in use are unchanged" in str(caught.value)
-    ends.push(3, weights(3))
-    for loaded in ends.pull(3).values():
-        assert_equal_to_the_bit(loaded, weights(3))
-
-
 def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_ends: OpenEnds) -> None:
     ends = open_ends(case)
     for receiver in ends.receivers.values():

@@ -59,15 +59,6 @@ def test_an_exception_that_cannot_travel_keeps_its_text() -> None:
         assert text in failure.traceback
 
 
-def test_a_host_without_a_worker_answers_with_the_reason() -> None:
-    host = WorkerHost()
-    assert host.where() == ""
-    host.refuse(ImportError("no module called simulator"))
-    for outcome in (host.call("setup", (), {}), host.call("run", (), {})):
-        assert isinstance(outcome, Failure)
-        assert outcome.what == "ImportError: no module called simulator"
-
-
 def host_of(
     worker: type[Worker], slot: Slot | None = None, channels: Mapping[str, LocalChannel] | None = None
 ) -> WorkerHost:

@@ -62,20 +62,15 @@ def test_a_run_is_summed_by_stage_and_accelerator() -> None:
 
 
 def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_stage() -> None:
-    usage = Usage({"env": [(0,)], "rollout": [(0,)]})
-    usage.worked("env", [3.0], [{}])
-    usage.worked("rollout", [3.0], [{}])
-    usage.stage_ended("rollout", moves_s=0.0, seconds=4.0)
+    usage, on_host = Usage({"env": [(0,)], "rollout": [(0,)]}), Usage({"env": [()], "rollout": [()]})
+    for each in (usage, on_host):
+        each.worked("env", [3.0], [{}])
+        each.worked("rollout", [3.0], [{}])
+        each.stage_ended("rollout", moves_s=0.0, seconds=4.0)
     assert usage.iteration_ended(4.0)["util/busy_share"] == 1.0
     assert usage.last[0].work == {0: {"env": 3.0, "rollout": 3.0}}
-
-
-def test_without_accelerators_there_are_no_shares() -> None:
-    usage = Usage({"env": [(), ()]})
-    usage.worked("env", [3.0, 2.0], [{}, {}])
-    usage.stage_ended("rollout", moves_s=0.0, seconds=4.0)
-    assert usage.iteration_ended(4.0) == {}
-    assert usage_rows(usage.record({})) == []
+    assert on_host.iteration_ended(4.0) == {}  # without accelerators there are no shares
+    assert usage_rows(on_host.record({})) == []
 
 
 def test_the_picture_shows_the_work_of_each_component_on_as_many_accelerators_as_fit() -> None:

@@ -78,6 +78,7 @@ SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-nu
         ("areal", "allocation_mode=sglang:d4p1t1+d4p1t1", "rollout 0-3, actor 4-7"),
         ("areal", "allocation_mode=sglang:d2t2+fsdp:d4", "rollout 0-3, actor 4-7"),
         ("areal", "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8'", "rollout, actor 0-7"),
+        ("areal", "'allocation_mode=sglang[rollout]:d4|fsdp[actor]:d8'", "rollout 0-3, actor 0-7"),
         ("areal", "'allocation_mode=sglang:d4t4+x:(attn:d1p4t2c2|ffn:d1p4t1e4)'", "rollout 0-15, actor 16-31"),
         ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d4", "rollout 0-3, actor 4-7"),
         (
@@ -166,6 +167,7 @@ ENGINES = "--vllm_num_engines 8 "
 def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, code: str, fix: str) -> None:
     imported = bring(library, text)
     problem = next(p for p in imported.findings if p.code == code)
+    assert imported.findings.count(problem) == 1
     assert (problem.fix or "").startswith(fix)
     assert spots(imported)["rollout"]
 

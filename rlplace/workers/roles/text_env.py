@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from rlplace.envs.text import TextEpisode, Transcript
@@ -27,8 +27,6 @@ from rlplace.workers.roles.prompts import Prompts
 from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.worker import cancelled, out_of_step
-
-Group = tuple[Sample, ...]  # in the order of their numbers
 
 
 class TextEnvWorker(EnvWorker):
@@ -68,17 +66,14 @@ class TextEnvWorker(EnvWorker):
         job, first = self.config, iteration * self.config.prompts
         groups = {group: first + group for group in job.groups(self.context.rank)}
         samples: list[Sample] = []
-
-        def deliver(group: Group) -> None:
-            samples.extend(group)
+        play = Pass(self, self.prompts["train"], iteration)
+        for group in play.through(groups, job.config.algorithm.samples_per_prompt):
+            samples += group
             tokens = sum(sample.weight for sample in group)
             oldest = min((int(s.versions[s.mask].min()) for s in group if s.response_tokens), default=None)
             bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
-
-        play = Pass(self, self.prompts["train"], iteration)
-        play.through(groups, job.config.algorithm.samples_per_prompt, deliver)
         return _metrics("env", samples, self.rewards, play.watch)
 
     def evaluate(self, iteration: int) -> Metrics:
@@ -87,10 +82,9 @@ class TextEnvWorker(EnvWorker):
         Needs `generate(iteration)` of the rollout ranks at the same time, as `run` does.
         """
         self._require_full("evaluate")
-        samples: list[Sample] = []
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
-        play.through(groups, 1, samples.extend)
+        samples = [sample for group in play.through(groups, 1) for sample in group]
         return _metrics("eval", samples, self.rewards, play.watch)
 
     def close(self) -> None:
@@ -147,7 +141,7 @@ class OpenEpisode:
 class Pass:
     """One pass of an env rank over its groups. Used once. Owns the open episodes; leaves the grader idle.
 
-    Asks while there is room, takes answers as they come, delivers whole groups.
+    Asks while there is room, takes answers as they come, gives whole groups.
     """
 
     def __init__(self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False) -> None:
@@ -162,11 +156,11 @@ class Pass:
         # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
-    def through(self, groups: Mapping[int, int], samples: int, deliver: Callable[[Group], None]) -> None:
+    def through(self, groups: Mapping[int, int], samples: int) -> Iterator[tuple[Sample, ...]]:
         """Play `samples` episodes of each group, then end the iteration; `groups` maps a group to its prompt's number.
 
-        Call `deliver` with each group as soon as it is whole. Never wait for room while answers are due: they arrive
-        by a channel with limits of its own.
+        Give each group as soon as it is whole, in the order of its samples. Never wait for room while answers are due:
+        they arrive by a channel with limits of its own.
         """
         left = deque(groups.items())
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
@@ -188,7 +182,7 @@ class Pass:
             for graded in self._graded(wait=not self._due and not self._to_ask):
                 whole[graded.group].append(graded)
                 if len(whole[graded.group]) == samples:
-                    deliver(tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample)))
+                    yield tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample))
                     self.watch.lap("put")
         self._end()
 

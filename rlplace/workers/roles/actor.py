@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
+from rlplace.tokens import Sample
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
@@ -27,7 +28,7 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.env import Recording
 from rlplace.workers.roles.stopwatch import Stopwatch
-from rlplace.workers.training.parts import Part, metrics_of, parts_of
+from rlplace.workers.training.parts import metrics_of, parts_of
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import not_resident
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.shards import Shard
     from rlplace.workers.training.experience import AdvantageEstimator, Experience
     from rlplace.workers.training.lm_learner import ActorLearner
+    from rlplace.workers.training.optimizer import Update
     from rlplace.workers.training.policy_learner import PolicyLearner
     from rlplace.workers.training.samples import BySample, Groups, SampleShard, Target
     from rlplace.workers.training.trained_model import TrainedLm
@@ -256,17 +258,17 @@ class LmActor(Actor):
 
         In parts, as soon as there are groups for one, where generating goes on meanwhile: see training.parts.
         """
+        taken: list[Sequence[Sample]] = []
+        updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
-            parts = [self._learn_part(iteration, groups) for groups in parts_of(self.config.config)]
-        return metrics_of(parts, version)
-
-    def _learn_part(self, iteration: int, groups: int) -> Part:
-        watch = Stopwatch()
-        shard, taken = self._receive(iteration, groups)
-        watch.lap("wait")
-        update = self._learner.learn(shard, iteration)
-        watch.lap("learn")
-        return Part(groups=taken, update=update, wait_s=watch.seconds["wait"], learn_s=watch.seconds["learn"])
+            watch = Stopwatch()
+            for part in parts_of(self.config.config):
+                shard, groups = self._receive(iteration, part)
+                watch.lap("wait")
+                taken += groups
+                updates.append(self._learner.learn(shard, iteration))
+                watch.lap("learn")
+        return {**metrics_of(taken, updates, version, learn_s=watch.seconds["learn"]), **watch.metrics("actor")}
 
     def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Groups]:
         """Return this rank's samples; on rank 0 also all groups, those that are left out included."""

@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.stopwatch import Stopwatch
-from rlplace.workers.training.worker import TrainedWorker, path_of, spec_of
+from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import out_of_step
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
@@ -46,8 +46,7 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        own = path_of(critic)
-        folder = self.config.model if own is None else Path(own)  # the job's folder has no value head: it starts anew
+        folder = folder_of(critic.model) or self.config.model  # the job's has no value head: it starts anew
         spec = spec_of("critic", critic, folder, config.runner.seed)
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)

@@ -13,7 +13,6 @@ several ones for a partial rollout.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,32 +38,25 @@ def parts_of(config: Config) -> tuple[int, ...]:
     return (each,) * whole + ((rest,) if rest else ())
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    groups: Sequence[Sequence[Sample]]  # all that were taken, on rank 0; elsewhere none
-    update: Update
-    wait_s: float  # for samples
-    learn_s: float
+def metrics_of(
+    groups: Sequence[Sequence[Sample]], updates: Sequence[Update], version: int, *, learn_s: float
+) -> Metrics:
+    """Describe a whole iteration, learned by the policy of `version`; all ranks agree on the numbers of the updates.
 
-
-def metrics_of(parts: Sequence[Part], version: int) -> Metrics:
-    """Describe a whole iteration, learned by the policy of `version`; all ranks agree on the numbers of the update."""
-    learn_s, steps = sum(part.learn_s for part in parts), sum(part.update.steps for part in parts)
-    stepped = [part.update for part in parts if part.update.mean is not None]
+    `groups`: all that were taken, on rank 0; elsewhere none.
+    """
+    steps, stepped = sum(update.steps for update in updates), [update for update in updates if update.mean is not None]
     metrics = {
-        "actor/learn_s": Metric(learn_s, "max"),
-        "actor/wait_s": Metric(sum(part.wait_s for part in parts), "max"),
-        "actor/tokens_per_s": Metric(sum(part.update.tokens for part in parts) / learn_s, "min"),
+        "actor/tokens_per_s": Metric(sum(update.tokens for update in updates) / learn_s, "min"),
         "actor/lr": Metric(stepped[-1].lr if stepped else 0.0),
         "actor/optimizer_steps": Metric(steps),
-        "actor/rank_imbalance": Metric(max(part.update.imbalance for part in parts)),
+        "actor/rank_imbalance": Metric(max(update.imbalance for update in updates)),
     }
     for update in stepped:
         for name, value in (update.mean or {}).items():
             before = metrics.get(f"actor/{name}", Metric(0.0))
             metrics[f"actor/{name}"] = Metric(before.value + value * (update.steps / steps))
-    sampled = sample_metrics([group for part in parts for group in part.groups], version)
-    return {**sampled, **metrics, **parts[0].update.metrics}
+    return {**sample_metrics(groups, version), **metrics, **updates[0].metrics}
 
 
 def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:

@@ -17,7 +17,6 @@ from torch import nn
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.comm.weights.sender import WeightSender
 from rlplace.config.read import read_config
 from rlplace.errors import (
     ChannelBroken,
@@ -26,15 +25,14 @@ from rlplace.errors import (
     DivergedError,
     Problem,
 )
-from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments
 from rlplace.workers.roles.text_rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
-from tests.contract.weight_ends import shards_of
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
+from tests.unit.workers.roles.test_rollout import push
 from tests.worker_ranks import context_of
 
 PROMPTS, SAMPLES = 4, 2
@@ -112,13 +110,8 @@ class Rank:
         self.worker.setup()
 
     def sync(self, model: nn.Module, version: int) -> Any:
-        push(self.channels[WEIGHTS], model, version, self.context.rank)
+        push(self.channels[WEIGHTS], self.context.rank, version, model.state_dict())
         return self.worker.pull_weights(version)
-
-    def ready(self, model: nn.Module) -> Rank:
-        self.worker.move(Residency.FULL)
-        self.sync(model, 3)
-        return self
 
     def ask(self, *requests: Request, end: int | None = 0) -> None:
         for request in requests:
@@ -127,18 +120,8 @@ class Rank:
             self.channels[REQUESTS].put(EndOfIteration(iteration=end))
 
     def answers(self, env_rank: int) -> list[Completion]:
-        found: list[Completion] = []
-        while True:
-            try:
-                found.append(self.channels[COMPLETIONS].get_nowait(key=str(env_rank)))
-            except ChannelEmpty:
-                return found
-
-
-def push(channel: LocalChannel, model: nn.Module, version: int, rank: int) -> None:
-    sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
-    sender.push(version, shards_of(model.state_dict()))
-    sender.close()
+        channel, key = self.channels[COMPLETIONS], str(env_rank)
+        return [channel.get_nowait(key=key) for _ in range(channel.stats().depth_by_key.get(key, 0))]
 
 
 Start = Callable[..., Rank]
@@ -151,7 +134,10 @@ def start(folder: Path) -> Iterator[Start]:
 
     def make(model: nn.Module | None = None, made: dict[str, Any] | None = None, rank: int = 0, **job: Any) -> Rank:
         ranks.append(Rank(job_of(folder, **job), channels() if made is None else made, rank))
-        return ranks[-1] if model is None else ranks[-1].ready(model)
+        if model is not None:
+            ranks[-1].worker.move(Residency.FULL)
+            ranks[-1].sync(model, 3)
+        return ranks[-1]
 
     yield make
     for rank in ranks:
@@ -212,7 +198,7 @@ def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(start: S
 
 def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(start: Start, model: nn.Module) -> None:
     wires = channels()
-    both = [functools.partial(push, wires[WEIGHTS], model, version, 0) for version in (4, 5)]
+    both = [functools.partial(push, wires[WEIGHTS], 0, version, model.state_dict()) for version in (4, 5)]
     script = Script(request_of(0, longest=40), *[None] * 9, both[0], *[None] * 9, both[1], *[None] * 30, END_OF_0)
     rank = start(model, {**wires, REQUESTS: script})
     metrics = rank.worker.generate(0)
@@ -226,7 +212,7 @@ def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(start: Sta
 
 def test_pushes_that_nobody_took_are_taken_in_their_order(rank: Rank, model: nn.Module) -> None:
     for version in (4, 5):
-        push(rank.channels[WEIGHTS], model, version, 0)
+        push(rank.channels[WEIGHTS], 0, version, model.state_dict())
     rank.worker.pull_weights(5)
     assert rank.worker.engine.version == 5
     assert rank.channels[WEIGHTS].stats().depth_items == 0

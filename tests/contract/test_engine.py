@@ -75,19 +75,15 @@ def test_it_decides_one_action_per_row_and_says_by_which_version(ready: Bench) -
 
 
 def test_the_same_row_with_the_same_noise_gets_the_same_action(ready: Bench) -> None:
-    observations, noise = ready.batch(8)
+    observations, noise = ready.batch(64)
     whole, part = ready.engine.decide(observations, noise), ready.engine.decide(observations[2:5], noise[2:5])
     assert np.allclose(whole.actions[2:5], part.actions, atol=1e-6)
     assert np.allclose(whole.logprobs[2:5], part.logprobs, atol=1e-5)
     again = ready.engine.decide(observations, noise)
     assert np.array_equal(whole.actions, again.actions)
     assert np.array_equal(whole.values, again.values)
-
-
-def test_other_noise_gives_other_actions(ready: Bench) -> None:
-    observations, noise = ready.batch(64)
-    a, b = ready.engine.decide(observations, noise), ready.engine.decide(observations, noise[::-1].copy())
-    assert not np.array_equal(a.actions, b.actions)
+    other = ready.engine.decide(observations, noise[::-1].copy())
+    assert not np.array_equal(whole.actions, other.actions)
 
 
 def test_it_decides_by_the_weights_loaded_last(ready: Bench) -> None:

@@ -137,15 +137,6 @@ def test_each_iteration_samples_anew() -> None:
     assert np.array_equal(actions[1], actions[2])
 
 
-def test_a_move_reports_what_is_held() -> None:
-    rank = OneRolloutRank(Layout())
-    report = rank.worker.onload()
-    assert (report.residency, report.host_bytes) == (Residency.FULL, 0)
-    assert report.accelerator_bytes == rank.worker.context.device.held_bytes() > 0
-    rank.worker.close()
-    assert rank.worker.context.device.held_bytes() == 0
-
-
 def test_a_cancelled_worker_takes_no_further_observation() -> None:
     rank = OneRolloutRank(Layout())
     rank.load()

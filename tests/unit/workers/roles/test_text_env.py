@@ -62,6 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("model"))
 
 
+def rows(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "x" * length, "answer": "0"}) for length in lengths))
+    return {"task": "prompts", "kwargs": {"path": str(file)}}
+
+
 def by_place(groups: Iterable[tuple[Sample, ...]]) -> dict[tuple[int, int], Sample]:
     return {(sample.group, sample.sample): sample for group in groups for sample in group}
 
@@ -131,12 +137,9 @@ def test_numbers_of_an_iteration(folder: Path) -> None:
     assert sum(sample.truncated for sample in by_place(stage.groups()).values()) == 3
 
 
-def test_an_epoch_asks_every_row_once_and_then_in_another_order(tmp_path: Path) -> None:
-    folder = tiny_tokenizer(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"row {n}", "answer": "0"}) for n in range(6)))
-    env = {"task": "prompts", "kwargs": {"path": str(tmp_path / "rows.jsonl")}}
+def test_an_epoch_asks_every_row_once_and_then_in_another_order(folder: Path, tmp_path: Path) -> None:
     asked: list[list[str]] = []
-    with TextStage(folder, says, env=env, prompts=3) as stage:
+    with TextStage(folder, says, env=rows(tmp_path, range(6)), prompts=3) as stage:
         for iteration in range(4):
             stage.puppet.asked.clear()
             stage.run(iteration)
@@ -260,39 +263,34 @@ def test_a_cancelled_worker_stops(folder: Path) -> None:
     assert caught.value.code == "cancelled"
 
 
-@pytest.mark.parametrize("place", [(0, 0, 1), (0, 9, 0), (9, 0, 0)], ids=str)
-def test_an_answer_that_no_open_episode_waits_for(folder: Path, place: tuple[int, int, int]) -> None:
-    group, sample, turn = place
-    stray = Completion(
-        group=group,
-        sample=sample,
-        turn=turn,
-        tokens=np.array([END], np.int32),
-        logprobs=np.zeros(1, np.float32),
-        versions=np.zeros(1, np.int32),
-        finish="stop",
-        env_rank=0,
-    )
+def stray(group: int, sample: int, turn: int) -> Completion:
+    tokens, zeros = np.array([END], np.int32), np.zeros(1, np.int32)
+    rest: dict[str, Any] = {"tokens": tokens, "logprobs": zeros.astype(np.float32), "versions": zeros, "finish": "stop"}
+    return Completion(env_rank=0, group=group, sample=sample, turn=turn, **rest)
+
+
+@pytest.mark.parametrize(
+    ("item", "got"),
+    [
+        (stray(0, 0, 1), "group 0, sample 0, turn 1"),
+        (stray(0, 9, 0), "group 0, sample 9, turn 0"),
+        (stray(9, 0, 0), "group 9, sample 0, turn 0"),
+        (Done(iteration=4, env_rank=1), "the end of iteration 4"),
+    ],
+    ids=["turn", "sample", "group", "an env rank is elsewhere"],
+)
+def test_what_no_open_episode_waits_for_is_refused(folder: Path, item: Completion | Done, got: str) -> None:
     with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
-        stage.channels[COMPLETIONS].put_nowait(stray, key="0")
+        stage.channels[COMPLETIONS].put_nowait(item, key="0")
         with pytest.raises(ChannelMisuse) as caught:
             stage.run()
-    assert caught.value.code == "out-of-step"
-    assert caught.value.problem.got == f"group {group}, sample {sample}, turn {turn}"
+    assert (caught.value.code, caught.value.problem.got) == ("out-of-step", got)
 
 
 def test_an_error_of_the_task_is_raised_as_it_is(folder: Path) -> None:
     stage = TextStage(folder, lambda request, sample: "lookup<eos>", env=COUNTING)
     with stage, pytest.raises(KeyError, match="the task's own"):
         stage.run()
-
-
-def test_an_env_rank_that_is_elsewhere(folder: Path) -> None:
-    with TextStage(folder, says, env={"task": "arithmetic"}) as stage:
-        stage.channels[COMPLETIONS].put_nowait(Done(iteration=4, env_rank=1), key="0")
-        with pytest.raises(ChannelMisuse) as caught:
-            stage.run()
-    assert caught.value.problem.got == "the end of iteration 4"
 
 
 def test_a_reward_that_is_no_number_names_function_and_sample(folder: Path) -> None:
@@ -304,12 +302,6 @@ def test_a_reward_that_is_no_number_names_function_and_sample(folder: Path) -> N
     assert caught.value.problem.key == "reward function tests.odd_rewards:not_a_number"
     assert "sample 0 of group 0" in caught.value.problem.what
     assert caught.value.problem.got == "'no'"
-
-
-def rows(folder: Path, lengths: Sequence[int]) -> dict[str, Any]:
-    file = folder / "rows.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": "x" * length, "answer": "0"}) for length in lengths))
-    return {"task": "prompts", "kwargs": {"path": str(file)}}
 
 
 @pytest.mark.parametrize(

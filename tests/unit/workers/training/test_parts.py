@@ -10,7 +10,7 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric, reduce_metrics
 from rlplace.workers.training.optimizer import Update
-from rlplace.workers.training.parts import Part, metrics_of, parts_of, sample_metrics
+from rlplace.workers.training.parts import metrics_of, parts_of, sample_metrics
 from tests.lm_ranks import made_up_samples
 from tests.unit.algo.samples import sample
 
@@ -52,13 +52,8 @@ def update(loss: float, steps: int = 1) -> Update:
 
 def test_an_iteration_is_the_sum_of_its_parts() -> None:
     groups = made_up_samples(groups=3, version=1)
-    parts = [
-        Part(groups=groups[:2], update=update(0.25), wait_s=1.0, learn_s=2.0),
-        Part(groups=groups[2:], update=update(0.75), wait_s=0.5, learn_s=1.0),
-        Part(groups=(), update=update(0.0, steps=0), wait_s=0.0, learn_s=1.0),  # none of its groups had a signal
-    ]
-    numbers = {name: metric.value for name, metric in metrics_of(parts, version=3).items()}
-    assert (numbers["actor/learn_s"], numbers["actor/wait_s"]) == (4.0, 1.5)
+    updates = [update(0.25), update(0.75), update(0.0, steps=0)]  # no group of the last part had a signal
+    numbers = {n: metric.value for n, metric in metrics_of(groups, updates, version=3, learn_s=4.0).items()}
     assert numbers["actor/optimizer_steps"] == 2
     assert numbers["actor/tokens_per_s"] == 45.0
     assert (numbers["actor/loss"], numbers["actor/grad_norm"]) == (0.5, 2.0)

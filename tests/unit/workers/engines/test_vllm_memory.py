@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,30 @@ def test_on_a_gpu_the_steps_are_vllms_own() -> None:
         memory.move(to)
     stopped = [("sleep", 0), ("release_kv_cache_memory",)]
     assert gpu.calls == [*stopped, ("sleep", 1), ("wake_up", "weights"), ("wake_up", "kv_cache")]
+
+
+def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = torch.zeros(70, dtype=torch.uint8)
+    allocations = [  # tag, bytes, asleep, copy on the host
+        types.SimpleNamespace(tag=tag, handle=(0, size), is_asleep=asleep, cpu_backup_tensor=backup)
+        for tag, size, asleep, backup in (
+            ("weights", 100, False, None),
+            ("weights", 70, True, copy),
+            ("kv_cache", 30, False, None),
+        )
+    ]
+    pool = types.SimpleNamespace(pointer_to_data=dict(enumerate(allocations)))
+    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: pool)
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 250)
+
+    class Workers(Gpu):
+        def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+            return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
+
+    held = CudaMemory(Workers(), Ledger(), 1).held()
+    assert held == (100, 40, 180, 75)
 
 
 class Packed(nn.Linear):

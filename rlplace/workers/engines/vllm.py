@@ -71,7 +71,7 @@ class VllmEngine:
         with BUILDING:
             self._vllm: Any = _build(settings, self._expected, on_cpu)
         self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.rollout.sleep_level)
-        self._memory.move(Residency.OFF, level=2)  # whatever the config says: random weights need no copy
+        self._memory.move(Residency.OFF, level=2)  # at any configured level: random weights need no copy
         self.version: int | None = None
         self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
         self._names = map(str, itertools.count())  # of vLLM's requests

@@ -27,7 +27,7 @@ from rlplace.models.tokenizer import Tokenizer
 
 
 class RewardServer(ThreadingHTTPServer):
-    """Owns the model. Listens from its birth; `serve_forever` answers, `server_close` ends."""
+    """Owns the model. Listens once it is built; `serve_forever` answers, `server_close` ends."""
 
     daemon_threads = True
 

@@ -48,20 +48,10 @@ def _with_sources(problems: Iterable[Problem], sources: Mapping[str, Source]) ->
 def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     if not config.runs:
         for key, (why, fix) in config.missing.items():
-            yield Problem(
-                code="plan-only",
-                key=key,
-                what="is required in a run",
-                why=f"{why}; without it the job is planned only",
-                fix=f"{fix}        (or only plan: dry_run: true)",
-            )
+            why, fix = f"{why}; without it the job is planned only", f"{fix}        (or only plan: dry_run: true)"
+            yield _wrong("plan-only", key, "is required in a run", None, why, fix)
         return
-    engines, rollout, algorithm, actor = (
-        plan.placement.spec("rollout"),
-        config.text_rollout,
-        config.algorithm,
-        config.actor,
-    )
+    rollout, algorithm, actor = config.text_rollout, config.algorithm, config.actor
     yield from not_run("actor", actor)
     if "critic" in config.placed:
         yield from critic_problems(config)
@@ -70,58 +60,51 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     except ModuleNotFoundError as error:  # tokenizers are compared
         why = f"there is no module {error.name}"
         yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
-    each = max((s.accelerators_per_rank for s in engines.segments), default=1)
+    each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
     yield from vllm_support.model_problems(config.model or {}, context=algorithm.longest, tensor_parallel=each)
     if actor.sync.mode == "lora" and actor.lora_rank is None:
-        yield Problem(
-            code="no-factors",
-            key="actor.sync.mode",
-            what="factors alone cannot be sent: there are none",
-            got="mode: lora",
-            why="actor.lora_rank is null, so all weights are trained, and engines would never see it",
-            fix="mode: all        (or actor.lora_rank: 16)",
+        what = "factors alone cannot be sent: there are none"
+        why = "actor.lora_rank is null, so all weights are trained, and engines would never see it"
+        yield _wrong(
+            "no-factors", "actor.sync.mode", what, "mode: lora", why, "mode: all        (or actor.lora_rank: 16)"
         )
-    yield from _parallel_problems(plan)
+    yield from _parallel_problems(plan, rollout.engine)
     cache = vllm_support.cache_problem(rollout.engine, rollout.dtype, rollout.cache)
     if cache is not None:
         yield cache
-    if rollout.engine == "transformers" and each > 1:
-        yield Problem(
-            code="plan-only",
-            key="cluster.component_placement.rollout",
-            what=f"{each} accelerators for one engine are planned, not run, by transformers",
-            got=engines.render(),
-            why="this engine computes on one accelerator; vllm shares a model over several",
-            fix="rollout.engine: vllm        (or one accelerator for each rank)",
-        )
     limits = algorithm.max_prompt_length + algorithm.max_new_tokens
     if algorithm.longest < limits:
-        yield Problem(
-            code="context-too-short",
-            key="algorithm.sequence_length",
-            what=f"shorter than the longest prompt and answer, {limits} tokens together",
-            got=f"sequence_length: {algorithm.longest}",
-            why="it is below max_prompt_length + max_new_tokens",
-            fix=f"sequence_length: {limits}",
-        )
+        what = f"shorter than the longest prompt and answer, {limits} tokens together"
+        got, why = f"sequence_length: {algorithm.longest}", "it is below max_prompt_length + max_new_tokens"
+        fix = f"sequence_length: {limits}"
+        yield _wrong("context-too-short", "algorithm.sequence_length", what, got, why, fix)
 
 
-def _parallel_problems(plan: Plan) -> Iterator[Problem]:
+def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) -> Problem:
+    return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
+
+
+def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
     """Report slices of a model that a run does not make: an engine has one rank, every other rank one accelerator."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
-        declared, each = spec.parallel.tensor_parallel_size, {s.accelerators_per_rank for s in spec.segments}
-        if component == "rollout" and declared > 1 and each != {declared}:
+        each = {1, *(segment.accelerators_per_rank for segment in spec.segments)}
+        declared, most = spec.parallel.tensor_parallel_size, max(each)
+        if component == "rollout" and declared > 1 and {1, declared} != each:
             what = f"{declared} ranks for one engine are planned, not run"
             why = "in a run one rank drives each engine, on all of its accelerators"
             fix = f"accelerators_per_rank: {declared}        (instead of tensor_parallel_size)"
-        elif role_of(component) not in ("rollout", "env", "agent") and max(declared, *each, 1) > 1:
-            what = f"{max(declared, *each)} accelerators for one slice of a model are planned, not run"
+        elif component == "rollout" and engine == "transformers" and most > 1:
+            what = f"{most} accelerators for one engine are planned, not run, by transformers"
+            why = "this engine computes on one accelerator; vllm shares a model over several"
+            fix = "rollout.engine: vllm        (or one accelerator for each rank)"
+        elif role_of(component) not in ("rollout", "env", "agent") and max(declared, most) > 1:
+            what = f"{max(declared, most)} accelerators for one slice of a model are planned, not run"
             why = "a run shards this model over its ranks, of which each computes on one accelerator"
             fix = "one accelerator for each rank: no tensor_parallel_size, no accelerators_per_rank"
         else:
             continue
-        yield Problem(code="plan-only", key=spec.key, what=what, got=spec.text, why=why, fix=fix)
+        yield _wrong("plan-only", spec.key, what, spec.text, why, fix)
 
 
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -147,13 +130,9 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     model = config.model or {}
     written, vocabulary, key = model.get("path"), model.get("vocab_size"), "actor.model.path"
     if not isinstance(written, str):
-        yield Problem(
-            code="missing-key",
-            key=key,
-            what="is required in a run",
-            why="weights, tokenizer and chat template are read from there; keys of its config.json can only be planned",
-            fix="path: models/smollm2        (any Hugging Face folder; scripts/get_model smollm2 makes this one)",
-        )
+        why = "weights, tokenizer and chat template are read from there; keys of its config.json can only be planned"
+        fix = "path: models/smollm2        (any Hugging Face folder; scripts/get_model smollm2 makes this one)"
+        yield _wrong("missing-key", key, "is required in a run", None, why, fix)
         return
     folder = Path(written)
     yield from _weights_problems(folder, key)

@@ -71,14 +71,9 @@ def _config_json(folder: Path, written: str, key: str) -> Mapping[str, object]:
 
 
 def no_folder(folder: Path, written: str, key: str) -> Problem:
-    return Problem(
-        code="no-model-folder",
-        key=key,
-        what="there is no such folder",
-        got=written,
-        why=f"the model and its tokenizer are read from {folder}",
-        fix=_GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>",
-    )
+    why = f"the model and its tokenizer are read from {folder}"
+    fix = _GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
+    return Problem(code="no-model-folder", key=key, what="there is no such folder", got=written, why=why, fix=fix)
 
 
 def not_a_model(what: str, got: str, why: str, fix: str, key: str) -> Problem:

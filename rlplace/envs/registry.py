@@ -88,14 +88,15 @@ def missing_library(why: str, *, got: str, extra: str, key: str = "env.task", of
 
 
 @contextmanager
-def needs(*modules: str, got: str, extra: str) -> Iterator[None]:
-    """Import a library of a task inside; raises ConfigError where it is not installed."""
+def needs(*modules: str, got: str, extra: str, key: str = "env.task", of: str = "the task") -> Iterator[None]:
+    """Use a library inside; raises ConfigError where one of `modules` is not installed: any, where none is named."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in modules:
+        if modules and error.name not in modules:
             raise  # it is there; something that it imports is not
-        raise missing_library(f"there is no module {error.name}", got=got, extra=extra) from error
+        why = f"there is no module {error.name}" if error.name else str(error)
+        raise missing_library(why, got=got, extra=extra, key=key, of=of) from error
 
 
 # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────

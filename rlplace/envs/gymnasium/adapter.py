@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.envs.registry import missing_library
+from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -38,18 +39,12 @@ class GymnasiumAdapter:
         return [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        _require(config)
-        import gymnasium
-
         try:
-            env = _make(config)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise _missing(str(error).splitlines()[0], config) from error
-        except ModuleNotFoundError as error:
-            raise _missing(error.name or str(error), config) from error
+            with _library(config):
+                env = _make(config)
         except (TypeError, ValueError, OSError) as error:
-            if not config.kwargs:
-                raise  # the simulator's own bug
+            if isinstance(error, ConfigError) or not config.kwargs:
+                raise  # without arguments it is the simulator's own bug
             what, why = "the simulator does not take these arguments", f"{config.id}: {error}"
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
             raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
@@ -61,21 +56,23 @@ class GymnasiumAdapter:
     def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
         from rlplace.envs.gymnasium.vector import GymnasiumVector
 
-        _require(config)
-        return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
+        with _library(config):
+            return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
 
 
-def _require(config: SimulatorEnvConfig) -> None:
-    """Raise ConfigError unless the library is installed and knows the id."""
-    try:
-        import gymnasium  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "gymnasium":
-            raise
-        raise _missing("gymnasium", config) from error
-    problems = [*_id_problems(config.id), *_reserved_problems(config)]
-    if problems:
-        raise ConfigError(problems)
+@contextmanager
+def _library(config: SimulatorEnvConfig) -> Iterator[None]:
+    """Make environments inside. Raises ConfigError: a library that is missing, an unknown id or argument."""
+    with needs(got=config.id, extra="envs", key="env.id", of="the simulator"):
+        import gymnasium
+
+        problems = [*_id_problems(config.id), *_reserved_problems(config)]
+        if problems:
+            raise ConfigError(problems)
+        try:
+            yield
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
@@ -83,10 +80,6 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     import gymnasium
 
     return gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
-
-
-def _missing(why: str, config: SimulatorEnvConfig) -> ConfigError:
-    return missing_library(why, got=config.id, extra="envs", key="env.id", of="the simulator")
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
@@ -120,19 +113,14 @@ def _id_problems(name: str) -> Sequence[Problem]:
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
-    return [
-        Problem(
-            code="reserved-simulator-kwarg",
-            key=f"env.kwargs.{name}",
-            what="is not an argument of the simulator",
-            got=f"{name}: {config.kwargs[name]}",
-            span=(0, len(name)),
-            why=f"{key} sets it" if key else "environments are always built unchecked",
-            fix=f"remove it here and set {key}" if key else "remove it",
-        )
-        for name, key in _RESERVED.items()
-        if name in config.kwargs
-    ]
+    problems: list[Problem] = []
+    for name in (name for name in _RESERVED if name in config.kwargs):
+        key, got, what = _RESERVED[name], f"{name}: {config.kwargs[name]}", "is not an argument of the simulator"
+        why = f"{key} sets it" if key else "environments are always built unchecked"
+        fix = f"remove it here and set {key}" if key else "remove it"
+        where = f"env.kwargs.{name}"
+        problems += ConfigError.of("reserved-simulator-kwarg", where, what, got, why, fix, span=(0, len(name))).problems
+    return problems
 
 
 def _spaces(env: gymnasium.Env[Any, Any], limit: int | None) -> Spaces:

@@ -93,12 +93,16 @@ def test_without_gymnasium_a_plan_is_possible_and_a_run_is_not(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert not check(config())
     found = problem(config())
-    assert (found.code, found.why, found.fix) == ("missing-library", "gymnasium", "pip install 'rlplace[envs]'")
+    assert (found.code, found.why, found.fix) == (
+        "missing-library",
+        "there is no module gymnasium",
+        "pip install 'rlplace[envs]'",
+    )
 
 
 def test_a_simulator_whose_library_is_missing() -> None:
     found = problem(config("tests.gyms:NeedsAbsent-v0"))
-    assert (found.code, found.why) == ("missing-library", "no_such_simulator_library")
+    assert (found.code, found.why) == ("missing-library", "there is no module no_such_simulator_library")
 
 
 def test_arguments_the_simulator_does_not_take() -> None:

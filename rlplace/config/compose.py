@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlplace.config.kinds import value_at
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -46,6 +47,7 @@ class CommandLine:
     overrides: Sequence[str]
     name: str | None  # of the config
     folders: Sequence[Path]  # where configs, clusters and models are looked for: the user's, then the shipped one
+    root: Path  # the first of them that has the config
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
@@ -60,18 +62,15 @@ class CommandLine:
         parser.add_argument("overrides", nargs="*")
         flags = parser.parse_intermixed_args(argv)
         own = [Path(folder).resolve() for folder in (flags.config_dir, flags.config_path) if folder]
-        chosen = flags.config_name and flags.config_name.removesuffix(".yaml")
-        return cls(flags, flags.overrides, chosen, [*own, CONFIG_DIR])
+        name = flags.config_name and flags.config_name.removesuffix(".yaml")
+        folders = [*own, CONFIG_DIR]
+        root = next((folder for folder in folders if (folder / f"{name}.yaml").is_file()), folders[0])
+        return cls(flags, flags.overrides, name, folders, root)
 
     @property
     def swept(self) -> bool:
         """Whether a comma in an override means several runs."""
         return bool(self.flags.multirun) or "hydra.mode=MULTIRUN" in self.overrides
-
-    @property
-    def root(self) -> Path:
-        """The first folder that has the config."""
-        return next((folder for folder in self.folders if (folder / f"{self.name}.yaml").is_file()), self.folders[0])
 
     @property
     def file(self) -> Path:
@@ -154,7 +153,9 @@ def _composed(name: str | None, overrides: list[str]) -> Composed:
 
 def _join_names(mapping: dict[Any, Any]) -> None:
     """Give overrides of `reward.<name>` in the placement to that component: Hydra takes its dot for a block."""
-    placement = (mapping.get("cluster") or {}).get("component_placement") or {}
+    placement = value_at(mapping, "cluster.component_placement")
+    if not isinstance(placement, dict):
+        return
     for component in [key for key in placement if "." in str(key)]:
         role, _, name = component.partition(".")
         if isinstance(block := placement.get(role), dict) and name in block:

@@ -168,7 +168,7 @@ class TextRolloutConfig:
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
-        "share of each accelerator; auto: what others leave", 0.6, above=0, maximum=1
+        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1
     )
     kv_cache_memory: int | None = knob("bytes of the KV cache; null: what is left of the share", None, unit="bytes")
     dtype: Dtype = knob("of weights and computation", "bf16")
@@ -223,9 +223,7 @@ class SyncConfig:
     verify: Literal["checksum", "logprobs"] = lm_knob(
         "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine", "checksum"
     )
-    through_host: bool = lm_knob(
-        "send through host memory on GPUs too, as all modes but all do: slower, less memory", False
-    )
+    through_host: bool = lm_knob("through the host on GPUs too, as other modes than all: slower, less memory", False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +257,7 @@ class TrainedConfig:
 class ActorConfig(TrainedConfig):
     """The policy."""
 
-    ema_decay: float | None = lm_knob(
-        "keep an average of the weights with this decay; null: none", None, above=0, below=1
-    )
+    ema_decay: float | None = lm_knob("decay of an average of the weights; null: none is kept", None, above=0, below=1)
     sync: SyncConfig = block(SyncConfig)
 
 
@@ -396,7 +392,7 @@ class RunnerConfig:
     stage_timeout_s: float = knob("longest time one stage may take", 3600.0, above=0, mlp=600.0)
     channel_timeout_s: float = knob("longest wait for one item of a channel", 1800.0, above=0, mlp=120.0)
     watchdog_s: float = knob(
-        "report the waiting components after so long without progress; 0: never", 300.0, minimum=0, mlp=30.0
+        "report which component waits for which when nothing moves for so long; 0: never", 300.0, minimum=0, mlp=30.0
     )
 
 

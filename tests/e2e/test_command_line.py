@@ -11,7 +11,6 @@ import pytest
 
 from rlplace import plan, train
 from rlplace.config import compose
-from rlplace.placement.machines.topology import DECLARED
 
 CONFIGS = sorted(compose.config_names())
 ROOT = Path(__file__).parents[2]
@@ -31,6 +30,7 @@ def problem_codes(text: str) -> list[str]:
         (["--config-name", "hybrid_ppo", "=3"], ["bad-config"]),
         (["--config-name", "hybrid_ppo", "actor.model.hiden=[8]"], ["unknown-override"]),
         (["--config-name", "hybrid_ppo", "zzz=1"], ["unknown-key"]),
+        (["--config-name", "hybrid_ppo", "++cluster=3"], ["bad-config"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actr=0-1"], ["unknown-component"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-1,4-5"], ["override-is-sweep"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-8"], ["accelerator-out-of-range"]),
@@ -72,16 +72,10 @@ def test_a_config_of_ones_own_goes_before_a_shipped_one(flag: str, tmp_path: Pat
 
 
 def test_a_sweep_composes_every_combination() -> None:
-    words = [
-        "-m",
-        "algorithm.gamma=0.5,0.6",
-        "--config-name",
-        "hybrid_ppo",
-        "cluster=48xA100,8xH100",
-        "hydra.run.dir=x",
-    ]
-    found = [(c.mapping["algorithm"]["gamma"], len(c.mapping["cluster"]["nodes"])) for c in compose.with_hydra(words)]
-    assert found == [(0.5, 1), (0.5, 1), (0.6, 1), (0.6, 1)]
+    swept = ["algorithm.gamma=0.5,0.6", "cluster=48xA100,8xH100"]
+    composed = compose.with_hydra(["-m", "--config-name", "hybrid_ppo", *swept, "hydra.run.dir=x"])
+    found = [(c.mapping["algorithm"]["gamma"], c.mapping["cluster"]["num_nodes"]) for c in composed]
+    assert found == [(0.5, 6), (0.5, 1), (0.6, 6), (0.6, 1)]
 
 
 def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,8 +190,9 @@ def test_what_can_be_planned_and_not_run_is_said_by_both(words: list[str], capsy
     assert set(problem_codes(refused)) <= set(problem_codes(planned))
 
 
-def test_a_plan_may_be_read_in_part() -> None:
-    command = [sys.executable, "-m", "rlplace.train", "--config-name", "hybrid_ppo", "dry_run=true"]
+@pytest.mark.parametrize("words", [["train", "dry_run=true"], ["plan", "--format", "html"]], ids=" ".join)
+def test_a_plan_may_be_read_in_part(words: list[str]) -> None:
+    command = [sys.executable, "-m", f"rlplace.{words[0]}", "--config-name", "hybrid_ppo", *words[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
         assert reading.stdout is not None
         reading.stdout.close()
@@ -233,12 +228,3 @@ def test_planning_imports_nothing_heavy(call: str, name: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
-
-
-def test_the_order_of_several_nodes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main(["--config-name", "hybrid_ppo"]) == 0
-    assert "numbered" not in capsys.readouterr().out, "one node has no order"
-    assert plan.main(["--config-name", "hybrid_ppo", "cluster.num_nodes=2"]) == 0
-    second = capsys.readouterr().out.splitlines()[1]
-    assert second == f"nodes are numbered {DECLARED}"
-    assert len(second) <= 100

@@ -134,12 +134,8 @@ ROLLOUT = "cluster.component_placement.rollout"
     [
         ({"algorithm": {"max_new_tokens": 64}}, "context-too-long", "rollout"),
         ({"algorithm": {"sequence_length": 20}}, "context-too-short", "algorithm.sequence_length"),
-        (
-            {"cluster": LINE, "rollout": {"engine": "vllm"}},
-            "tensor-parallel-heads",
-            "cluster.component_placement.rollout",
-        ),
-        ({"cluster": LINE}, "plan-only", "cluster.component_placement.rollout"),
+        ({"cluster": LINE, "rollout": {"engine": "vllm"}}, "tensor-parallel-heads", ROLLOUT),
+        ({"cluster": LINE}, "plan-only", ROLLOUT),
         ({"actor": {"optimizer": {"kind": "sgd"}}}, "plan-only", "actor.optimizer.kind"),
         ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),
         ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),

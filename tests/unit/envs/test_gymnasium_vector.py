@@ -62,17 +62,6 @@ def test_the_time_limit_counts_from_each_reset() -> None:
     assert [bool(envs.step(ZEROS).truncated[0]) for _ in range(3)] == [False, False, True]
 
 
-def test_final_observations_are_of_the_cut_rows_in_row_order() -> None:
-    ends = [{"truncate_at": 1}, {"terminate_at": 1}, {}, {"truncate_at": 1}]
-    envs = GymnasiumVector([Script(**how) for how in ends], max_episode_steps=None)
-    luck = envs.reset([3, 4, 5, 6])[:, 2]
-    result = envs.step(np.zeros(4, np.int64))
-    assert result.truncated.tolist() == [True, False, False, True]
-    assert result.terminated.tolist() == [False, True, False, False]
-    assert result.final_observations[:, 2].tolist() == [luck[0], luck[3]]
-    assert result.observations[:, 0].tolist() == [2, 2, 1, 2]
-
-
 def test_all_arrays_have_the_types_and_shapes_of_the_contract() -> None:
     envs = vector(rows=3, truncate_at=1)
     assert vector(dtype="uint8").reset([0]).dtype == envs.reset([0, 1, 2]).dtype == np.float32
@@ -80,17 +69,11 @@ def test_all_arrays_have_the_types_and_shapes_of_the_contract() -> None:
     before = result.observations.copy()
     envs.step(np.ones(3, np.int64))
     assert np.array_equal(result.observations, before), "the arrays belong to the caller"
-    kinds = {
-        name: (getattr(result, name).dtype, getattr(result, name).shape)
-        for name in ("observations", "rewards", "terminated", "truncated", "final_observations")
-    }
-    assert kinds == {
-        "observations": (np.float32, (3, 4)),
-        "rewards": (np.float32, (3,)),
-        "terminated": (np.bool_, (3,)),
-        "truncated": (np.bool_, (3,)),
-        "final_observations": (np.float32, (3, 4)),
-    }
+    assert {a.dtype for a in (result.observations, result.rewards, result.final_observations)} == {np.dtype("f4")}
+    assert result.observations.shape == result.final_observations.shape == (3, 4)
+    for each in (result.rewards, result.terminated, result.truncated):
+        assert each.shape == (3,)
+    assert result.terminated.dtype == result.truncated.dtype == np.bool_
 
 
 def test_discrete_actions_count_from_the_spaces_first() -> None:

@@ -32,6 +32,10 @@ def shout(transcript: Transcript, *, loud: float = 1.0) -> float:
     return loud
 
 
+def brevity(prompts: list[str], answers: list[str]) -> list[float]:
+    return [-float(len(answer)) for answer in answers]
+
+
 ECHO, SHOUT = f"{__name__}:Echo", f"{__name__}:shout"
 
 
@@ -61,8 +65,10 @@ def test_tasks_and_rewards_of_your_own() -> None:
     assert task.episode(0).prompt == "no/train"
     (reward,) = find_rewards([RewardFunctionConfig(name=SHOUT, weight=2.0, kwargs={"loud": 3})], task)
     assert (reward.name, reward.weight, reward.trusted) == ("shout", 2.0, False)
-    transcript = Transcript(prompt="", answers=(), replies=(), facts={}, tokens=0, truncated=False)
+    transcript = Transcript(prompt="", answers=("yes",), replies=(), facts={}, tokens=0, truncated=False)
     assert reward.function()(transcript) == 3
+    (reward,) = find_rewards([RewardFunctionConfig(name=f"{__name__}:brevity")], task)
+    assert (reward.trusted, reward.function()(transcript)) == (False, -3)
 
 
 def test_without_rewards_the_task_s_own_count() -> None:

@@ -141,11 +141,9 @@ ROLLOUT = "cluster.component_placement.rollout"
         ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),
         ({"env": {"task": "arithmetics"}}, "unknown-task", "env.task"),
         ({"env": {"rewards": [{"name": "math_anwser"}]}}, "unknown-reward", "env.rewards[0].name"),
-        ({"rollout": {"dtype": "fp32"}}, None, None),
         ({"rollout": {"dtype": "fp32", "cache_dtype": "bf16"}}, "cache-dtype", "rollout.cache_dtype"),
         ({"rollout": {"cache_dtype": "fp8"}}, "cache-dtype", "rollout.cache_dtype"),
         ({"rollout": {"cache_dtype": "fp8", "engine": "vllm"}}, None, None),
-        ({"rollout": {"cache_dtype": "fp16", "engine": "vllm"}}, "cache-dtype", "rollout.cache_dtype"),
     ],
     ids=str,
 )

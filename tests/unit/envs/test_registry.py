@@ -72,7 +72,6 @@ def test_an_unknown_simulator(name: str, span: tuple[int, int], fix: str) -> Non
     ("name", "what", "fix"),
     [
         ("gymnasum", "unknown simulator library, did you mean 'gymnasium'?", "kind: gymnasium"),
-        ("qqqq", "unknown simulator library", "kind: gymnasium"),
         ("no_such_module:Adapter", "no simulator library can be found there", None),
         ("tests.gyms:NoSuchAdapter", "no simulator library can be found there", None),
     ],

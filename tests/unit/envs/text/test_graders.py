@@ -99,10 +99,9 @@ def test_a_failure_in_a_process_names_its_function(rewards: list[Reward], code: 
 
 
 def test_a_failure_here_shows_the_sample_and_its_answer() -> None:
-    problem = failure(InlineGrader([reward("not_a_number")]))
-    assert (problem.code, problem.got) == ("reward-not-finite", "'yes'")
-    assert problem.what == "returned nan, for sample 1 of group 4"
-    assert (failure(InlineGrader([reward("not_a_number")]), "a" * 5000).got or "").endswith("(5000 characters)'")
+    problem = failure(InlineGrader([reward("not_a_number")]), "a" * 5000)
+    assert (problem.code, problem.what) == ("reward-not-finite", "returned nan, for sample 1 of group 4")
+    assert (problem.got or "").endswith("(5000 characters)'")
     problem = failure(InlineGrader([Reward(name="score", written="score")]))
     assert (problem.code, problem.why) == ("reward-raised", "the task gives no fact 'score'; its facts: none")
 

@@ -157,6 +157,11 @@ def test_an_override_of_an_unknown_key_is_refused(
     assert f"    fix: {fix}\n" in err
 
 
+def test_a_placement_that_is_no_block_is_refused(mine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([*mine, "cluster.component_placement=0.5"]) == 2
+    assert problem_codes(capsys.readouterr().err) == ["wrong-type"]
+
+
 TEXT = ["--config-name", "rlhf_tiny"]
 PARALLEL = "cluster.component_placement.actor={placement: 0-1, tensor_parallel_size: 2}"
 

@@ -233,12 +233,12 @@ class QueueMachine:
             self._confirm(get)
             self._wake(t.PUTTERS, self._credit(), now)
 
-    def restore(self, get: Get, payloads: Iterable[Any], now: float) -> None:
+    def restore(self, get: Get, now: float) -> None:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
         words, line = self.words, get.key + t.K_ITEMS
         if words[t.BROKEN]:
             return
-        for payload, (_, weight, version) in reversed(list(zip(payloads, get.taken, strict=True))):
+        for payload, weight, version in reversed(get.taken):
             entry = self._hold(get.owner, get.key, weight, version)
             self.store.place(entry, payload)
             words[entry + t.E_STATE] = t.IN_LINE

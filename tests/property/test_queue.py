@@ -67,9 +67,8 @@ class RandomWalk(RuleBasedStateMachine):
         if arrives:
             self.queue.confirm(get, self.now)
             return
-        payloads = [payload for payload, _, _ in get.taken]
-        self.lines[get.key_name][:0] = [item for (item,) in payloads]
-        self.queue.restore(get, payloads, self.now)
+        self.lines[get.key_name][:0] = [item for (item,), _, _ in get.taken]
+        self.queue.restore(get, self.now)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), fills=st.booleans())

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import zmq
 
-from rlplace.comm import codec
 from rlplace.comm.network import wire
 from rlplace.comm.network.auth import Authenticator, Keys
 from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Reply, Request
@@ -35,11 +34,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """Kept until the client has it: sent again when it asks again, undone when it is gone."""
+    """Kept until the client has it: sent again when it asks again."""
 
     envelope: bytes
     frames: Sequence[Frame] = ()
-    taken: tuple[SharedChannel, Get, list[codec.Packed]] | None = None  # what it holds, and the end that took it
 
 
 class Session:
@@ -53,32 +51,31 @@ class Session:
         self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
         self.answers: dict[int, Answer] = {}
-        self.reservations: dict[int, tuple[SharedChannel, Put]] = {}  # credit that is neither filled nor withdrawn
+        # Credit that is neither filled nor withdrawn, items that have not arrived; by serial.
+        self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def done(self, serials: Iterable[int]) -> None:
         """The client has these answers."""
         for serial in serials:
-            answer = self.answers.pop(serial, None)
-            if answer is not None and answer.taken is not None:
-                end, get, _ = answer.taken
-                _settle(end, end.confirm, get)
+            self.answers.pop(serial, None)
+            end, request = self.held.get(serial, (None, None))
+            if end is not None and isinstance(request, Get):
+                del self.held[serial]
+                _settle(end, end.confirm, request)
 
     def withdraw(self, serial: int) -> None:
         """The client waits for this no longer: nothing stays taken or reserved for it."""
         task = self.performing.pop(serial, None)
         if task is not None:
             task.cancel()
-        if serial in self.reservations:
-            end, put = self.reservations.pop(serial)
-            _settle(end, end.withdraw, put)
-        answer = self.answers.pop(serial, None)
-        if answer is not None and answer.taken is not None:
-            end, get, packed = answer.taken
-            _settle(end, end.restore, get, packed)
+        self.answers.pop(serial, None)
+        if serial in self.held:
+            end, request = self.held.pop(serial)
+            _settle(end, end.give_back, request)
 
     def withdraw_all(self) -> None:
-        for serial in sorted({*self.performing, *self.reservations, *self.answers}, reverse=True):
+        for serial in sorted({*self.performing, *self.held, *self.answers}, reverse=True):
             self.withdraw(serial)  # the last that was taken first, so that the front of a line is as it was
 
     def died(self) -> None:
@@ -272,17 +269,18 @@ class ChannelServer:
         if request.method == "put":
             put = await end.put_packed(*request.arguments)
             if put.entry:
-                session.reservations[request.serial] = end, put
+                session.held[request.serial] = end, put
         elif request.method == "fill":
             reserved, marks = request.arguments
-            assert reserved in session.reservations, "a client fills what it reserved, once"
             (packed,) = wire.disclose(marks, frames)
-            holder, put = session.reservations.pop(reserved)
-            holder.fill(put, packed)
+            holder, credit = session.held.pop(reserved)
+            assert isinstance(credit, Put), "a client fills what it reserved, once"
+            holder.fill(credit, packed)
         elif request.method == "get":
-            get, items = await end.take(*request.arguments)
-            marks, taken = wire.enclose(items, self._keys.frame_bytes)
-            return Answer(wire.pack(Reply(request.serial, marks=marks)), taken, (end, get, items))
+            get = await end.take(*request.arguments)
+            session.held[request.serial] = end, get
+            marks, taken = wire.enclose((packed for packed, _, _ in get.taken), self._keys.frame_bytes)
+            return Answer(wire.pack(Reply(request.serial, marks=marks)), taken)
         else:
             assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)

@@ -12,7 +12,6 @@ import os
 import pickle
 import time
 import urllib.parse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,7 @@ class SharedChannel(QueueEnd):
                 raise
         finally:
             if put.entry:  # the data never came
-                self.withdraw(put)
+                self.give_back(put)
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
         taken, open_ = self._take(limit, key, patience_s), self._attachment.store.open
@@ -203,7 +202,7 @@ class SharedChannel(QueueEnd):
     async def put_packed(
         self, packed: codec.Packed | None, key: str, weight: float, version: int | None, patience_s: float | None
     ) -> Put:
-        """An item. None: credit for one whose data is still on its way, to be filled or withdrawn."""
+        """An item. None: credit for one whose data is still on its way: `fill` it or `give_back`."""
         attachment = self._attachment
         small = packed is not None and attachment.store.is_small(packed)
         put = Put(self.owner, key, weight, version, packed if small else None)
@@ -212,28 +211,29 @@ class SharedChannel(QueueEnd):
             self.fill(put, packed)
         return put
 
-    def withdraw(self, put: Put) -> None:
-        """The item will never come."""
-        self._attachment.undo(self._attachment.queue.cancel, put, time.monotonic())
-
-    async def take(self, limit: float | None, key: str, patience_s: float | None) -> tuple[Get, list[codec.Packed]]:
-        """Items for a client that may never receive them: `confirm` or `restore` them."""
+    async def take(self, limit: float | None, key: str, patience_s: float | None) -> Get:
+        """Packed items for a client that may never receive them: `confirm` them or `give_back`."""
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(self._attachment.queue.get, get, patience_s)
         try:
-            return get, [self._attachment.store.packed(payload) for payload, _, _ in get.taken]
+            get.taken = [(self._attachment.store.packed(p), weight, version) for p, weight, version in get.taken]
         except BaseException:
             self.confirm(get)  # they are lost, the room that they had is not
             raise
+        return get
 
     def confirm(self, get: Get) -> None:
-        """The client has them."""
+        """The client has the items."""
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
-    def restore(self, get: Get, items: Sequence[codec.Packed]) -> None:
-        """No client received them: they go back to the front of their line."""
-        again = [self._attachment.store.write(packed) for packed in items]
-        self._attachment.undo(self._attachment.queue.restore, get, again, time.monotonic())
+    def give_back(self, request: Put | Get) -> None:
+        """The item that has credit will never come; no client received what was taken: it goes to the front again."""
+        attachment = self._attachment
+        if isinstance(request, Put):
+            attachment.undo(attachment.queue.cancel, request, time.monotonic())
+            return
+        request.taken = [(attachment.store.write(p), weight, version) for p, weight, version in request.taken]
+        attachment.undo(attachment.queue.restore, request, time.monotonic())
 
     def died(self) -> None:
         """The process of this end's owner has ended or cannot be reached any more."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network.server import Answer, Session
+from rlplace.comm.network.server import Session
+from rlplace.comm.queue import Get
 
 
 class End:
@@ -23,7 +24,7 @@ class End:
     def confirm(self, get: object) -> None:
         self._end("confirmed")
 
-    def restore(self, get: object, items: object) -> None:
+    def give_back(self, get: object) -> None:
         self._end("restored")
 
     def break_(self, why: str) -> None:
@@ -34,8 +35,8 @@ class End:
 def answered(log: list[str], *serials: int, fails: int = 0) -> Session:
     session = Session(b"c")
     for serial in serials:
-        taken: Any = End(str(serial), log, fails=serial == fails), None, []
-        session.answers[serial] = Answer(envelope=b"%d" % serial, taken=taken)
+        end: Any = End(str(serial), log, fails=serial == fails)
+        session.held[serial] = end, Get("rollout rank 0", "", None, remote=True)
     return session
 
 

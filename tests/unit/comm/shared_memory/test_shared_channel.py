@@ -160,7 +160,7 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     def reserve() -> Put:
         return asyncio.run(channel.put_packed(None, "a", 1.0, None, 1.0))
 
-    channel.withdraw(reserve())
+    channel.give_back(reserve())
     put = reserve()
     assert channel.stats().depth_by_key == {"a": 1}
     with pytest.raises(ChannelFull):
@@ -171,7 +171,7 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
     channel.break_("the run ends")
     with pytest.raises(ChannelBroken):
         channel.fill(broken, codec.Packer(1000).pack(item))
-    channel.withdraw(broken)
+    channel.give_back(broken)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
@@ -180,10 +180,10 @@ def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, 
     for i in range(2):
         channel.put(np.full(size, i), weight=3.0)
 
-    get, items = asyncio.run(channel.take(6.0, "", None))
-    assert [codec.unpack(packed)[0] for packed in items] == [0, 1]
+    get = asyncio.run(channel.take(6.0, "", None))
+    assert [codec.unpack(packed)[0] for packed, _, _ in get.taken] == [0, 1]
     channel.put(np.full(size, 2))
-    channel.restore(get, items)
+    channel.give_back(get)
     stats = channel.stats()
     assert (stats.depth_items, stats.gets) == (3, 0)
     assert [channel.get()[0] for _ in range(3)] == [0, 1, 2]

@@ -108,13 +108,13 @@ def _simulator_channels(
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
     whole iteration must fit. Weights are taken while they are put.
     """
-    asked, told = routes.observations.shares, routes.trajectories.shares
-    pieces = f"{len(asked)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
+    observed, gathered = routes.observations.shares, routes.trajectories.shares
+    pieces = f"{len(observed)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
     answer, kept = "one answer for each observation", "all pieces of an iteration wait there for learn"
     for name, source, target, sources, targets, each, groups, why in (
-        ("observations", "env", "rollout", asked.sources, asked.targets, stage_groups, 0, pieces),
-        ("actions", "rollout", "env", asked.targets, asked.sources, stage_groups, stage_groups, answer),
-        ("trajectories", "env", "actor", told.sources, told.targets, 1, 0, kept),
+        ("observations", "env", "rollout", observed.sources, observed.targets, stage_groups, 0, pieces),
+        ("actions", "rollout", "env", observed.targets, observed.sources, stage_groups, stage_groups, answer),
+        ("trajectories", "env", "actor", gathered.sources, gathered.targets, 1, 0, kept),
     ):
         counts = Counter(targets)
         waiting = [counts[rank] * each for rank in range(placement.world_size(target))]

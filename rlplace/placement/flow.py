@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlplace.placement.language.spec import RankLocations
@@ -111,17 +111,7 @@ def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stag
 def block_edges(rows: int, ranks: int) -> list[int]:
     """Rank r holds rows edges[r]..edges[r+1]-1; the first `rows % ranks` ranks hold one row more."""
     least, more = divmod(rows, ranks)
-    turn = more * (least + 1)  # the row from which on blocks are smaller
-    return [*range(0, turn, least + 1), *(range(turn, rows + 1, least) if least else repeat(turn, ranks - more + 1))]
-
-
-def _holders(starts: Sequence[int], rows: int, ranks: int) -> array[int]:
-    """The rank that holds each of these rows, ascending, when `ranks` hold blocks as in `block_edges`."""
-    least, more = divmod(rows, ranks)
-    turn = more * (least + 1)
-    at = bisect_left(starts, turn)
-    larger, smaller = (s // (least + 1) for s in starts[:at]), (more + (s - turn) // least for s in starts[at:])
-    return array("l", [*larger, *smaller])
+    return [rank * least + min(rank, more) for rank in range(ranks + 1)]
 
 
 def transport_between(sources: RankLocations, source: int, targets: RankLocations, target: int) -> Transport:
@@ -137,12 +127,12 @@ def transport_between(sources: RankLocations, source: int, targets: RankLocation
 
 def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int, name: str = "") -> Route:
     """Both sides cut the rows into neighbouring blocks; each common piece of two blocks is one share."""
-    givers, takers = placement.world_size(source), placement.world_size(target)
-    edges = sorted({*block_edges(rows, givers), *block_edges(rows, takers)})
-    sources, targets = _holders(edges[:-1], rows, givers), _holders(edges[:-1], rows, takers)
+    blocks = [block_edges(rows, placement.world_size(component)) for component in (source, target)]
+    edges = sorted({*blocks[0], *blocks[1]})
+    holders = [array("l", (bisect_right(block, start) - 1 for start in edges[:-1])) for block in blocks]
     shares = Shares(
-        sources=sources,
-        targets=targets,
+        sources=holders[0],
+        targets=holders[1],
         edges=edges,
         origin=placement.locations(source),
         destination=placement.locations(target),
@@ -153,26 +143,21 @@ def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, 
 def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
     """One row to each target rank, from a source on its accelerator, else on its node, else from any; in rotation."""
     givers, takers = placement.locations(source), placement.locations(target)
-    common = placement.shared(source, target)
-    on_accelerator: defaultdict[int, list[int]] = defaultdict(list)
-    on_node: defaultdict[int, list[int]] = defaultdict(list)
+
+    def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
+        """Those of one rank, from near to far."""
+        return (*(("accelerator", a) for a in range(first, first + count)), ("node", node), ("cluster", 0))
+
+    near: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # source ranks by the place that they are at
     for rank, (node, first, count) in enumerate(zip(givers.node, givers.first, givers.count, strict=True)):
-        on_node[node].append(rank)
-        for accelerator in range(first, first + count) if common else ():
-            on_accelerator[accelerator].append(rank)
-    everywhere = range(len(givers.node))
-    given: Counter[tuple[str, int]] = Counter()  # by the accelerator or node whose sources take turns
+        for place in places(node, first, count):
+            near[place].append(rank)
+    given: Counter[tuple[str, int]] = Counter()  # by the place whose sources take turns
     sources = array("l")
     for node, first, count in zip(takers.node, takers.first, takers.count, strict=True):
-        here = next((a for a in range(first, first + count) if a in on_accelerator), None)
-        near: Sequence[int] = everywhere
-        place = ("cluster", 0)
-        if here is not None:
-            place, near = ("accelerator", here), on_accelerator[here]
-        elif node in on_node:
-            place, near = ("node", node), on_node[node]
-        sources.append(near[given[place] % len(near)])
-        given[place] += 1
+        nearest = next(place for place in places(node, first, count) if place in near)
+        sources.append(near[nearest][given[nearest] % len(near[nearest])])
+        given[nearest] += 1
     ranks = len(takers.node)
     shares = Shares(sources=sources, targets=range(ranks), edges=range(ranks + 1), origin=givers, destination=takers)
     return Route(name="weights", source=source, target=target, rows=ranks, shares=shares)

@@ -47,9 +47,9 @@ def _along(plan: Plan, route: Route) -> Transfer:
     amount = amounts.get(route.name, f"{route.rows} rows")
     if route.name == "observations":
         amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
-    ways = route.shares.transports()
+    transports = route.shares.transports()
     return Transfer(
-        name=route.name, source=route.source, target=route.target, amount=amount, transports=ways, route=route
+        name=route.name, source=route.source, target=route.target, amount=amount, transports=transports, route=route
     )
 
 

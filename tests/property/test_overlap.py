@@ -24,10 +24,10 @@ def test_staleness_is_bounded_whatever_the_pace(ahead: int, pushes: list[bool]) 
             stage.push(version)
     assert learned == ITERATIONS
     held, begun = -1, []
-    for told in stage.log:
-        if told.startswith("rollout pull_weights"):
-            held = int(told.split()[-1])
-        elif told.startswith("rollout generate"):
-            begun.append(int(told.split()[-1]))
+    for call in stage.log:
+        if call.startswith("rollout pull_weights"):
+            held = int(call.split()[-1])
+        elif call.startswith("rollout generate"):
+            begun.append(int(call.split()[-1]))
             assert begun[-1] - held <= ahead  # learned by the version of the same number
     assert begun == list(range(ITERATIONS))

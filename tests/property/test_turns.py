@@ -16,7 +16,7 @@ ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b
 
 
 @st.composite
-def stretches(draw: st.DrawFn) -> str:
+def intervals(draw: st.DrawFn) -> str:
     start = draw(st.integers(0, ACCELERATORS - 1))
     return f"{start}-{draw(st.integers(start, ACCELERATORS - 1))}"
 
@@ -24,7 +24,7 @@ def stretches(draw: st.DrawFn) -> str:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[HybridComponentPlacement, dict[str, bool]]:
     optional = [c for c in ROLES[3:] if draw(st.booleans())]
-    block = {c: draw(stretches()) for c in (*ROLES[:3], *optional)}
+    block = {c: draw(intervals()) for c in (*ROLES[:3], *optional)}
     block |= {c: "cpu" for c in optional if c.startswith("reward") and draw(st.booleans())}
     topology = Topology.uniform(1, ACCELERATORS)
     return HybridComponentPlacement({"component_placement": block}, topology), {c: draw(st.booleans()) for c in block}
@@ -39,7 +39,7 @@ def declared(placement: HybridComponentPlacement) -> Needs:
 
 
 @given(cases())
-def test_who_works_is_resident_and_alone_where_it_takes_turns(
+def test_active_components_are_resident_and_alone_where_they_take_turns(
     case: tuple[HybridComponentPlacement, dict[str, bool]],
 ) -> None:
     placement, offload = case
@@ -60,7 +60,7 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     plan = derived(placement, offload)
     needs = declared(placement)
     wanted = Counter((stage, c) for stage in needs.stages for c in needs.residency[stage])
-    done = Counter((base_stage(stage), c) for stage, works in plan.active.items() for c in works)
+    done = Counter((base_stage(stage), c) for stage, active in plan.active.items() for c in active)
     early = Counter(c for stage, c in (done - wanted) if stage == "rollout")
     assert done - wanted == Counter({("rollout", c): 1 for c in early})
     assert wanted - done == Counter({("infer", c): 1 for c in early})

@@ -55,7 +55,7 @@ def memory_case(
     Raises ConfigError for a model that cannot be read, PlacementError for `gpu_memory_utilization: auto` where no
     memory is known.
     """
-    components, policy = plan.placement.components, PolicyShape(weights=(), buffer_numbers=0)
+    components, policy = plan.placement.components, PolicyShape(weights=(), buffer_bytes=0)
     if spaces is not None and config.kind == "mlp":
         normalize = config.algorithm.normalize_observations
         policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)

@@ -295,15 +295,11 @@ class PolicyShape:
     """Parameters in float32 and the buffers of the observation normaliser in float64."""
 
     weights: tuple[Weight, ...]
-    buffer_numbers: int
+    buffer_bytes: int
 
     @property
     def parameters_bytes(self) -> int:
         return _FLOAT32 * sum(w.elements for w in self.weights)
-
-    @property
-    def buffer_bytes(self) -> int:
-        return self.buffer_numbers * _FLOAT64
 
     @property
     def weights_bytes(self) -> int:
@@ -322,7 +318,8 @@ def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observatio
             weights.append(Weight(name=f"{name}.{2 * at}.bias", shape=(width,)))
     if not isinstance(actions, Choices):
         weights.append(Weight(name="log_std", shape=(outputs,)))
-    return PolicyShape(weights=tuple(weights), buffer_numbers=1 + 2 * size if normalize_observations else 0)
+    buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
+    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +339,7 @@ class PolicyTrainingDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
             working={
-                **_syncing(self.sync, self.policy),
+                "sync": {Part.SYNC: self.sync.working(self.policy.weights_bytes)},
                 "learn": {Part.GATHERED: whole, Part.GRADIENTS: whole},
             },
             host=host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state),
@@ -362,10 +359,5 @@ class PolicyRolloutDemand:
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working=_syncing(self.sync, self.policy),
+            working={"sync": {Part.SYNC: self.sync.working(self.policy.weights_bytes)}},
         )
-
-
-def _syncing(sync: DeviceSync, policy: PolicyShape) -> dict[str, Bytes]:
-    size = sync.working(policy.weights_bytes)
-    return {"sync": {Part.SYNC: size}} if size else {}

@@ -48,8 +48,8 @@ def _accelerators(account: Account) -> str:
     has = f"{show_bytes(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
     title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
     worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
-    told = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
-    lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(told, WIDTH - 4))]
+    text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
+    lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(text, WIDTH - 4))]
     return "\n".join([title, *("  " + line for line in lines)])
 
 
@@ -97,9 +97,9 @@ def _hosts(hosts: Sequence[Account]) -> str:
         worst = account.worst
         where = f"node{'s' * (len(account.numbers) > 1)} {_clipped(str(account.numbers), 40)}"
         of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
-        told = f"{where}: {show_bytes(worst.total_bytes)}{of}"
-        told += f" in {worst.moment}: {_largest(worst)}" if worst.holds else ""
-        lines += textwrap.wrap(told, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+        text = f"{where}: {show_bytes(worst.total_bytes)}{of}"
+        text += f" in {worst.moment}: {_largest(worst)}" if worst.holds else ""
+        lines += textwrap.wrap(text, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
         if account.shared_bytes:
             lines.append(f"    shared memory per node: {show_bytes(account.shared_bytes)}")
     if len(hosts) > _MOST_ACCOUNTS:
@@ -108,10 +108,9 @@ def _hosts(hosts: Sequence[Account]) -> str:
 
 
 def _trust(ledger: MemoryLedger) -> str:
-    told = [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"] if ledger.measured else []
-    told += [f"note: {note}" for note in ledger.notes]
-    told.append("accuracy: " + _ACCURACY)
-    return "\n".join(line for text in told for line in textwrap.wrap(text, WIDTH, subsequent_indent="  "))
+    notes = [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"] if ledger.measured else []
+    notes += [*(f"note: {note}" for note in ledger.notes), "accuracy: " + _ACCURACY]
+    return "\n".join(line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="  "))
 
 
 def _clipped(text: str, longest: int) -> str:

@@ -17,7 +17,7 @@ from rlplace.units import show_bytes
 
 _MOST_STEPS = 6
 _MOST_HOLDERS = 5
-_MOST_FACTOR = 64  # more is no remedy but another job
+_FACTORS = (2, 4, 8, 16, 32, 64)  # more is no remedy but another job
 _LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
     (
         TrainingDemand,
@@ -176,20 +176,19 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
     each, uneven = divmod(len(spec.accelerators), spec.world_size)
     if not each or uneven:
         return
-    now, factor = case.ranks.get(component, spec.world_size), 2
-    while factor <= _MOST_FACTOR:
+    now, topology = case.ranks.get(component, spec.world_size), case.placement.topology
+    for factor in _FACTORS:
         wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
         if shortest(wider.ledger()) is None:
-            more, topology = now * (factor - 1) * each, case.placement.topology
+            more = now * (factor - 1) * each
             where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
+            written = spec.canonical()
             block: dict[str, object] = {"accelerators": now * factor * each}
             block |= {"accelerators_per_rank": each} if each > 1 else {}
-            written = spec.canonical()
             block |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
             fix = f"cluster.component_placement.{component}: {quote(block, inside=False)}"
             yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
             return
-        factor *= 2
 
 
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:

@@ -90,11 +90,11 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weight
     action = _INT64 if isinstance(spaces.actions, Choices) else math.prod(spaces.actions.shape) * _FLOAT32
     decision = action + 2 * _FLOAT32  # with its log-probability and value
     step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
-    asked, told = routes.observations.shares.most_rows, routes.trajectories.shares.most_rows
+    observed, gathered = routes.observations.shares.most_rows, routes.trajectories.shares.most_rows
     return {
-        "observations": asked * observation + ITEM_BYTES,
-        "actions": asked * decision + ITEM_BYTES,
-        "trajectories": told * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
+        "observations": observed * observation + ITEM_BYTES,
+        "actions": observed * decision + ITEM_BYTES,
+        "trajectories": gathered * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
         # What ranks of a copy's own node write there passes through no channel.
         "weights": min(BUCKET_BYTES, weights_bytes) if any(len(d.near) < actors for d in through_host) else 0,
     }

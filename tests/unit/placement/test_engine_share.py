@@ -48,7 +48,7 @@ def test_the_plan_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(("env", "share"), [("1", 0.95), ("0", 0.85)])
-def test_who_stays_beside_the_engine_lowers_it(env: str, share: float) -> None:
+def test_what_stays_beside_the_engine_lowers_it(env: str, share: float) -> None:
     """A simulator of 100 MiB that never leaves; accelerators have 1 GiB."""
     placed = {"actor": "2", "env": env, "rollout": "0"}
     cluster = {"component_placement": placed, "allow_resident": ["env", "rollout"]}
@@ -56,14 +56,14 @@ def test_who_stays_beside_the_engine_lowers_it(env: str, share: float) -> None:
     assert share_of(memory_case(layout(asked), asked)) == share
 
 
-def test_a_run_is_told_the_number_of_its_plan() -> None:
+def test_a_run_gets_the_number_of_its_plan() -> None:
     asked = config(
         {"actor": "0-1", "env": "2", "rollout": "1"}, rollout=AUTO | LEAVING["rollout"], actor=LEAVING["actor"]
     )
     case = memory_case(layout(asked), asked)
-    told = with_share(asked, case)
-    assert told.rollout.gpu_memory_utilization == share_of(case)
-    assert dataclasses.replace(told.rollout, gpu_memory_utilization="auto") == asked.rollout
+    filled = with_share(asked, case)
+    assert filled.rollout.gpu_memory_utilization == share_of(case)
+    assert dataclasses.replace(filled.rollout, gpu_memory_utilization="auto") == asked.rollout
 
 
 def test_a_cache_of_a_given_size_needs_no_share() -> None:

@@ -67,20 +67,6 @@ def test_everything_asleep_when_not_needed_fits_on_eight() -> None:
     assert held(rollout, "actor", Part.PARAMETERS) == 0
 
 
-def test_the_same_without_sleep_does_not_and_the_engine_holds_most() -> None:
-    ledger = colocated_8b(offload=False).ledger()
-    assert not ledger.fits
-    worst = ledger.account(3).worst
-    assert str(worst.moment) == "learn"
-    assert [(h.component, h.part) for h in worst.holds[:3]] == [
-        ("rollout", Part.KV_CACHE),
-        ("rollout", Part.PARAMETERS),
-        ("actor", Part.LOGITS),
-    ]
-    assert worst.of("rollout") > 46 * GIB
-    assert (ledger.account(3).margin_bytes or 0) < 0
-
-
 def test_70b_on_48_fits_only_with_the_optimizer_on_the_hosts() -> None:
     """16 bytes x 70.55e9 / 16 ranks are 70.6 GB before the first activation: more than is left of 80 GiB."""
     without, with_hosts = spread_70b().ledger(), spread_70b(on_host=True).ledger()

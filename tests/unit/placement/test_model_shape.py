@@ -11,7 +11,7 @@ from rlplace.placement.memory.model import FAMILIES, Head, Saved, Weight, read_m
 
 
 def decoder(
-    family: str, vocabulary: int, hidden: int, width: int, layers: int, heads: int, keys: int
+    family: str, vocabulary: int, hidden: int, width: int, layers: int, heads: int, keys: int, **more: object
 ) -> dict[str, Any]:
     return {
         "model_type": family,
@@ -21,6 +21,7 @@ def decoder(
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys,
+        **more,
     }
 
 
@@ -33,11 +34,7 @@ MIXED = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2
 COUNTED: dict[str, tuple[dict[str, Any], int, int]] = {
     "Llama-3-8B": (LLAMA_3_8B, 8_030_261_248, 7_504_928_768),
     "Llama-3-70B": (decoder("llama", 128256, 8192, 28672, 80, 64, 8), 70_553_706_496, 69_503_041_536),
-    "SmolLM2-135M": (
-        decoder("llama", 49152, 576, 1536, 30, 9, 3) | {"tie_word_embeddings": True},
-        134_515_008,
-        134_515_584,
-    ),
+    "SmolLM2-135M": (decoder("llama", 49152, 576, 1536, 30, 9, 3, tie_word_embeddings=True), 134_515_008, 134_515_584),
     "Llama with biases": (
         decoder("llama", 1000, 64, 96, 3, 4, 2) | {"attention_bias": True, "mlp_bias": True},
         221_952,

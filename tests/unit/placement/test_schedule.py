@@ -56,7 +56,7 @@ def test_disjoint_sets_never_move(offload: Sequence[str]) -> None:
     assert {m.component for m in plan.first.acquires} == set(ALL)
 
 
-def test_only_those_who_share_move() -> None:
+def test_only_components_that_share_move() -> None:
     plan = schedule(placed("0-3", "0-3", "4-7"), ALL)
     assert {m.component for e in plan.entries.values() for m in (*e.releases, *e.acquires)} == {"actor", "env"}
 

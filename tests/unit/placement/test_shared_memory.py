@@ -1,4 +1,4 @@
-"""The shared memory a run takes on each node: never less than what channels and boards really have there."""
+"""The shared memory a run takes on each node: never less than what channels and weight buffers really have there."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_channel_file_is_no_larger_than_planned(capacity: int, keys: int, part
     part = location(capacity, keys)
     table = Table(ChannelSpec(name="x", capacity_items=capacity, keys=part.keys, participants=participants))
     assert table.size_bytes <= channel_bytes(part, participants=participants)
-    assert table.inline_bytes <= 16 << 10  # an item that is larger is counted as a slab
+    assert table.inline_bytes <= 16 << 10  # an item that is larger is counted as a segment
 
 
 @pytest.mark.parametrize("size", [1, 65536, 65537, 1 << 20, (1 << 20) + 1, 100_000_001])
-def test_slabs_are_no_larger_than_planned(size: int) -> None:
+def test_segments_are_no_larger_than_planned(size: int) -> None:
     assert segment_bytes(size) <= item_segment_bytes(size)
     assert channel_bytes(location(4, 1), 1 << 20) - channel_bytes(location(4, 1)) == 4 * item_segment_bytes(1 << 20)
 
@@ -60,34 +60,34 @@ def test_slabs_are_no_larger_than_planned(size: int) -> None:
 def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
     steps, plan = 16, ppo()[0]
     known = simulator_items(plan, spaces, steps, 0)
-    asked, told = (
+    rows, moved = (
         max(s.stop - s.start for s in route.shares)
         for route in (plan.row_routes.observations, plan.row_routes.trajectories)
     )
     shape, actions = spaces.observation_shape, spaces.actions
-    acts = np.zeros((asked, *actions.shape), np.float32) if isinstance(actions, Continuous) else np.zeros(asked, int)
-    row = np.zeros(asked, np.float32)
+    acts = np.zeros((rows, *actions.shape), np.float32) if isinstance(actions, Continuous) else np.zeros(rows, int)
+    row = np.zeros(rows, np.float32)
     observation = Observation(
-        env_rank=1, stage_group=0, step=9, first_row=0, observations=np.zeros((asked, *shape), np.float32)
+        env_rank=1, stage_group=0, step=9, first_row=0, observations=np.zeros((rows, *shape), np.float32)
     )
     chunk = ActionChunk(stage_group=1, step=2, first_row=3, actions=acts, logprobs=row, values=row, version=1 << 40)
-    truncated = np.zeros((steps, told), bool)
+    truncated = np.zeros((steps, moved), bool)
     truncated[-1] = True
-    number = np.zeros((steps, told), np.float32)
+    number = np.zeros((steps, moved), np.float32)
     trajectory = Trajectory(
         first_row=0,
         env_rank=0,
         version_min=0,
         version_max=0,
-        observations=np.zeros((steps, told, *shape), np.float32),
-        actions=np.zeros((steps, told, *acts.shape[1:]), acts.dtype),
+        observations=np.zeros((steps, moved, *shape), np.float32),
+        actions=np.zeros((steps, moved, *acts.shape[1:]), acts.dtype),
         logprobs=number,
         values=number,
         rewards=number,
-        terminated=np.zeros((steps, told), bool),
+        terminated=np.zeros((steps, moved), bool),
         truncated=truncated,
-        last_observations=np.zeros((told, *shape), np.float32),
-        final_observations=np.zeros((told, *shape), np.float32),
+        last_observations=np.zeros((moved, *shape), np.float32),
+        final_observations=np.zeros((moved, *shape), np.float32),
     )
     for name, item in (("observations", observation), ("actions", chunk), ("trajectories", trajectory)):
         size = sum(memoryview(piece).nbytes for piece in codec.Packer(-1).pack(item))
@@ -115,7 +115,7 @@ def test_each_node_has_what_lives_there() -> None:
     assert all(load.of("channels") == first.loads[0].of("channels") for load in first.loads)
 
 
-def test_the_board_has_two_buffers() -> None:
+def test_weights_have_a_double_buffer() -> None:
     plan, config = ppo()
     case = memory_case(plan, config, PENDULUM)
     copy = case.ledger().bytes("rollout", Residency.WEIGHTS)

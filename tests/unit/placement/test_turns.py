@@ -57,7 +57,7 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
             {"actor": "0-3", "rollout": "0-3", "critic": "4-5", "reference": 6, "reward": 7},
             {"rollout": ("rollout", "reference", "reward"), "infer": ("actor", "critic"), "learn": ("critic", "actor")},
         ),
-        (  # of two judges on the same accelerators the first does
+        (  # of two scorers on the same accelerators the first does
             {"actor": "0-3", "rollout": "0-3", "critic": "4-5", "reference": "6-7", "reward": "6-7"},
             {
                 "rollout": ("rollout", "reference"),
@@ -75,7 +75,7 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
                 "learn 2": ("actor",),
             },
         ),
-        (  # rewards on no accelerator are in nobody's way, and no critic learns
+        (  # rewards on no accelerator are in no component's way, and no critic learns
             {"actor": "0-7", "rollout": "0-7", "reference": "0-7", "reward.a": "cpu", "reward.b": "cpu"},
             {
                 "rollout": ("rollout", "reward.a", "reward.b"),
@@ -94,7 +94,7 @@ def test_turns_follow_from_the_placement(block: Mapping[str, object], active: Ac
         assert all(plan.residency[stage][c] >= plan.needs.of(stage, c) > OFF for c in working)
 
 
-def test_who_stays_takes_no_turns() -> None:
+def test_components_that_stay_take_no_turns() -> None:
     """Two that stay must fit together anyway, so they work at once."""
     block = {"actor": "0-3", "critic": "0-3", "rollout": "4-7"}
     plan = schedule(placed(**block), staying=("actor", "critic"))
@@ -124,9 +124,3 @@ def test_turns_are_taken_once() -> None:
     once = split_stages(text_needs(placement.components), placement, leaving)
     assert split_stages(once, placement, leaving) == once
     assert [base_stage(stage) for stage in once.stages] == ["sync", "rollout", *["infer"] * 4, *["learn"] * 2]
-
-
-def test_the_names_of_a_job_decide_who_judges() -> None:
-    assert text_needs(("actor", "rollout", "env")).stages == ("sync", "rollout", "learn")
-    assert text_needs(("actor", "rollout", "env"), actor_infers=True).residency["infer"] == {"actor": WEIGHTS}
-    assert "actor" not in text_needs(("actor", "rollout", "reference"), actor_infers=False).residency["infer"]

@@ -100,10 +100,7 @@ def _check_sync(config: Config, placement: HybridComponentPlacement, active: Nee
     away = [stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF]
     if away and makes_room(placement, active, "rollout"):
         what = "the rollout would get some weights while it has lost the others"
-        why = (
-            f"rollout leaves its accelerators in {' and '.join(away)} and drops its weights; "
-            f"only the first sync of mode {mode} sends all of them"
-        )
+        why = f"rollout drops its weights in {' and '.join(away)}; only the first sync of mode {mode} sends all of them"
         fix = f"{key}: all        (or keep them: rollout.enable_offload: false)"
         yield _problem("sync-without-base", key, what, mode, why, fix)
 
@@ -122,10 +119,7 @@ def _check_overlap(config: Config, placement: HybridComponentPlacement, active: 
         where = ", ".join(f"{placement.shared(component, other)} with {other}" for other in others)
         what = f"{component} takes turns with {' and '.join(others)}, so neither can go on while the other works"
         why = f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}"
-        fix = (
-            f"max_staleness: 0        (or accelerators of its own for {component}; or, where both fit, "
-            f"{component}.enable_offload: false)"
-        )
+        fix = f"max_staleness: 0        (or other accelerators; or, where both fit, {component}.enable_offload: false)"
         yield _problem("overlap-takes-turns", "algorithm.max_staleness", what, active.ahead, why, fix)
 
 
@@ -322,10 +316,7 @@ def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
         ranks, others = placement.world_size(partner), placement.world_size(leader)
         if ranks % others and others % ranks:
             what = f"{ranks} {partner} ranks and {others} {leader} ranks share accelerators"
-            why = (
-                f"{partner} scores the rows of {leader}; one number of ranks divides the other, "
-                "so that rows stay on their accelerator"
-            )
+            why = f"{partner} scores the rows of {leader}; they stay in place where one number divides the other"
             fix = f"{partner}: {{same_as: {leader}}}"
             yield _placed(placement.spec(partner), "uneven-partners", what, why, fix)
 
@@ -368,10 +359,8 @@ def _find_idle_beside_engines(placement: HybridComponentPlacement, active: Needs
         near = min((n for n in range(1, len(pool) + 1) if len(pool) % n == 0), key=lambda n: (abs(n - size), n))
         sized = f", tensor_parallel_size: {near}" if near > 1 else ""
         what = f"no component uses accelerators {idle} of the actor while engines generate"
-        why = (
-            f"{len(used) // size} engines x {size} = {len(used)} accelerators, and the actor has {len(pool)}; "
-            "libraries that colocate the two ask for the same number, here it works"
-        )
+        count = f"{len(used) // size} engines x {size} = {len(used)} accelerators"
+        why = f"{count}, and the actor has {len(pool)}; libraries that colocate the two ask for the same number"
         fix = f"rollout: {{same_as: actor{sized}}}        ({len(pool) // near} engines x {near} = {len(pool)})"
         yield _placed(spec, "engines-leave-idle", what, why, fix)
 

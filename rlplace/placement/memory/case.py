@@ -79,7 +79,7 @@ def memory_case(
     case = MemoryCase(
         placement=plan.placement,
         needs=plan.needs,
-        offload={c: plan.offload[c] for c in components},
+        offload=plan.offload,
         blocks={c: config.key_of(c) for c in components},
         demands=demands,
         measured=measured or {},

@@ -9,6 +9,7 @@ from typing import Any
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config, FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
+from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand, HostPart, Part
 from rlplace.placement.memory.ledger import Account, Load, MemoryCase
@@ -132,3 +133,8 @@ def ppo(
         }
     )
     return make_plan(config, Topology.uniform(1, 8, kind, memory)), config
+
+
+def ppo_case(**options: Any) -> MemoryCase:
+    plan, config = ppo(**options)
+    return memory_case(plan, config, PENDULUM)

@@ -27,12 +27,11 @@ from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
     RLHF,
-    Discrete,
-    Spaces,
     at,
     colocated_8b,
     held,
     ppo,
+    ppo_case,
     rlhf_demands,
     spread_70b,
 )
@@ -107,40 +106,21 @@ def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: 
 
 
 def test_todays_job() -> None:
-    plan, config = ppo()
-    ledger = memory_case(plan, config, PENDULUM).ledger()
+    ledger = ppo_case().ledger()
     # Two trunks 4-64-64-1 and one log deviation, over 8 ranks: rows are padded to a multiple of 8.
     shard = 2 * (8 * 4 + 8 + 8 * 64 + 8 + 1 * 64 + 1) + 1
     buffers, tensors = (1 + 2 * 4) * 8, 13
     whole = 2 * (64 * 4 + 64 + 64 * 64 + 64 + 64 + 1) + 1
-    assert [ledger.bytes("actor", r) for r in Residency] == [
-        0,
-        shard * 4 + buffers,
-        3 * shard * 4 + buffers + tensors * 4,
-    ]
-    assert [ledger.host_bytes("actor", r) for r in Residency] == [
-        3 * shard * 4 + buffers + tensors * 4,
-        2 * shard * 4 + tensors * 4,
-        0,
-    ]
-    assert [ledger.bytes("rollout", r) for r in Residency] == [
-        0,
-        whole * 4 + buffers,
-        whole * 4 + buffers + (64 << 20),
-    ]
+    moments, small = 2 * shard * 4 + tensors * 4, shard * 4 + buffers
+    assert [ledger.bytes("actor", r) for r in Residency] == [0, small, small + moments]
+    assert [ledger.host_bytes("actor", r) for r in Residency] == [small + moments, moments, 0]
+    sampled = whole * 4 + buffers
+    assert [ledger.bytes("rollout", r) for r in Residency] == [0, sampled, sampled + (64 << 20)]
     assert [ledger.bytes("env", r) for r in Residency] == [0, 0, 256 << 20]
     assert str(ledger.account(0).worst.moment) == "rollout"
     assert ledger.account(0).margin_bytes == 16 * GIB - (256 << 20)
     assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) == whole * 4
     assert ledger.fits
-
-
-def test_discrete_actions_have_no_deviation_and_no_normaliser_has_no_buffers() -> None:
-    plan, config = ppo()
-    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, normalize_observations=False))
-    ledger = memory_case(plan, config, Spaces(observation_shape=(2, 3), actions=Discrete(n=5))).ledger()
-    trunk = 64 * 6 + 64 + 64 * 64 + 64
-    assert ledger.bytes("rollout", WEIGHTS) == 4 * (2 * trunk + 6 * 64 + 6)
 
 
 def test_unknown_spaces_are_said() -> None:
@@ -151,8 +131,7 @@ def test_unknown_spaces_are_said() -> None:
 
 
 def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
-    plan, config = ppo(kind="cuda")
-    ledger = memory_case(plan, config, PENDULUM).ledger()
+    ledger = ppo_case(kind="cuda").ledger()
     account = ledger.account(0)
     assert held(at(account, "rollout"), "actor", Part.CONTEXT) == 512 << 20
     assert held(at(account, "rollout"), "actor", Part.COMMUNICATOR) == 512 << 20  # its own, and that of the sync
@@ -184,34 +163,37 @@ def test_measured_numbers_win() -> None:
     assert "measured: actor" in render_ledger(ledger)
 
 
+AT = "memory.json.components"
+
+
 @pytest.mark.parametrize(
-    ("record", "problems"),
+    ("components", "problems"),
     [
-        (None, [("not-measurements", "memory.json")]),
-        ({"rlplace_memory": 2}, [("not-measurements", "memory.json")]),
+        (None, [("unknown-residency", f"{AT}.")]),
         (
-            {"rlplace_memory": 1, "components": {"actor": {"ful": 1, "off": -1}, "env": 5}},
+            {"actor": {"ful": 1, "off": -1}, "env": 5},
             [
-                ("unknown-residency", "memory.json.components.actor"),
-                ("bad-size", "memory.json.components.actor.off"),
-                ("unknown-residency", "memory.json.components.env"),
+                ("unknown-residency", f"{AT}.actor"),
+                ("bad-size", f"{AT}.actor.off"),
+                ("unknown-residency", f"{AT}.env"),
             ],
         ),
-        ({"rlplace_memory": 1}, [("unknown-residency", "memory.json.components.")]),
-        (
-            {"rlplace_memory": 1, "components": {"actor": {"off": True, "full": 1.5}}},
-            [
-                ("bad-size", "memory.json.components.actor.off"),
-                ("bad-size", "memory.json.components.actor.full"),
-            ],
-        ),
+        ({"actor": {"off": True, "full": 1.5}}, [("bad-size", f"{AT}.actor.off"), ("bad-size", f"{AT}.actor.full")]),
     ],
 )
-def test_a_record_that_cannot_be_read_says_all_that_is_wrong(record: object, problems: list[tuple[str, str]]) -> None:
+def test_a_record_that_cannot_be_read_says_all_that_is_wrong(
+    components: object, problems: list[tuple[str, str]]
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_measurements(record, key="memory.json")
+        read_measurements({"rlplace_memory": 1, "components": components}, key="memory.json")
     assert [(p.code, p.key) for p in caught.value.problems] == problems
     assert all(p.why and p.fix for p in caught.value.problems)
+
+
+@pytest.mark.parametrize("record", [None, {"rlplace_memory": 2}])
+def test_what_is_no_record_is_not_read(record: object) -> None:
+    with pytest.raises(ConfigError, match="not-measurements"):
+        read_measurements(record)
 
 
 def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:

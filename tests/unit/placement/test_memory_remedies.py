@@ -16,6 +16,7 @@ from tests.unit.placement.memory_cases import (
     PENDULUM,
     colocated_8b,
     ppo,
+    ppo_case,
     rlhf,
     rlhf_demands,
     spread_70b,
@@ -153,8 +154,7 @@ def test_a_host_too_small_drops_sleep_copies() -> None:
 
 
 def test_where_nothing_helps_it_is_said() -> None:
-    plan, config = ppo(memory=1 << 20)
-    case = memory_case(plan, config, PENDULUM)
+    case = ppo_case(memory=1 << 20)
     assert find_remedies(case) == ()
     problems = find_shortages(case)
     assert [p.code for p in problems] == ["does-not-fit", "does-not-fit"]

@@ -6,18 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.ledger_text import render_ledger
-from tests.unit.placement.memory_cases import PENDULUM, colocated_8b, ppo, spread_70b
+from tests.unit.placement.memory_cases import colocated_8b, ppo_case, spread_70b
 
 
-def hybrid() -> MemoryCase:
-    plan, config = ppo()
-    return memory_case(plan, config, PENDULUM)
-
-
-@pytest.mark.parametrize("case", [hybrid, colocated_8b, lambda: spread_70b(on_host=True)])
+@pytest.mark.parametrize("case", [ppo_case, colocated_8b, lambda: spread_70b(on_host=True)])
 def test_a_ledger_as_text(case: Callable[[], MemoryCase]) -> None:
     """A verdict, a table for each kind of accelerator with its worst moment marked, hosts, and how far to trust it."""
     ledger = case().ledger()

@@ -113,13 +113,6 @@ def test_labels_widen_the_score_and_untied_embeddings_are_a_head_of_their_own() 
     assert read_model(config | {"tie_word_embeddings": False}).parameters == tied + 50257 * 768
 
 
-def test_weights_have_the_names_of_the_library() -> None:
-    names = {w.name: w.shape for w, _ in read_model(LLAMA_3_8B).weights()}
-    assert names["model.layers.*.mlp.down_proj.weight"] == (4096, 14336)
-    assert names["model.layers.*.self_attn.k_proj.weight"] == (1024, 4096)
-    assert names["lm_head.weight"] == (128256, 4096)
-
-
 def test_shards_are_padded_and_norms_are_not_cut() -> None:
     weight = Weight(name="w", shape=(10, 6), ways=6)
     assert weight.part(tensor_parallel=1, shards=4) == 3 * 6

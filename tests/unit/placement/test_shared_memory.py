@@ -29,7 +29,7 @@ from rlplace.placement.memory.shared import (
 )
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
-from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo
+from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo, ppo_case
 
 SHARED = {"placement": "0-7", "process": "shared"}
 IMAGES = Spaces(observation_shape=(84, 84, 3), actions=Discrete(n=6))
@@ -116,8 +116,7 @@ def test_each_node_has_what_lives_there() -> None:
 
 
 def test_weights_have_a_double_buffer() -> None:
-    plan, config = ppo()
-    case = memory_case(plan, config, PENDULUM)
+    case = ppo_case()
     copy = case.ledger().bytes("rollout", Residency.WEIGHTS)
     assert WEIGHT_BUFFERS * copy < case.shared.largest("weights", [0]) < WEIGHT_BUFFERS * copy + (1 << 20)
 

@@ -66,6 +66,11 @@ class DeviceSync:
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
         return buckets + (weights_bytes if self.copy else 0)
 
+    def stages(self, weights_bytes: int) -> dict[str, Bytes]:
+        """What works in which stage, where that is anything."""
+        size = self.working(weights_bytes)
+        return {"sync": {Part.SYNC: size}} if size else {}
+
 
 THROUGH_HOST = DeviceSync()
 
@@ -339,7 +344,7 @@ class PolicyTrainingDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
             working={
-                "sync": {Part.SYNC: self.sync.working(self.policy.weights_bytes)},
+                **self.sync.stages(self.policy.weights_bytes),
                 "learn": {Part.GATHERED: whole, Part.GRADIENTS: whole},
             },
             host=host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state),
@@ -359,5 +364,5 @@ class PolicyRolloutDemand:
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working={"sync": {Part.SYNC: self.sync.working(self.policy.weights_bytes)}},
+            working=self.sync.stages(self.policy.weights_bytes),
         )

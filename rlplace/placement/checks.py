@@ -321,9 +321,12 @@ def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
             yield _placed(placement.spec(partner), "uneven-partners", what, why, fix)
 
 
-def find_waste(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
-    """Report what works but leaves accelerators idle: the warnings of a plan with text."""
-    yield from find_idle(placement)
+def find_waste(config: Config | None, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+    """Report what works but leaves accelerators idle: the warnings of a plan. `config`: of a job, not of a cluster."""
+    yield from _find_idle(placement)
+    if config is not None and config.kind == "mlp":
+        yield from _find_uneven(config, placement)
+        return
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) != COLLOCATED:
             mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
@@ -365,7 +368,7 @@ def _find_idle_beside_engines(placement: HybridComponentPlacement, active: Needs
         yield _placed(spec, "engines-leave-idle", what, why, fix)
 
 
-def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
+def _find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report accelerators that no component uses."""
     if idle := placement.topology.all - placement.used:
         many = len(idle) > 1
@@ -376,7 +379,7 @@ def find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
         )
 
 
-def find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+def _find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report ranks of a job with simulators that get fewer rows than others."""
     envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
     for component, rows in (("rollout", envs // groups), ("actor", envs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from rlplace.config.schema import ClusterConfig, Config, RewardConfig
@@ -81,8 +81,7 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
         needs=needs,
         offload={c: _leaves(config, c) for c in needs.components},
         sources=sources or {},
-        blocks={c: config.key_of(c) for c in needs.components},
-        check=lambda placement, active: checks.check_job(config, placement, active),
+        job=config,
     )
     placement = plan.placement
     if config.kind == "mlp":
@@ -93,7 +92,6 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
             routes=routes,
             channels=plan_channels(config, placement, routes),
             deliveries=deliver(placement),
-            warnings=(*checks.find_idle(placement), *checks.find_uneven(config, placement)),
         )
     if not config.runs:
         return dataclasses.replace(plan, routes=_planned_routes(placement, BatchSizes.of(config)))
@@ -121,19 +119,13 @@ def plan_components(
     `needs` None: those of the components that the placement names (`text_needs`). `offload` are the components with
     enable_offload.
     """
-
-    def check(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
-        yield from checks.check_batches(batches, placement)
-        yield from checks.check_partners(placement)
-
     plan = _arrange(
         cluster,
         topology,
         needs=needs or text_needs(placed_names(cluster.component_placement)),
         offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
         sources=sources or {},
-        blocks={},
-        check=check,
+        batches=batches,
     )
     return dataclasses.replace(plan, routes=_planned_routes(plan.placement, batches))
 
@@ -145,8 +137,8 @@ def _arrange(
     needs: Needs,
     offload: Mapping[str, bool],
     sources: Mapping[str, Source],
-    blocks: Mapping[str, str],
-    check: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]],  # given the needs in sub-stages
+    job: Config | None = None,  # None: of a cluster block alone
+    batches: BatchSizes | None = None,
 ) -> Plan:
     """Placement, residency and their checks: a plan in which nothing is sent yet."""
     components = needs.components
@@ -160,8 +152,12 @@ def _arrange(
         return (dataclasses.replace(problem, source=source_of(problem.key, sources)) for problem in found)
 
     problems += written(checks.check_names(cluster.allow_resident, components))
+    blocks = {} if job is None else {c: job.key_of(c) for c in components}
     problems += written(find_clashes(placement, active, leaving, cluster.allow_resident, blocks))
-    problems += written(check(placement, active))
+    if job is None:
+        problems += written((*checks.check_batches(batches, placement), *checks.check_partners(placement)))
+    else:
+        problems += written(checks.check_job(job, placement, active))
     if problems:
         raise PlacementError(problems)
     return Plan(
@@ -171,7 +167,7 @@ def _arrange(
         offload=leaving,
         schedule=schedule_of(placement, active, leaving),
         security=cluster.comm.security,
-        warnings=tuple(written(checks.find_waste(placement, active))),
+        warnings=tuple(written(checks.find_waste(job, placement, active))),
     )
 
 

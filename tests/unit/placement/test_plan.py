@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.errors import PlacementError
+from rlplace.errors import PlacementError, Source
 from rlplace.placement import Plan, Topology, make_plan
 from rlplace.placement.flow import Transport
 from rlplace.placement.show.svg import render_svg
@@ -92,6 +92,9 @@ def test_waste_is_a_warning() -> None:
     uneven = plan({"actor": "0-6", "env": "0-3", "rollout": "4-7"}).warnings
     assert [w.code for w in uneven] == ["uneven-shares"]
     assert uneven[0].fix == "total_num_envs: 112"
+    written = {"env.total_num_envs": Source(file="a.yaml", line=7)}
+    again = make_plan(config({"actor": "0-6", "env": "0-3", "rollout": "4-7"}), EIGHT, written)
+    assert [str(w.source) for w in again.warnings] == ["a.yaml:7"]
     assert not plan({"actor": "0-6", "env": "0-3", "rollout": "4-7"}, envs=112).warnings
 
 

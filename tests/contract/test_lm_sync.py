@@ -77,7 +77,7 @@ class Pair:
 
     def difference(self) -> float:
         self.rollout.move(FULL)
-        by_engine, by_actor = self.rollout.logprobs(TOKENS), self.actor.logprobs(TOKENS)
+        by_engine, by_actor = self.rollout.engine.logprobs(TOKENS), self.actor.logprobs(TOKENS)
         return float((torch.tensor(by_engine) - torch.tensor(by_actor)).abs().max())
 
     @property

@@ -177,7 +177,7 @@ def test_others_wait_while_a_model_is_built(folder: Path, ranks: Ranks, seen: li
     build(CausalLm, LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
     FrozenLm(CausalLm, folder, "bf16", None, torch.device("cpu"))
     settings = EngineSettings(rollout=TextRolloutConfig(kv_cache_memory=1 << 20), model=folder, context=64)
-    TransformersEngine(settings, device=Ledger(), owner="rollout rank 0", rank=0)
+    TransformersEngine(settings, device=Ledger(), owner="rollout rank 0")
     assert seen == [True, True, True]
     assert not BUILDING.locked()
 

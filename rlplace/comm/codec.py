@@ -117,6 +117,7 @@ class Packer(pickle.Pickler):
     Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors.
     """
 
+    __slots__ = ("_buffers", "_chunks", "_inline_bytes", "_room")
     dispatch_table = _Reducers({np.ndarray: _reduce_array})
 
     def __init__(self, inline_bytes: int) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from rlplace.comm import channel_errors, process
 from rlplace.comm.channel import Channel, ChannelStats
-from rlplace.comm.queue import Get, Put, QueueMachine, Store, Taken
+from rlplace.comm.queue import Get, Put, QueueMachine, Store
 from rlplace.comm.table import BROKEN, CHANGING, CHECKED, CLOSED, COUNT, ITEMS, K_ITEMS, P_DEAD, PROCESS, Table
 from rlplace.comm.wakeup import Waker, Wakers
 from rlplace.errors import ChannelError, ChannelTimeout
@@ -85,8 +85,9 @@ class Attachment:
             if wakes:
                 queue.wakes = []
             self.lock.release()
-            for number in wakes:
-                self.wakers.wake(number)
+            if wakes:
+                for number in wakes:
+                    self.wakers.wake(number)
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
         """As `run`, for what must not stay as it is: if a stopped process keeps the lock, with the next change."""
@@ -191,11 +192,6 @@ class QueueEnd(Channel):
     def __init__(self, attachment: Attachment) -> None:
         super().__init__(attachment.spec)
         self._attachment = attachment
-
-    def _take(self, limit: float | None, key: str, patience_s: float | None) -> list[Taken]:
-        get = Get(self.owner, key, limit)
-        self._attachment.attempt(self._attachment.queue.get, get, patience_s)
-        return get.taken
 
     def close(self) -> None:
         self._attachment.run(self._attachment.queue.close)

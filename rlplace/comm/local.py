@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import Attachment, QueueEnd
-from rlplace.comm.queue import Put
+from rlplace.comm.queue import Get, Put
 from rlplace.comm.table import Table
 
 
@@ -22,7 +22,9 @@ class LocalChannel(QueueEnd):
         self._attachment.attempt(self._attachment.queue.put, put, patience_s)
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        return [item for (item,), _, _ in self._take(limit, key, patience_s)]
+        get = Get(self.owner, key, limit)
+        self._attachment.attempt(self._attachment.queue.get, get, patience_s)
+        return [item for (item,), _, _ in get.taken]
 
 
 def local_table(spec: ChannelSpec) -> Table:

@@ -192,10 +192,12 @@ class SharedChannel(QueueEnd):
                 self.give_back(put)
 
     def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        taken, open_ = self._take(limit, key, patience_s), self._attachment.store.open
+        attachment = self._attachment
+        get = Get(self.owner, key, limit)
+        attachment.attempt(attachment.queue.get, get, patience_s)
         if limit is None:
-            return [open_(taken[0][0])]
-        return self._open_all([payload for payload, _, _ in taken], open_, key)
+            return [attachment.store.open(get.taken[0][0])]
+        return self._open_all([payload for payload, _, _ in get.taken], attachment.store.open, key)
 
     # ── for a channel server: packed items, and promises to clients that may vanish ──────────────────────────────────
 

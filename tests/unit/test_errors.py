@@ -33,16 +33,6 @@ OUT_OF_RANGE = Problem(
 )
 
 
-def test_a_problem_in_the_standard_error_format() -> None:
-    assert OUT_OF_RANGE.render() == (
-        "cluster.component_placement.actor: accelerator 8 does not exist            [accelerator-out-of-range]\n"
-        "    got: 0-8     (hybrid_ppo.yaml:7)\n"
-        "           ^\n"
-        "    why: ranges include both ends, and this cluster has 8 accelerators, 0-7 (1 node x 8)\n"
-        "    fix: actor: 0-7        (or: actor: all)"
-    )
-
-
 def test_a_problem_has_only_the_lines_that_are_known() -> None:
     source = Source(file="command line")
     assert Problem(code="c", key="k", what="w").render().split() == ["k:", "w", "[c]"]

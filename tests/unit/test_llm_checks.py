@@ -14,7 +14,7 @@ from rlplace.cli.checks import check_env, check_launch, check_plan
 from rlplace.config.model_folder import with_folder
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError, PlacementError, Problem, Source
+from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
@@ -181,15 +181,6 @@ def test_a_critic_is_checked_where_one_is_placed(folder: Path, tmp_path_factory:
 def test_a_file_that_is_cut_short_has_no_head(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert value_head_problem(tmp_path) is None
-
-
-def test_a_divergence_that_holds_nothing_back_is_refused(folder: Path) -> None:
-    placed = {"component_placement": {"actor": "0", "reference": "1", "env": "2", "rollout": "3"}}
-    loss = {"kl_coef": 0.1, "kl_in": "loss"}
-    with pytest.raises(PlacementError) as caught:
-        problems(config(folder, cluster=placed, algorithm=loss))
-    assert [(p.code, p.key) for p in caught.value.problems] == [("roles-contradict", "algorithm.kl_estimator")]
-    assert problems(config(folder, cluster=placed, algorithm=loss | {"kl_estimator": "k2"})) == []
 
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:

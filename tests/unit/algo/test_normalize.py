@@ -12,21 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlplace.algo.normalize import (
-    ReturnScale,
-    merge,
-    moments_of,
-    no_moments,
-    normalized,
-    shifted_sums,
-)
+from rlplace.algo.normalize import ReturnScale, merge, moments_of, no_moments, normalized, shifted_sums
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    cuts=st.lists(st.integers(0, 30), max_size=5),
-    offset=st.sampled_from([0.0, 1e4]),
-)
+@given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 30), max_size=5), offset=st.sampled_from([0.0, 1e4]))
 def test_batches_and_parts_do_not_matter(seed: int, cuts: list[int], offset: float) -> None:
     samples = torch.tensor(np.random.default_rng(seed).standard_normal((30, 2, 3)) + offset)
     running = no_moments((2, 3))

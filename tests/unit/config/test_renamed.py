@@ -42,21 +42,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, object]]] = {
     "actor.optimizer_on_host": (LANGUAGE, {"actor": MASTER}, {"actor.optimizer.on_host": True}),
     "critic.adam": (LANGUAGE, {"critic": MASTER}, {"critic.optimizer.lr": 5.0e-6}),
     "critic.optimizer": (LANGUAGE, {"critic": {"optimizer": "sgd"}}, {"critic.optimizer.kind": "sgd"}),
-    "critic.optimizer_on_host": (
-        LANGUAGE,
-        {"critic": {"optimizer_on_host": True}},
-        {"critic.optimizer.on_host": True},
-    ),
+    "critic.optimizer_on_host": (LANGUAGE, {"critic": {"optimizer_on_host": True}}, {"critic.optimizer.on_host": True}),
     "model": (
         {key: block for key, block in LANGUAGE.items() if key != "actor"},
         {"model": {"path": "models/tiny"}},
         {"model_path": "models/tiny"},
     ),
-    "algorithm.name: rlhf": (
-        LANGUAGE,
-        {"algorithm": {"name": "rlhf"}},
-        {"algorithm.name": "ppo", "kind": "causal_lm"},
-    ),
+    "algorithm.name: rlhf": (LANGUAGE, {"algorithm": {"name": "rlhf"}}, {"algorithm.name": "ppo", "kind": "causal_lm"}),
 }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, Setting, import_settings, import_words, settings_of
 from rlplace.placement import HybridComponentPlacement
@@ -103,20 +102,6 @@ def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:
     assert at(large, "cluster.component_placement.rollout") == line
     assert large.layout is not None
     assert at(bring("verl", VERL), "cluster.component_placement.rollout.accelerators_per_rank") == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "used", "dedicated"),  # the counts of OpenRLHF's own documents
-    [
-        (SIZES_70B, 64, 64),
-        (SIZES_70B + PAIRS, 48, 64),
-        (SIZES_70B.replace("_num_nodes 1", "_num_nodes 2") + PAIRS, 48, 80),
-    ],
-)
-def test_seventy_billion_counted(text: str, used: int, dedicated: int) -> None:
-    layout = bring("openrlhf", text).layout
-    assert layout is not None
-    assert (layout.savings.used, layout.savings.dedicated) == (used, dedicated)
 
 
 NEW_PAIR = "--ref.num_nodes 2 --ref.num_gpus_per_node 8"
@@ -229,11 +214,7 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             {"algorithm.kl_estimator": "k3", "runner": {"total_iterations": 3000}, "actor.model.hidden_size": 2560},
         ),
         ("skyrl", SKYRL + "generator.num_inference_engines=2", {"actor.enable_offload": True}),
-        (
-            "areal",
-            BOTH + "gconfig.n_samples=4",
-            {"algorithm.train_batch": 256, "actor.enable_offload": True},
-        ),
+        ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
     ],
 )
 def test_values(library: str, text: str, expected: dict[str, object]) -> None:
@@ -333,16 +314,6 @@ def rlinf(mapping: dict[str, Any], per_node: int = 0) -> Imported:
 
 def placed(block: dict[str, Any], nodes: int = 1, per_node: int = 0, **more: Any) -> Imported:
     return rlinf({"cluster": {"num_nodes": nodes, "component_placement": block, **more}}, per_node)
-
-
-def test_an_embodied_job_needs_only_its_simulator() -> None:
-    imported = rlinf(EMBODIED)
-    assert (imported.missing, imported.findings) == (("env.id",), ())
-    assert imported.layout is not None
-    env = {"total_num_envs": 128, "enable_offload": True, "id": "InvertedPendulum-v5"}
-    config = read_config({**imported.config, "env": env})
-    assert (config.algorithm.rollout_steps, config.algorithm.num_minibatches) == (80, 16)
-    assert config.runner.sinks == ("console", "jsonl", "tensorboard")
 
 
 def test_a_job_without_simulators_is_one_with_language_models() -> None:

@@ -19,16 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
-from rlplace.models.causal_lm import (
-    ActorCriticLm,
-    CausalLm,
-    FrozenLm,
-    LmSpec,
-    PackedLm,
-    ValueLm,
-    build,
-    first_head,
-)
+from rlplace.models.causal_lm import ActorCriticLm, CausalLm, FrozenLm, LmSpec, PackedLm, ValueLm, build, first_head
 from rlplace.models.heads import value_head_problem
 from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed_attention import Packed

@@ -23,16 +23,6 @@ def scores(module: CausalLm) -> torch.Tensor:
     return module(Packed.of([tokens], [np.arange(len(tokens)) > 0])).logprobs
 
 
-def test_names_are_those_of_the_checkpoint() -> None:
-    assert checkpoint_name(f"{BASE}.base_layer.weight") == f"{BASE}.weight"
-    assert checkpoint_name(f"{BASE}.base_layer.bias") == f"{BASE}.bias"
-    assert checkpoint_name("model.norm.weight") == "model.norm.weight"
-    assert factors_of(f"{BASE}.base_layer.weight") == (f"{BASE}.lora_A.default.weight", f"{BASE}.lora_B.default.weight")
-    assert factors_of("model.norm.weight") is None
-    assert is_factor(f"{BASE}.lora_A.default.weight")
-    assert not is_factor(f"{BASE}.base_layer.weight")
-
-
 def test_factors_travel_as_peft_stores_them_and_are_found_again() -> None:
     a, b, other = torch.randn(4, 6), torch.randn(5, 4), torch.randn(3)
     stored = [checkpoint_name(f"{BASE}.lora_{which}.default.weight") for which in "AB"]

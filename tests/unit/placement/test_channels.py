@@ -29,11 +29,7 @@ def location(
     node: int, keys: str, under_way: int, *, process: str = "", capacity: int | None = None
 ) -> ChannelLocation:
     return ChannelLocation(
-        node=node,
-        process=process,
-        keys=tuple(keys.split()),
-        capacity_items=capacity or under_way,
-        under_way=under_way,
+        node=node, process=process, keys=tuple(keys.split()), capacity_items=capacity or under_way, under_way=under_way
     )
 
 

@@ -42,10 +42,7 @@ def test_thirds() -> None:
         "in accelerators; reference with actor; reward with critic",
     )
     assert found["samples"] == ("1024 in an iteration", "1024 prompts x 1; 256 for each engine")
-    assert found["steps"] == (
-        "8 of the optimizer",
-        "1024 samples in batches of 128, 8 for each rank of the actor",
-    )
+    assert found["steps"] == ("8 of the optimizer", "1024 samples in batches of 128, 8 for each rank of the actor")
 
 
 @pytest.mark.parametrize(

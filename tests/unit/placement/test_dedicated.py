@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from rlplace.config.schema import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.dedicated import count_active, dedicate
+from rlplace.placement.dedicated import dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.nodes import declare_topology
-from rlplace.placement.schedule import SIMULATOR_NEEDS
 from tests.unit.placement.placing import EIGHT, TWO, place
 
 
@@ -24,19 +23,6 @@ def apart(topology: Topology, **block: object) -> HybridComponentPlacement:
     found = dedicate(placed(topology, **block))
     assert found is not None
     return found
-
-
-def test_the_hybrid_job_needs_two_nodes_of_its_own() -> None:
-    found = apart(EIGHT, actor="0-7", env="0-3", rollout="4-7")
-    numbers = {c: str(found.accelerators(c)) for c in found.components}
-    assert numbers == {"actor": "0-7", "env": "8-11", "rollout": "12-15"}
-    assert [n.accelerators for n in found.topology.nodes] == [8, 8]
-
-
-def test_work_is_counted_by_stage() -> None:
-    here, found = (make(EIGHT, actor="0-7", env="0-3", rollout="4-7") for make in (placed, apart))
-    assert count_active(here, SIMULATOR_NEEDS).at_work == {"sync": 8, "rollout": 8, "learn": 8}
-    assert count_active(found, SIMULATOR_NEEDS).at_work == {"sync": 12, "rollout": 8, "learn": 8}
 
 
 def test_ranks_stay_whole_and_on_one_node() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.errors import PlacementError, Source
-from rlplace.placement import HybridComponentPlacement, Topology
+from rlplace.errors import Source
+from rlplace.placement import Topology
 from tests.unit.placement.placing import EIGHT, TWO, only_problem, place, problems
 
 PPO = ("actor", "rollout", "env")
@@ -175,11 +175,6 @@ def test_the_word_for_a_pair_and_for_all(actor: str, env: str, word: str, shared
     assert str(placement.shared("actor", "env")) == shared
     assert place({"actor": actor, "env": env, "rollout": "4-7"}).mode == "hybrid"
     assert place({"actor": actor}).mode == "disaggregated"
-
-
-def test_a_cluster_that_is_no_block_places_nothing() -> None:
-    with pytest.raises(PlacementError, match="expected one line per component"):
-        HybridComponentPlacement({"cluster": "0-7"}, EIGHT)
 
 
 def test_where_no_node_has_accelerators_the_numbers_are_nodes() -> None:

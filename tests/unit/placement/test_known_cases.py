@@ -113,24 +113,6 @@ def test_residency_follows_the_partners() -> None:
     }
 
 
-def test_agents_by_the_hundred_on_nodes() -> None:
-    topology = Topology.uneven([8, 0, 0, 0])
-    block = {
-        "actor": "0-7",
-        "rollout": {"same_as": "actor"},
-        "agent": {"node_group": "node", "placement": "0-1:0-199,2-3:200-399"},
-    }
-    made = layout(block, topology)
-    slots = made.placement.slots("agent")
-    assert len(slots) == 400
-    assert [slots[r].node for r in (0, 99, 100, 199, 200, 299, 300, 399)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert (slots[150].local_rank, slots[150].local_world_size) == (50, 100)
-    assert {row["agent"] for row in made.schedule.residency.values()} == {FULL}
-    # The same text with 201 ranks on two nodes, as it is found in a document, cannot be even.
-    odd = {"node_group": "node", "placement": "0-1:0-200,2-3:201-511"}
-    assert codes({**block, "agent": odd}, topology) == ("uneven-ranks", "uneven-ranks")
-
-
 def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
     topology = Topology.uneven([8, 8, 8, 0])
     groups = (

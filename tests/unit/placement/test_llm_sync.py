@@ -15,18 +15,8 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan, make_plan
+from tests.unit.placement.reports import LLAMA_8B
 
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 4096,
-}
 HYBRID = {"actor": "0-1", "env": "0", "rollout": "1-3"}  # one engine beside an actor rank, two alone
 BUCKETS = 2 * (64 << 20)
 
@@ -38,7 +28,7 @@ def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
             "algorithm": {"name": "grpo", "prompts": 8, "samples_per_prompt": 4},
             "env": {"task": "arithmetic", "enable_offload": True},
             "rollout": {"kv_cache_memory": "1GiB", "enable_offload": True},
-            "actor": {"model": MODEL, "enable_offload": True, **actor},
+            "actor": {"model": LLAMA_8B, "enable_offload": True, **actor},
         }
     )
 

@@ -13,7 +13,6 @@ from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacemen
 from rlplace.placement.machines.nodes import declare_topology, in_rank_order
 from rlplace.placement.machines.pools import accelerator_pool
 from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.machines.topology import Node
 from rlplace.workers.launch.machines import declared_topology
 
 
@@ -164,10 +163,3 @@ def test_pools_of_nodes_out_of_order() -> None:
     assert pool.outside(range(1, 3)) == ((range(1, 3), range(6, 8)),)
     assert [s.node for s in pool.intervals_in(range(3, 6))] == [2, 0]
     assert [(s.node, s.numbers) for s in pool.intervals] == [(2, range(4)), (0, range(4, 6))]
-
-
-def test_nodes_must_be_numbered_through() -> None:
-    with pytest.raises(ValueError, match="expected node 1 at 8"):
-        Topology((Node(rank=0, accelerators=8, first=0), Node(rank=1, accelerators=8, first=7)))
-    with pytest.raises(ValueError, match="at least one node"):
-        Topology.uniform(0, 8)

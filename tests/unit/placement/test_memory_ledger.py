@@ -12,15 +12,10 @@ from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Node, Run
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import (
-    PolicyRolloutDemand,
-    ScoringDemand,
-    SimulatorDemand,
-    TrainingDemand,
-)
+from rlplace.placement.memory.demands import PolicyRolloutDemand, ScoringDemand, SimulatorDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand, HostPart, Part, Placed
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.ledger_text import ledger_record, render_ledger
+from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.memory.measured import read_measurements, record_measurements
 from rlplace.placement.schedule import Needs, Residency, text_needs
 from tests.unit.placement.memory_cases import (
@@ -123,13 +118,6 @@ def test_todays_job() -> None:
     assert ledger.fits
 
 
-def test_unknown_spaces_are_said() -> None:
-    plan, config = ppo()
-    ledger = memory_case(plan, config, None).ledger()
-    assert ledger.bytes("rollout", FULL) == 64 << 20
-    assert "the policy's weights are not counted" in render_ledger(ledger)
-
-
 def test_a_gpu_has_a_context_that_no_worker_reports() -> None:
     ledger = ppo_case(kind="cuda").ledger()
     account = ledger.account(0)
@@ -172,11 +160,7 @@ AT = "memory.json.components"
         (None, [("unknown-residency", f"{AT}.")]),
         (
             {"actor": {"ful": 1, "off": -1}, "env": 5},
-            [
-                ("unknown-residency", f"{AT}.actor"),
-                ("bad-size", f"{AT}.actor.off"),
-                ("unknown-residency", f"{AT}.env"),
-            ],
+            [("unknown-residency", f"{AT}.actor"), ("bad-size", f"{AT}.actor.off"), ("unknown-residency", f"{AT}.env")],
         ),
         ({"actor": {"off": True, "full": 1.5}}, [("bad-size", f"{AT}.actor.off"), ("bad-size", f"{AT}.actor.full")]),
     ],
@@ -350,18 +334,6 @@ def test_a_share_of_unknown_memory_is_not_refused() -> None:
     # Emulated accelerators have neither contexts nor captured graphs.
     assert {h.part for h in ledger.account(0).worst.holds} == {Part.PARAMETERS, Part.WORKSPACE}
     assert "how much there is, is not known" in render_ledger(ledger)
-
-
-def test_the_record_is_json_and_says_all() -> None:
-    ledger = spread_70b().ledger()
-    record = ledger_record(ledger)
-    assert json.loads(json.dumps(record)) == record
-    assert record["fits"] is False
-    assert [a["accelerators"] for a in record["accelerators"]] == ["0-15", "16-31", "32-39", "40-47"]
-    moments = record["accelerators"][0]["moments"]
-    assert [m["moment"] for m in moments][:3] == ["start", "enter sync", "sync"]
-    for moment in moments:
-        assert moment["total_bytes"] == sum(hold["size_bytes"] for hold in moment["holds"])
 
 
 def test_many_kinds_of_accelerator_are_cut_short() -> None:

@@ -117,10 +117,7 @@ def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
 
 def test_more_accelerators_are_counted_in_doublings() -> None:
     case = colocated_8b()
-    alone = dataclasses.replace(
-        case,
-        demands={"actor": rlhf_demands("70b", micro_batch=1)["actor"]},
-    )
+    alone = dataclasses.replace(case, demands={"actor": rlhf_demands("70b", micro_batch=1)["actor"]})
     found = {r.fix: r for r in find_remedies(alone)}
     wider = found["cluster.component_placement.actor: {accelerators: 32}"]  # a line that the placement reads
     assert wider.cost == "24 more accelerators, on a larger cluster"

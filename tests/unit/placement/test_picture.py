@@ -33,10 +33,7 @@ REPORTS = {
     "on-nodes": llm({"actor": "0-7", "rollout": "0-7", "agent": {"node_group": "node", "placement": 0}}),
     "six": llm(),
     "turns": llm(dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")),
-    "crowded": llm(
-        cluster={"allow_resident": [*SIX]},
-        **{c.partition(".")[0]: {"enable_offload": False} for c in SIX},
-    ),
+    "crowded": llm(cluster={"allow_resident": [*SIX]}, **{c.partition(".")[0]: {"enable_offload": False} for c in SIX}),
     "six-without-memory": llm(model=None),
     "too-large": llm(dict.fromkeys(SIX, "0-7"), actor={"enable_offload": True, "micro_batch": 64}),
 }
@@ -154,12 +151,6 @@ def test_text_stays_inside_of_narrow_blocks() -> None:
         for text in group.findall(f"{SVG}text"):
             if "transform" not in text.attrib:
                 assert width_of("".join(text.itertext()), size_of(text) * 0.9) <= float(rect.attrib["width"])
-
-
-def test_nothing_is_asked_of_the_network_and_dark_pages_are_served() -> None:
-    svg = render_svg(REPORTS["six"])
-    assert re.findall(r"https?://[^\"' ]+", svg) == ["http://www.w3.org/2000/svg"]
-    assert "@media (prefers-color-scheme:dark)" in svg
 
 
 def test_colours_repeat_where_there_are_more_components() -> None:

@@ -68,6 +68,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (WITHOUT_REFERENCE, LORA | {"reference": SHARED | {"refresh_every": 3}}, "reference.refresh_every"),
     (ALL, {"reference": ON | {"refresh_every": 3, "model": MODEL | {"num_hidden_layers": 1}}}, "reference.model"),
     (ALL, {"algorithm": {"kl_target": 0.1}}, "algorithm.kl_target"),
+    (ALL, {"algorithm": {"kl_coef": 0.1, "kl_in": "loss"}}, "algorithm.kl_estimator"),  # k1 holds nothing back there
     (ALL | {"reward": "cpu"}, {"reward": NUMERIC | ELSEWHERE}, "reward.url"),
     (ALL | {"reward.math": "cpu"}, {"reward": {"math": {"function": "score"}}}, f"{PLACES}.reward"),
 ]

@@ -19,17 +19,6 @@ def pairs(route: Route) -> list[tuple[int, int, int, int]]:
     return [(s.source, s.target, s.start, s.stop) for s in route.shares]
 
 
-def test_hybrid_job() -> None:
-    found = routes("0-7", "0-3", "4-7", Topology.uniform(1, 8))
-    assert pairs(found.observations) == [(0, 0, 0, 8), (1, 1, 8, 16), (2, 2, 16, 24), (3, 3, 24, 32)]
-    assert [(s.source, s.target) for s in found.trajectories.shares] == [(i // 2, i) for i in range(8)]
-    weights = copies("0-7", "4-7", Topology.uniform(1, 8))
-    assert [(s.source, s.target) for s in weights.shares] == [(4, 0), (5, 1), (6, 2), (7, 3)]
-    assert {s.transport for s in weights.shares} == {Transport.SAME_ACCELERATOR}
-    assert {s.transport for s in found.observations.shares} == {Transport.SAME_NODE}
-    assert [s.transport for s in found.trajectories.shares][:2] == [Transport.SAME_ACCELERATOR, Transport.SAME_NODE]
-
-
 def copies(actor: str, rollout: str, topology: Topology) -> Route:
     return copy_nearest(place({"actor": actor, "rollout": rollout}, topology), "actor", "rollout")
 

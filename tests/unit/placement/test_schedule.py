@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.errors import Problem
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import SIMULATOR_NEEDS, Move, Residency, Schedule, find_clashes, schedule_of
+from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency, Schedule, find_clashes, schedule_of
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 ALL = ("actor", "env", "rollout")
@@ -25,27 +25,6 @@ def schedule(placement: HybridComponentPlacement, offload: Sequence[str]) -> Sch
 
 def clashes(placement: HybridComponentPlacement, offload: Sequence[str], allow: Sequence[str] = ()) -> list[Problem]:
     return list(find_clashes(placement, SIMULATOR_NEEDS, {c: c in offload for c in ALL}, allow, {}))
-
-
-def move(component: str, before: Residency, after: Residency) -> Move:
-    return Move(component=component, before=before, after=after)
-
-
-def test_the_hybrid_table_to_the_letter() -> None:
-    plan = schedule(placed("0-7", "0-3", "4-7"), ALL)
-    assert plan.residency == {
-        "sync": {"actor": WEIGHTS, "env": OFF, "rollout": WEIGHTS},
-        "rollout": {"actor": OFF, "env": FULL, "rollout": FULL},
-        "learn": {"actor": FULL, "env": OFF, "rollout": OFF},
-    }
-    moves = {stage: (entry.releases, entry.acquires) for stage, entry in plan.entries.items()}
-    assert moves == {
-        "sync": ((move("actor", FULL, WEIGHTS),), (move("rollout", OFF, WEIGHTS),)),
-        "rollout": ((move("actor", WEIGHTS, OFF),), (move("env", OFF, FULL), move("rollout", WEIGHTS, FULL))),
-        "learn": ((move("env", FULL, OFF), move("rollout", FULL, OFF)), (move("actor", OFF, FULL),)),
-    }
-    assert plan.first.releases == ()
-    assert plan.first.acquires == (move("actor", OFF, WEIGHTS), move("rollout", OFF, WEIGHTS))
 
 
 @pytest.mark.parametrize("offload", [(), ALL])

@@ -7,14 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import (
-    Residency,
-    Schedule,
-    base_stage,
-    schedule_of,
-    split_stages,
-    text_needs,
-)
+from rlplace.placement.schedule import Residency, Schedule, base_stage, schedule_of, split_stages, text_needs
 
 OFF, WEIGHTS, FULL = Residency
 Active = dict[str, tuple[str, ...]]
@@ -59,11 +52,7 @@ EVERYWHERE = dict.fromkeys(("actor", "critic", "reference", "reward", "rollout")
         ),
         (  # of two scorers on the same accelerators the first does
             {"actor": "0-3", "rollout": "0-3", "critic": "4-5", "reference": "6-7", "reward": "6-7"},
-            {
-                "rollout": ("rollout", "reference"),
-                "infer": ("reward", "actor", "critic"),
-                "learn": ("critic", "actor"),
-            },
+            {"rollout": ("rollout", "reference"), "infer": ("reward", "actor", "critic"), "learn": ("critic", "actor")},
         ),
         (  # a critic that only partly overlaps the actor
             {"actor": "0-3", "critic": "2-5", "rollout": "6-7", "reference": "0-1", "reward": "4-5"},

@@ -33,10 +33,7 @@ def test_ranks_on_one_gpu_share_memory_and_the_others_are_in_the_group() -> None
 
 def test_ranks_of_several_gpus_and_second_ranks_of_one_go_through_the_host() -> None:
     mixed = on_gpus("0-3", "0-1:0,2-3:1-2", nodes=2)
-    assert mixed == (
-        DeviceDelivery(readers=(1, 2), owners=(2, 3), actors=4),
-        Delivery(readers=(0,), near=(0, 1, 2, 3)),
-    )
+    assert mixed == (DeviceDelivery(readers=(1, 2), owners=(2, 3), actors=4), Delivery(readers=(0,), near=(0, 1, 2, 3)))
     assert on_gpus("0-3", "4:0-1") == (
         DeviceDelivery(readers=(0,), owners=(None,), actors=4),
         Delivery(readers=(1,), near=(0, 1, 2, 3)),

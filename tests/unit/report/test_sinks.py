@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import resource
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,25 +22,6 @@ NUMBERS = {
     "time/moves_s": 0.002,
     "time/overhead_share": 0.123,
 }
-
-
-SMALL_DISK_BYTES = 4096
-
-
-@contextlib.contextmanager
-def small_disk() -> Iterator[None]:
-    """A limit for every file of this process: beyond it a write is cut short and the next one fails, as on a full disk.
-
-    No fixture: the report of a test goes to a file, too, and must not meet the limit.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK_BYTES, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_the_console_shows_one_aligned_line_per_iteration() -> None:
@@ -94,21 +71,6 @@ def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.Ca
         '{"iteration": 1, "env_steps": 64, "env/episodes": null, "env/return": null}\n'
     )
     assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_a_full_disk_leaves_whole_lines_and_is_reported(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    with (  # noqa: PT012  which write fails depends on its length
-        open_sinks(["jsonl"], tmp_path) as sinks,
-        small_disk(),
-        pytest.raises(OutputError) as caught,
-    ):
-        for i in range(1000):
-            sinks[0](i, i, NUMBERS)
-    lines = file.read_text().splitlines()
-    assert 0 < file.stat().st_size <= SMALL_DISK_BYTES
-    assert [json.loads(line)["iteration"] for line in lines] == list(range(len(lines)))
-    assert caught.value.problem.got == str(file)
 
 
 def test_a_device_that_is_full_is_named_so() -> None:

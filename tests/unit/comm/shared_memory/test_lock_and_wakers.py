@@ -108,13 +108,6 @@ def test_waking_never_blocks_and_never_fails() -> None:
     wakers.wake(waker.number)
 
 
-def test_wakers_have_different_numbers() -> None:
-    wakers = [Waker() for _ in range(20)]
-    numbers = {waker.number for waker in wakers}
-    assert len(numbers) == 20
-    assert 0 not in numbers
-
-
 def test_a_task_sleeps_until_it_is_woken() -> None:
     async def run() -> None:
         first, second, wakers = Waker(), Waker(), Wakers()

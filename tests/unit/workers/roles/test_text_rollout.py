@@ -18,13 +18,7 @@ from torch import nn
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
 from rlplace.config.read import read_config
-from rlplace.errors import (
-    ChannelBroken,
-    ChannelEmpty,
-    ChannelMisuse,
-    DivergedError,
-    Problem,
-)
+from rlplace.errors import ChannelBroken, ChannelEmpty, ChannelMisuse, DivergedError, Problem
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments

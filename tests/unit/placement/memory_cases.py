@@ -119,22 +119,26 @@ PENDULUM = Spaces(observation_shape=(4,), actions=Continuous(shape=(1,)))
 def ppo(
     placement: Mapping[str, object] | None = None,
     *,
+    topology: Topology | None = None,
     offload: bool = True,
+    envs: int = 64,
     memory: int = 16 * GIB,
     kind: str = "emulated",
+    **cluster: Any,
 ) -> tuple[Plan, Config]:
-    """Today's hybrid job."""
+    """Today's hybrid job, on eight accelerators unless `topology` is given."""
+    placed = placement or {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
     config = read_config(
         {
-            "cluster": {"component_placement": placement or {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
-            "env": {"id": "x", "total_num_envs": 64, "enable_offload": offload, "accelerator_memory": "256MiB"},
+            "cluster": {"component_placement": placed, **cluster},
+            "env": {"id": "x", "total_num_envs": envs, "enable_offload": offload, "accelerator_memory": "256MiB"},
             "rollout": {"pipeline_stage_num": 2, "enable_offload": offload, "workspace_memory": "64MiB"},
             "actor": {"enable_offload": offload},
         }
     )
-    return make_plan(config, Topology.uniform(1, 8, kind, memory)), config
+    return make_plan(config, topology or Topology.uniform(1, 8, kind, memory)), config
 
 
-def ppo_case(**options: Any) -> MemoryCase:
-    plan, config = ppo(**options)
+def ppo_case(placement: Mapping[str, object] | None = None, **options: Any) -> MemoryCase:
+    plan, config = ppo(placement, **options)
     return memory_case(plan, config, PENDULUM)

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlplace.config.read import read_config
-from rlplace.placement import Topology, make_plan
+from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation, ChannelPlan, participants_of
 from rlplace.placement.show.view import locate
-from tests.unit.placement.placing import place
+from tests.unit.placement.memory_cases import ppo
+from tests.unit.placement.placing import TWO, place
 
-TWO = Topology.uniform(2, 4)
 SHARED = {"placement": "0-3", "process": "shared"}
 
 
 def channels(placement: Mapping[str, object], topology: Topology = TWO, envs: int = 64) -> dict[str, ChannelPlan]:
-    config = read_config(
-        {
-            "cluster": {"component_placement": placement, "allow_resident": ["actor", "env", "rollout"]},
-            "env": {"id": "x", "total_num_envs": envs},
-            "rollout": {"pipeline_stage_num": 2},
-        }
-    )
-    return {c.name: c for c in make_plan(config, topology).channels}
+    return {c.name: c for c in ppo(placement, topology=topology, envs=envs)[0].channels}
 
 
 def location(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 
 from rlplace.placement import Topology
@@ -42,11 +41,6 @@ def test_weights_come_from_the_nearest_actor_in_turns() -> None:
 def test_several_ranks_on_one_accelerator_share_the_sending() -> None:
     found = copies("0:0-3", "0:0-3", Topology.uniform(1, 1))
     assert [s.source for s in found.shares] == [0, 1, 2, 3]
-
-
-def test_routes_are_the_same_through_pickle() -> None:
-    found = routes("0-7", "0-3", "4-7", Topology.uniform(1, 8))
-    assert pickle.loads(pickle.dumps(found)) == found != routes("0-7", "0-3", "4-7", Topology.uniform(1, 8), groups=1)
 
 
 def test_rows_fewer_than_ranks_go_to_the_first() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -12,12 +10,9 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
 from rlplace.comm.weights import sender
-from rlplace.config.read import read_config
-from rlplace.placement import Topology, make_plan
+from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import HostPart
-from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.memory.ledger_text import render_ledger
 from rlplace.placement.memory.remedies import find_shortages
 from rlplace.placement.memory.shared import (
@@ -29,7 +24,7 @@ from rlplace.placement.memory.shared import (
 )
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
-from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo, ppo_case
+from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo, ppo_case, with_host_memory
 
 SHARED = {"placement": "0-7", "process": "shared"}
 IMAGES = Spaces(observation_shape=(84, 84, 3), actions=Discrete(n=6))
@@ -94,19 +89,8 @@ def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
         assert size <= known[name] <= size + 4096, name
 
 
-def ledger(placement: dict[str, object], topology: Topology, **cluster: object) -> MemoryLedger:
-    config = read_config(
-        {
-            "cluster": {"component_placement": placement, "allow_resident": ["actor", "env", "rollout"], **cluster},
-            "env": {"id": "x", "total_num_envs": 64},
-        }
-    )
-    return memory_case(make_plan(config, topology), config, PENDULUM).ledger()
-
-
 def test_each_node_has_what_lives_there() -> None:
-    two = Topology.uniform(2, 4)
-    found = ledger({"actor": "0-7", "env": "0-3", "rollout": "4-7"}, two)
+    found = ppo_case(topology=Topology.uniform(2, 4)).ledger()
     (first,), (second,) = ([a for a in found.hosts if node in a.numbers] for node in (0, 1))
     purposes = [{h.component for h in a.worst.holds if h.part is HostPart.SHARED} for a in (first, second)]
     assert purposes == [{"channels"}, {"channels", "weights"}]  # actions for env; observations and weights for rollout
@@ -122,17 +106,15 @@ def test_weights_have_a_double_buffer() -> None:
 
 
 def test_what_stays_in_a_process_takes_no_shared_memory() -> None:
-    one = Topology.uniform(1, 8)
-    apart = ledger({"actor": "0-7", "env": "0-7", "rollout": "0-7"}, one).shared_bytes(0)
-    together = ledger({"actor": "0-7", "env": SHARED, "rollout": SHARED}, one).shared_bytes(0)
-    assert 0 < together < apart
-    assert ledger({"actor": "0", "env": "0", "rollout": "0"}, one, launcher="inline").shared_bytes(0) == 0
+    def taken(actor: object, others: object, **cluster: object) -> int:
+        return ppo_case({"actor": actor, "env": others, "rollout": others}, **cluster).ledger().shared_bytes(0)
+
+    assert 0 < taken("0-7", SHARED) < taken("0-7", "0-7")
+    assert taken("0", "0", launcher="inline") == 0
 
 
 def test_shared_memory_is_held_against_the_host() -> None:
-    plan, config = ppo()
-    nodes = tuple(dataclasses.replace(n, host_memory_bytes=1 << 20) for n in plan.topology.nodes)
-    case = memory_case(make_plan(config, Topology(nodes)), config, PENDULUM)
+    case = with_host_memory(ppo_case(), 1 << 20)
     (problem,) = find_shortages(case)
     assert problem.code == "host-does-not-fit"
     assert "channels: in shared memory" in (problem.why or "")
@@ -143,14 +125,6 @@ def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
     assert sender.BUCKET_BYTES == BUCKET_BYTES
     plan, _ = ppo()
     assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
-    config = read_config(
-        {
-            "cluster": {"component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
-            "env": {"id": "x", "total_num_envs": 64, "enable_offload": True},
-            "rollout": {"enable_offload": True},
-            "actor": {"enable_offload": True},
-        }
-    )
-    far = make_plan(config, Topology.uniform(2, 4))
+    far, _ = ppo(topology=Topology.uniform(2, 4))
     assert simulator_items(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
     assert simulator_items(far, PENDULUM, 1, 1000)["weights"] == 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplace.placement import Topology
-from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by_node, deliver_by_rank
+from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by_node
 from tests.unit.placement.placing import EIGHT, place
 
 
@@ -13,10 +13,6 @@ def test_each_node_with_rollout_ranks_gets_one_copy_and_knows_which_actor_ranks_
     found = deliver_by_node(place({"actor": "0-5", "rollout": "2-3,8-11"}, Topology.uniform(3, 4)))
     assert found == (Delivery(readers=(0, 1), near=(0, 1, 2, 3)), Delivery(readers=(2, 3, 4, 5)))
     assert [delivery.lead for delivery in found] == [0, 2]
-
-
-def test_without_shared_memory_each_rank_gets_a_copy() -> None:
-    assert deliver_by_rank(2) == (Delivery(readers=(0,)), Delivery(readers=(1,)))
 
 
 def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]:

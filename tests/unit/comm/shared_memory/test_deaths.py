@@ -131,9 +131,8 @@ def test_a_death_in_the_middle_of_a_change_breaks_the_channel_and_nothing_else(
             channel.put("mine", key="mine")
             assert channel.get(key="mine") == "mine"
         except ChannelBroken as error:
-            broken += "env rank 2 died" in str(error) or f"process {victim.pid} died" in str(
-                error
-            )  # it had no name yet
+            unnamed = f"process {victim.pid} died"  # it had no name yet
+            broken += "env rank 2 died" in str(error) or unnamed in str(error)
         else:  # between two changes
             stats = channel.stats()
             assert stats.depth_items == sum(stats.depth_by_key.values())

@@ -159,7 +159,7 @@ def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, c
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-OFFLOADS = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True " for part in ("param", "optimizer")]
+OFFLOAD = "actor_rollout_ref.actor.fsdp_config.param_offload=True "  # of the parameters alone
 TOGETHER = ENGINES + "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep "
 BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true train_dataset.batch_size=256 "
 
@@ -167,11 +167,6 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
 @pytest.mark.parametrize(
     ("library", "text", "expected"),
     [
-        (
-            "openrlhf",
-            TOGETHER + "--ref_reward_offload",
-            {"reference.enable_offload": True, "reward.enable_offload": True, "cluster.allow_resident": {}},
-        ),
         (
             "openrlhf",
             "--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload",
@@ -188,13 +183,7 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             VERL,
             {"cluster.allow_resident": ["actor", "critic"], "rollout.enable_offload": True},
         ),
-        ("verl", VERL + "".join(OFFLOADS), {"actor.enable_offload": True}),
-        ("verl", VERL + OFFLOADS[0], {"actor.enable_offload": {}}),
-        (
-            "verl",
-            VERL + "actor_rollout_ref.rollout.free_cache_engine=False",
-            {"rollout.enable_offload": False, "cluster.allow_resident": ["actor", "critic", "rollout"]},
-        ),
+        ("verl", VERL + OFFLOAD, {"actor.enable_offload": {}}),
         (
             "verl",
             VERL + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
@@ -213,7 +202,6 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             "--num-rollout 3000 --eval-interval -1",
             {"algorithm.kl_estimator": "k3", "runner": {"total_iterations": 3000}, "actor.model.hidden_size": 2560},
         ),
-        ("skyrl", SKYRL + "generator.num_inference_engines=2", {"actor.enable_offload": True}),
         ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
     ],
 )
@@ -252,7 +240,7 @@ def test_each_flag_has_exactly_one_result() -> None:
         ("openrlhf", "--reward_num_nodes 1 --remote_rm_url x", "reward_num", "it is remote"),
         ("openrlhf", "--reward_num_nodes 1 --agent_func_path x", "reward_num", "the agent scores"),
         ("openrlhf", ENGINES + "--vllm_enable_sleep", "sleep", "does nothing there"),
-        ("verl", VERL + OFFLOADS[0], "param_offload", "together, or neither"),
+        ("verl", VERL + OFFLOAD, "param_offload", "together, or neither"),
         ("roll", ROLL, "world_size", "runs on CPUs there"),
     ],
 )

@@ -17,35 +17,18 @@ def channels(placement: Mapping[str, object], topology: Topology = TWO, envs: in
     return {c.name: c for c in ppo(placement, topology=topology, envs=envs)[0].channels}
 
 
-def location(
-    node: int, keys: str, under_way: int, *, process: str = "", capacity: int | None = None
-) -> ChannelLocation:
+def location(node: int, keys: str, under_way: int, capacity: int) -> ChannelLocation:
     return ChannelLocation(
-        node=node, process=process, keys=tuple(keys.split()), capacity_items=capacity or under_way, under_way=under_way
+        node=node, process="", keys=tuple(keys.split()), capacity_items=capacity, under_way=under_way
     )
 
 
 def test_a_key_lives_on_the_node_of_its_consumer() -> None:
     found = channels({"actor": "0-7", "env": "0-1", "rollout": "3-4"})
-    assert found["observations"].locations() == (location(0, "0", 2), location(1, "1", 2))
-    assert found["actions"].locations() == (location(0, "0/0 0/1 1/0 1/1", 4),)
-    assert found["trajectories"].locations() == (location(0, "0 1 2 3", 4), location(1, "4 5 6 7", 4))
-    assert found["weights"].locations() == (location(0, "0", 1, capacity=2), location(1, "1", 1, capacity=2))
-
-
-def test_a_process_that_holds_all_ends_is_the_location() -> None:
-    found = channels({"actor": "0-7", "env": SHARED, "rollout": SHARED})
-    for name, keys in (("observations", "{0}"), ("actions", "{0}/0 {0}/1")):
-        expected = (location(0, keys.format(r), 2, process=f"env+rollout {r}") for r in range(4))
-        assert found[name].locations() == tuple(expected)
-    assert [h.process for h in found["trajectories"].locations()] == ["", ""]
-    assert [h.process for h in found["weights"].locations()] == [""]
-
-
-def test_ranks_that_come_back_to_a_node_share_its_location() -> None:
-    found = channels({"actor": "0-7", "env": "0-1", "rollout": "0,4,1"})
-    assert found["observations"].locations() == (location(0, "0 2", 4), location(1, "1", 4))
-    assert sum(h.capacity_items for h in found["observations"].locations()) == found["observations"].capacity_items
+    assert found["observations"].locations() == (location(0, "0", 2, 2), location(1, "1", 2, 2))
+    assert found["actions"].locations() == (location(0, "0/0 0/1 1/0 1/1", 4, 4),)
+    assert found["trajectories"].locations() == (location(0, "0 1 2 3", 4, 4), location(1, "4 5 6 7", 4, 4))
+    assert found["weights"].locations() == (location(0, "0", 1, 2), location(1, "1", 1, 2))
 
 
 def test_a_channel_has_places_for_all_its_ranks() -> None:

@@ -13,7 +13,6 @@ from rlplace.errors import (
     ChannelTimeout,
     ConfigError,
     OutputError,
-    PlacementError,
     Problem,
     RlplaceError,
     Source,
@@ -45,12 +44,6 @@ def test_a_problem_has_only_the_lines_that_are_known() -> None:
 def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
     text = Problem(code="c", key="k", what="w", got="0-8", span=span).render()
     assert text.splitlines()[2] == " " * len("    got: ") + carets
-
-
-def test_all_problems_are_in_one_error() -> None:
-    error = PlacementError([OUT_OF_RANGE, Problem(code="other", key="k", what="w")])
-    assert error.codes == ("accelerator-out-of-range", "other")
-    assert str(error) == f"{OUT_OF_RANGE.render()}\n{error.problems[1].render()}"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def accelerators(value: object, topology: Topology = EIGHT) -> list[list[int]]:
         ("0-7:0", [[0, 1, 2, 3, 4, 5, 6, 7]]),
         ("all:0-3", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ("0-1:0-3,3-5", [[0], [0], [1], [1], [3], [4], [5]]),
+        ("0-1:0-3,3-4,5-6:6-9", [[0], [0], [1], [1], [3], [4], [5], [5], [6], [6]]),
         ("4-7:0-1,0-1", [[4, 5], [6, 7], [0], [1]]),
         ("4-5:2-3,0-1:0-1", [[0], [1], [4], [5]]),
         (["0-1:0-3", "2"], [[0], [0], [1], [1], [2]]),
@@ -39,12 +40,6 @@ def accelerators(value: object, topology: Topology = EIGHT) -> list[list[int]]:
 )
 def test_grammar(value: object, expected: list[list[int]]) -> None:
     assert accelerators(value) == expected
-
-
-def test_segments_of_every_kind_continue_after_the_highest_rank() -> None:
-    placement = place({"actor": "0-1:0-3,3-5,7-10:7-14"}, Topology.uniform(1, 11))
-    assert placement.world_size("actor") == 15
-    assert [s.accelerators for s in placement.slots("actor")][4:9] == [(3,), (4,), (5,), (7,), (7,)]
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,6 @@ def test_the_plan_shows_what_travels() -> None:
     assert "its part, written into the copy of node 0" in explain_pair(plan, ("actor", 1), ("rollout", 0))
 
 
-def test_a_planned_job_has_no_channels() -> None:
-    planned = config({"actor": "0-3", "rollout": "0-3"}, algorithm={"name": "ppo", "prompts": 8}, **LEAVING)
-    assert layout(planned).channels == ()
-    with pytest.raises(AssertionError, match="of simulators only"):
-        assert layout(planned).row_routes
-
-
 def test_memory_counts_the_cache_the_tokens_of_a_pass_and_what_is_shared() -> None:
     asked = config(
         {"actor": "0-1", "env": "2", "rollout": "3"},

@@ -33,7 +33,6 @@ MIXED = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2
 # the same numbers.
 COUNTED: dict[str, tuple[dict[str, Any], int, int]] = {
     "Llama-3-8B": (LLAMA_3_8B, 8_030_261_248, 7_504_928_768),
-    "Llama-3-70B": (decoder("llama", 128256, 8192, 28672, 80, 64, 8), 70_553_706_496, 69_503_041_536),
     "SmolLM2-135M": (decoder("llama", 49152, 576, 1536, 30, 9, 3, tie_word_embeddings=True), 134_515_008, 134_515_584),
     "Llama with biases": (
         decoder("llama", 1000, 64, 96, 3, 4, 2) | {"attention_bias": True, "mlp_bias": True},

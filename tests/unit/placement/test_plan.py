@@ -1,4 +1,4 @@
-"""make_plan: everything decided, every problem at once, nothing heavy imported."""
+"""make_plan: everything decided, every problem at once."""
 
 from __future__ import annotations
 
@@ -50,18 +50,16 @@ def test_placement_residency_and_data_flow_problems_come_together() -> None:
     assert found == ["residents-clash"] * 3 + ["uneven-envs"]
 
 
-def test_environments_must_divide_and_reach_every_rank() -> None:
+def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does() -> None:
+    one_env = {"actor": "0-7", "env": "0", "rollout": "4-7"}
     assert codes(envs=60) == ["uneven-envs"]
-    assert codes({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=2, groups=1) == ["rank-without-rows"] * 2
+    assert codes(one_env, envs=2, groups=1) == ["rank-without-rows"] * 2
     with pytest.raises(PlacementError, match="total_num_envs: 64        \\(or: 56\\)"):
         plan(envs=60)
-
-
-def test_proposed_sizes_are_legal() -> None:
-    assert plan(envs=56).row_routes.observations.rows == 28
     with pytest.raises(PlacementError, match="total_num_envs: 8 "):
-        plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=2, groups=1)
-    assert plan({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=8, groups=1)
+        plan(one_env, envs=2, groups=1)
+    assert plan(envs=56).row_routes.observations.rows == 28
+    assert plan(one_env, envs=8, groups=1)
 
 
 @pytest.mark.parametrize(

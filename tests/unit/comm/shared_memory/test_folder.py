@@ -38,14 +38,6 @@ def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_two_jobs_do_not_meet_and_none_sweeps_the_other(tmp_path: Path) -> None:
-    with JobFolder.create(tmp_path) as one, JobFolder.create(tmp_path) as two:
-        assert one.path != two.path
-        assert sweep(tmp_path) == []
-        assert one.path.exists()
-        assert two.path.exists()
-
-
 def test_what_a_killed_owner_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

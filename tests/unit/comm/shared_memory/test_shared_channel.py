@@ -7,7 +7,6 @@ import contextlib
 import errno
 import gc
 import os
-import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +16,10 @@ import numpy as np
 import pytest
 
 from rlplace.comm import codec, ends
-from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.table import MAX_NAME_BYTES, Table
+from rlplace.comm.table import MAX_NAME_BYTES
 from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
 from tests.channel_peer import FORK, PATIENCE_S, held_bytes
 
@@ -58,16 +56,6 @@ def test_a_full_memory_is_an_error_before_anything_is_there(
         make()
     assert caught.value.problem.key == "cluster.comm.shm_folder"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pickled_end_keeps_its_name_and_channel(make: Callable) -> None:
-    channel = make()
-    copy = pickle.loads(pickle.dumps(channel.named("env rank 4")))
-    copy.put(np.arange(3))
-    assert channel.stats().producers == ("env rank 4",)
-    np.testing.assert_array_equal(channel.get(), np.arange(3))
-    copy.detach()
-    channel.put("still here")
 
 
 def test_nothing_is_left_behind(make: Callable, tmp_path: Path) -> None:
@@ -142,14 +130,6 @@ def test_a_crowd_is_refused(make: Callable) -> None:
     with pytest.raises(ChannelError, match="places for 8 names"):
         channel.named("yet another").get_nowait()
     assert not channel.stats().waits
-
-
-@pytest.mark.parametrize("capacity_items", [1, 4, 1000, 100_000])
-def test_the_memory_of_a_channel_is_bounded(capacity_items: int) -> None:
-    table = Table(ChannelSpec(name="q", capacity_items=capacity_items))
-    assert 8 * (table.entries + table.entry_count * table.entry_words) == table.size_bytes
-    assert table.inline_bytes >= 512
-    assert table.size_bytes < (1 << 20) + max(20 << 20, 1200 * capacity_items)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

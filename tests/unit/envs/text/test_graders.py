@@ -121,12 +121,3 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
 def test_a_reward_function_that_eats_memory_is_stopped() -> None:
     problem = failure(in_process(reward("eats_memory"), memory_bytes=1 << 30))
     assert (problem.code, (problem.why or "").split("\n")[0]) == ("reward-raised", "MemoryError")
-
-
-def test_closing_ends_the_processes() -> None:
-    grader = in_process(reward("length"))
-    grader.submit(case())
-    assert all_of(grader, 1)
-    (process,) = grader._processes
-    grader.close()
-    assert process.popen.returncode is not None

@@ -13,8 +13,8 @@ from rlplace.workers.training.samples import take_groups, take_scores
 from tests.lm_ranks import everything, made_up_samples
 
 
-def channel(timeout_s: float = 5.0) -> LocalChannel:
-    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=timeout_s))
+def channel() -> LocalChannel:
+    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=5.0))
 
 
 def test_groups_are_taken_in_any_order() -> None:
@@ -33,13 +33,6 @@ def test_a_group_of_another_iteration_is_an_error(numbers: tuple[int, int]) -> N
     with pytest.raises(ChannelMisuse, match="samples are not of this iteration") as caught:
         take_groups(samples, 3, "actor rank 0")
     assert caught.value.code == "out-of-step"
-
-
-def test_waiting_for_groups_has_a_deadline() -> None:
-    samples = channel(timeout_s=0.01)
-    samples.put(made_up_samples()[0])
-    with pytest.raises(ChannelTimeout):
-        take_groups(samples, 2, "actor rank 0")
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────

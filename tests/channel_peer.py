@@ -1,12 +1,10 @@
-"""Another process that calls methods of the channel ends it is sent, and how tests wait for a state of a channel."""
+"""How tests wait for a state of a channel, and work in a child process."""
 
 from __future__ import annotations
 
 import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from typing import Any
 
 from rlplace.comm.channel import Channel, ChannelStats
@@ -42,45 +40,3 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> int | None:
     process.start()
     process.join()
     return process.exitcode
-
-
-class ProcessPeer:
-    """A plain process; one call at a time."""
-
-    def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._line, remote = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(remote,), daemon=True)
-        self._process.start()
-        remote.close()
-        self._threads = ThreadPoolExecutor(1)
-
-    def call(self, end: Any, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._threads.submit(self._call, end, method, args, kwargs)
-
-    def kill(self) -> None:
-        """Idempotent; a call that is under way fails."""
-        self._process.kill()
-        self._process.join()
-        self._threads.shutdown()
-        self._line.close()
-
-    def _call(self, *request: Any) -> Any:
-        self._line.send(request)
-        ok, reply = self._line.recv()
-        if ok:
-            return reply
-        raise reply
-
-
-def _serve(line: Connection) -> None:
-    while True:
-        try:
-            end, method, args, kwargs = line.recv()
-        except EOFError:
-            return
-        try:
-            reply = True, getattr(end, method)(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the caller asked for it
-            reply = False, error
-        line.send(reply)

@@ -8,12 +8,9 @@ import threading
 
 
 class Cable:
-    """Forwards TCP connections to `endpoint`. `cut` ends all that are open; while stalled, nothing passes, old or new.
+    """Forwards TCP connections to `endpoint`. `cut` ends all that are open; while stalled, nothing passes."""
 
-    It stalls by itself after `stall_after` bytes towards the server.
-    """
-
-    def __init__(self, endpoint: str, *, stall_after: int | None = None) -> None:
+    def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -23,7 +20,6 @@ class Cable:
         self._flows.set()
         self._passed = threading.Condition()
         self.passed_bytes = 0  # towards the server
-        self._stall_after = stall_after
         self._ended = False
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -85,8 +81,6 @@ class Cable:
                 if to_server:
                     with self._passed:
                         self.passed_bytes += len(data)
-                        if self._stall_after is not None and self.passed_bytes >= self._stall_after:
-                            self.stall()
                         self._passed.notify_all()
         for end in (source, sink):
             with contextlib.suppress(OSError):

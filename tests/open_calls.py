@@ -16,13 +16,14 @@ from rlplace.workers.launch.handle import Call
 from rlplace.workers.worker import MoveReport
 
 
-def slot_of(component: str, rank: int = 0) -> Slot:
+def slot_of(component: str, rank: int = 0, ranks: int = 1) -> Slot:
+    """On the accelerator of the rank's number, all on one node."""
     return Slot(
         component=component,
         rank=rank,
         node=0,
         local_rank=rank,
-        local_world_size=1,
+        local_world_size=ranks,
         accelerators=(rank,),
         local_accelerators=(rank,),
     )

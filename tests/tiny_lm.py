@@ -12,7 +12,7 @@ from tests.tiny_tokenizer import trained_on
 
 Kind = Literal["qwen3", "llama"]
 
-PAD, END, TURN = 0, 1, 2  # token ids of <pad>, <eos>, <turn>
+PAD, END = 0, 1  # token ids of <pad>, <eos>
 CONTEXT = 256  # tokens
 
 _CHAT = (

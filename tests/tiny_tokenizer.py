@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-END, TURN = 1, 2  # token ids of <eos>, which ends answers, and of <turn>
+END = 1  # token id of <eos>, which ends answers
 CHAT = (
     "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant: {% endif %}"

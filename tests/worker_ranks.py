@@ -14,9 +14,9 @@ import torch
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device, EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous, WorkerContext
+from tests.open_calls import slot_of
 
 Scenario = TypeVar("Scenario")
 Shown = TypeVar("Shown")
@@ -54,19 +54,6 @@ def rendezvous_at(listener: socket.socket) -> Rendezvous:
     return Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=60.0)
 
 
-def slot_of(component: str, rank: int, ranks: int) -> Slot:
-    """On the accelerator of the rank's number, all on one node."""
-    return Slot(
-        component=component,
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        local_world_size=ranks,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
-    )
-
-
 def context_of(
     component: str,
     rank: int,
@@ -76,14 +63,13 @@ def context_of(
     *,
     folder: Path | None = None,
     device: Device | None = None,
-    capacity_bytes: int = CAPACITY_BYTES,
 ) -> WorkerContext:
     """Without a device, an emulated one."""
     slot = slot_of(component, rank, ranks)
     return WorkerContext(
         slot=slot,
         world_size=ranks,
-        device=device or EmulatedDevice(MemoryAccount([capacity_bytes] * ranks), slot),
+        device=device or EmulatedDevice(MemoryAccount([CAPACITY_BYTES] * ranks), slot),
         rendezvous=rendezvous,
         channels=channels,
         folder=folder,
@@ -91,13 +77,6 @@ def context_of(
 
 
 Follow = Callable[[Scenario, int, Rendezvous, Path], Shown]
-
-
-def rank_processes(ranks: int) -> ProcessPoolExecutor:
-    """Processes that need not import what ranks are made of."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
-    return ProcessPoolExecutor(ranks, mp_context=context)
 
 
 def in_processes(
@@ -109,7 +88,10 @@ def in_processes(
     meanwhile: Callable[[Mapping[str, Channel]], None] = lambda _: None,
 ) -> list[Shown]:
     """What `follow` returns on each rank, in a process of its own; `meanwhile` uses the channels of all from here."""
-    with listen() as listener, JobFolder.create() as folder, rank_processes(ranks) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    processes = ProcessPoolExecutor(ranks, mp_context=context)
+    with listen() as listener, JobFolder.create() as folder, processes as pool:
         made = {spec.name: SharedChannel.create(folder.path, spec).named("a test") for spec in channels}
         port = listener.getsockname()[1]
         pending = [

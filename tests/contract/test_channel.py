@@ -26,7 +26,7 @@ from rlplace.errors import (
     EndOfStream,
 )
 from rlplace.trajectory import Observation
-from tests.channel_peer import PATIENCE_S, ProcessPeer, until, waiting
+from tests.channel_peer import PATIENCE_S, in_child, until, waiting
 
 BRIEF_S = 0.05  # a deadline that is meant to pass
 
@@ -414,40 +414,11 @@ def test_an_item_that_cannot_be_unpickled_does_not_lose_its_batch(make: Make) ->
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-between_processes = pytest.mark.parametrize("create", ["shared"], indirect=True)
-
-
-@pytest.fixture
-def spawn(create: object) -> Iterator[Callable[[], ProcessPeer]]:
-    """Processes that call a method of the end they are sent."""
-    peers: list[ProcessPeer] = []
-
-    def peer() -> ProcessPeer:
-        peers.append(ProcessPeer())
-        return peers[-1]
-
-    yield peer
-    for one in peers:
-        one.kill()
-
-
-@between_processes
-def test_ends_work_in_other_processes(make: Make, spawn: Callable[[], Any]) -> None:
-    channel, env, rollout = make(), spawn(), spawn()
-    taken = rollout.call(channel.named("rollout rank 0"), "get", key="x")
-    assert waiting(channel, gets=1).waiting_consumers == ("rollout rank 0",)
-    env.call(channel.named("env rank 0"), "put", np.arange(4), key="x").result(PATIENCE_S)
-    np.testing.assert_array_equal(taken.result(PATIENCE_S), np.arange(4))
-    env.call(channel, "put", np.ones(1_000_000), key="y").result(PATIENCE_S)
-    assert channel.get(key="y").sum() == 1_000_000
-
-
-@between_processes
+@pytest.mark.parametrize("create", ["shared"], indirect=True)
 @pytest.mark.parametrize("size", [3, 1_000_000])
-def test_an_item_outlives_its_producer(make: Make, spawn: Callable[[], Any], size: int) -> None:
-    channel, producer = make(), spawn()
-    producer.call(channel.named("env rank 5"), "put", np.ones(size)).result(PATIENCE_S)
-    producer.kill()
+def test_an_item_outlives_its_producer(make: Make, size: int) -> None:
+    channel = make()
+    assert in_child(channel.named("env rank 5").put, np.ones(size)) == 0
     until(channel, lambda s: s.dead == ("env rank 5",))
     with pytest.raises(ChannelTimeout, match=r"env rank 5 \(dead\)"):
         channel.get(key="other", timeout_s=BRIEF_S)

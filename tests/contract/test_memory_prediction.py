@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+from pathlib import Path
 
 import pytest
-import torch
 
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
@@ -17,7 +16,8 @@ from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, Scenario, make_actor
-from tests.worker_ranks import listen, rank_processes, rendezvous_at, slot_of
+from tests.open_calls import slot_of
+from tests.worker_ranks import in_processes
 
 Sizes = dict[Residency, tuple[int, int]]  # bytes on the accelerator, bytes on the host
 CONTINUOUS = ContinuousActions(shape=(3, 2), low=(-1.0,) * 6, high=(1.0,) * 6)
@@ -48,7 +48,7 @@ def test_every_weight_is_counted(actions: DiscreteActions | ContinuousActions, n
 def test_an_engine_holds_what_was_predicted() -> None:
     scenario = Scenario(split=(1,))
     config, spaces = scenario.config, Spaces(observation_shape=(3, 4), actions=CONTINUOUS)
-    device = EmulatedDevice(MemoryAccount([1 << 30]), slot_of("rollout", 0, 1))
+    device = EmulatedDevice(MemoryAccount([1 << 30]), slot_of("rollout"))
     policy = build_policy(spaces, config.actor, config.algorithm, seed=0)
     engine = TorchEngine(policy, device=device, owner="rollout rank 0", workspace_bytes=1000)
     footprint = PolicyRolloutDemand(policy=shape(config, spaces), workspace_bytes=1000).footprint(placed(1))
@@ -56,9 +56,7 @@ def test_an_engine_holds_what_was_predicted() -> None:
         assert engine.move(residency) == device.held_bytes() == footprint.reported_bytes(residency)
 
 
-def _moves(scenario: Scenario, rank: int, port: int, listener: socket.socket | None) -> Sizes:
-    torch.set_num_threads(1)
-    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+def _moves(scenario: Scenario, rank: int, rendezvous: Rendezvous, _: Path) -> Sizes:
     actor = make_actor(scenario, rank, rendezvous)
     try:
         reports = {residency: actor.move(residency) for residency in Residency}
@@ -73,10 +71,7 @@ def test_the_fullest_of_three_ranks_holds_what_was_predicted(precision: str) -> 
     scenario = Scenario(
         split=(1, 1, 1), actions=THREE_CHOICES, actor={"model": {"hidden": [16, 16]}, "compute": precision}
     )
-    with listen() as listener, rank_processes(3) as pool:
-        port = listener.getsockname()[1]
-        ranks = [pool.submit(_moves, scenario, r, port, None if r else listener) for r in range(3)]
-        found = [rank.result() for rank in ranks]
+    found = in_processes(_moves, scenario, 3)
     config = scenario.config
     footprint = PolicyTrainingDemand(policy=shape(config, scenario.spaces)).footprint(placed(3))
     fullest = {r: (max(f[r][0] for f in found), max(f[r][1] for f in found)) for r in Residency}

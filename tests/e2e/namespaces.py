@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.e2e import cables
 from tests.e2e.cables import Cable
 from tests.e2e.delayed_cable import DEVICE
@@ -21,7 +23,6 @@ class Machines:
 
     def __init__(self, cable: Cable) -> None:
         self.cable = cable
-        self.addresses = cables.ADDRESSES
 
     def inside(self, machine: int) -> list[str]:
         nobody_else = "RAY_AUTH_MODE=disabled"
@@ -38,36 +39,35 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines(mbit_per_s: int, delay_ms: float = 0.0) -> Iterator[Machines]:
-    """Both of the cable, each way. Raises cables.Refused."""
-    with cables.laid(mbit_per_s, delay_ms) as cable:
-        yield Machines(cable)
+def machines_with_ray(mbit_per_s: int, delay_ms: float = 0.0) -> Iterator[tuple[Machines, str]]:
+    """Both of a cable of so much each way, with a Ray of both; its address. Ends all that they started.
+
+    Skips the test where this machine refuses what `cables` needs.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            two = Machines(stack.enter_context(cables.laid(mbit_per_s, delay_ms)))
+        except cables.Refused as why:
+            pytest.skip(str(why))
+        address = f"{cables.ADDRESSES[0]}:6379"
+        roles = ["--head", "--port=6379", "--include-dashboard=false"], [f"--address={address}"]
+        for machine, options in enumerate(roles):
+            stack.callback(_end, _start(two, machine, options))
+            _wait(two, address, nodes=machine + 1)
+        yield two, address
 
 
-@contextlib.contextmanager
-def ray_nodes(two: Machines) -> Iterator[str]:
-    """A Ray of two nodes; its address. Ends both and everything they started."""
-    address = f"{two.addresses[0]}:6379"
-    started: list[subprocess.Popen[bytes]] = []
+def _end(node: subprocess.Popen[bytes]) -> None:
+    node.terminate()
     try:
-        started.append(_start(two, 0, ["--head", "--port=6379", "--include-dashboard=false"]))
-        _wait(two, address, nodes=1)
-        started.append(_start(two, 1, [f"--address={address}"]))
-        _wait(two, address, nodes=2)
-        yield address
-    finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in reversed(started):
-            try:
-                process.wait(20.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        node.wait(20.0)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()
 
 
 def _start(two: Machines, machine: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [str(RAY), "start", "--block", "--num-cpus=1", f"--node-ip-address={two.addresses[machine]}"]
+    command = [str(RAY), "start", "--block", "--num-cpus=1", f"--node-ip-address={cables.ADDRESSES[machine]}"]
     command += ["--disable-usage-stats", "--object-store-memory=100000000", *options]
     silent = subprocess.DEVNULL
     return subprocess.Popen([*two.inside(machine), *command], stdin=silent, stdout=silent, stderr=silent)

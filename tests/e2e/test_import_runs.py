@@ -24,15 +24,6 @@ LLAMA_8B = (
     "--normalize_reward --packing_samples --gradient_checkpointing "
     "--vllm_sync_backend nccl --vllm_enable_sleep --deepspeed_enable_sleep"
 )
-LLAMA_70B = (
-    ENTRY
-    + "".join(f"--{role}_num_nodes 2 --{role}_num_gpus_per_node 8 " for role in ROLES)
-    + "--vllm_num_engines 4 --vllm_tensor_parallel_size 4 --colocate_actor_ref --colocate_critic_reward "
-    "--vllm_gpu_memory_utilization 0.6 --pretrain meta/Llama-3-70b --reward_pretrain mine/Llama-3-70b-rm "
-    "--prompt_data prompts.jsonl "
-    "--micro_train_batch_size 1 --train_batch_size 128 --micro_rollout_batch_size 1 --rollout_batch_size 1024 "
-    "--prompt_max_len 1024 --generate_max_len 1024 --zero_stage 3 --bf16 --adam_offload --gradient_checkpointing"
-)
 
 
 def imported(text: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
@@ -68,13 +59,6 @@ def test_a_recipe_that_is_too_large_says_what_would_fit(tmp_path: Path, capsys: 
     assert key.endswith(".token_budget")
     code, _, err = planned(tmp_path, capsys, "cluster=8xH100", f"{key}={value}")
     assert (code, err) == (0, "")
-
-
-def test_the_70b_recipe_is_a_third_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "uses 48 instead of 80" in imported(LLAMA_70B, tmp_path, capsys)
-    code, out, err = planned(tmp_path, capsys, "cluster=48xA100")
-    assert (code, err) == (0, "")
-    assert "rollout : actor : critic   1 : 1 : 1" in out
 
 
 def test_the_8b_recipe_runs_at_tiny_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,9 +17,14 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.errors import ClusterError
+from rlplace.config.schema import RayConfig
+from rlplace.errors import ClusterError, WorkerError
+from rlplace.placement.language.slots import PackedPlacementStrategy
+from rlplace.placement.machines.topology import Topology
+from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.reservation import Machine
-from tests.e2e import cables, namespaces
+from tests.contract.launch_workers import Probe
+from tests.e2e.namespaces import machines_with_ray
 from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
 
 if TYPE_CHECKING:
@@ -32,14 +39,14 @@ APART = (*SMALL, *placed("0", "0", "4"), "cluster.num_nodes=2")
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """A Ray of two nodes on this machine."""
+    """A Ray of two nodes on this machine, each with its own raylet and two GPUs that exist in name only."""
     from ray.cluster_utils import Cluster as Nodes
 
     from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment("auto"):
-        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        nodes.add_node(num_cpus=1)
+        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
+        nodes.add_node(num_cpus=1, num_gpus=2)
         yield nodes
         nodes.shutdown()
 
@@ -47,6 +54,16 @@ def nodes() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address(nodes: Any) -> str:
     return str(nodes.address)
+
+
+@pytest.fixture
+def driver(address: str) -> Iterator[Any]:
+    """This process, as one that has joined that Ray."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture
@@ -131,36 +148,46 @@ def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path
         time.sleep(0.1)
 
 
-def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: Any, shm: Path) -> None:
-    import ray
+def test_ranks_sit_on_the_nodes_of_the_plan(address: str, driver: Any) -> None:
+    head = driver.get_runtime_context().get_node_id()
+    with Cluster(topology=Topology.uniform(2, 2, "cuda"), ray=RayConfig(address=address)) as cluster:
+        packed = PackedPlacementStrategy(0, 3)
+        group = Probe.create_group().launch(cluster, name="probe", placement_strategy=packed)
+        where = group.node_id().wait()
+        assert where[0] == where[1] == head, "node 0 is the head"
+        assert where[2] == where[3] != head
+        assert [seen for _, seen, _ in group.process().wait()] == ["0", "1", "0", "1"]
+        victim = group.process().wait()[3][0]
+        stuck = group.stuck()
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"probe rank 3 \(node 1, accelerators 3\)"):
+            stuck.wait(timeout_s=90)
 
+
+@pytest.mark.usefixtures("driver")
+def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: Any, shm: Path) -> None:
     from rlplace.workers.ray_launch.channels import RemoteNode
 
     third = nodes.add_node(num_cpus=1)
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        machine = Machine(id=third.node_id, address="10.0.0.3", total={})
-        node = RemoteNode(machine, shm, GONE_S)
-        assert node.folder().parent == shm
-        with pytest.raises(ClusterError, match="docker run --shm-size=") as small:
-            node.check(1 << 60)
-        assert (small.value.code, small.value.problem.key) == ("shm-too-small", "cluster.comm.shm_folder")
-        nodes.remove_node(third, allow_graceful=False)
-        with pytest.raises(ClusterError, match="did not answer") as lost:
-            use(node)
-        assert (lost.value.code, lost.value.problem.key) == ("node-lost", "node 10.0.0.3")
-        node.close()
-    finally:
-        ray.shutdown()
+    machine = Machine(id=third.node_id, address="10.0.0.3", total={})
+    node = RemoteNode(machine, shm, GONE_S)
+    assert node.folder().parent == shm
+    with pytest.raises(ClusterError, match="docker run --shm-size=") as small:
+        node.check(1 << 60)
+    assert (small.value.code, small.value.problem.key) == ("shm-too-small", "cluster.comm.shm_folder")
+    nodes.remove_node(third, allow_graceful=False)
+    with pytest.raises(ClusterError, match="did not answer") as lost:
+        use(node)
+    assert (lost.value.code, lost.value.problem.key) == ("node-lost", "node 10.0.0.3")
+    node.close()
     deadline = time.monotonic() + GONE_S
     while list(shm.iterdir()):
         assert time.monotonic() < deadline, "the folder of the lost node is removed, too"
         time.sleep(0.1)
 
 
-@pytest.mark.skipif(cables.refusal() is not None, reason=str(cables.refusal()))
 def test_two_machines_on_a_cable(tmp_path: Path, shm: Path) -> None:
-    with machines_with_ray(delay_ms=10) as (two, ray_address):
+    with machines_with_ray(mbit_per_s=200, delay_ms=10) as (two, ray_address):
         overrides = (*APART, "runner.total_iterations=4", *joining(ray_address, shm))
         run = train("hybrid_ppo", tmp_path, *overrides, inside=two.inside(0))
         assert run.code == 0, run.err
@@ -169,14 +196,3 @@ def test_two_machines_on_a_cable(tmp_path: Path, shm: Path) -> None:
         observations = 1024 * 4 * 4  # float32 [4] for each step
         assert carried > observations, "observations went over the cable"
     assert list(shm.iterdir()) == []
-
-
-@contextlib.contextmanager
-def machines_with_ray(delay_ms: int) -> Iterator[tuple[namespaces.Machines, str]]:
-    """Two on a cable, and the address of their Ray."""
-    with contextlib.ExitStack() as stack:
-        try:
-            two = stack.enter_context(namespaces.machines(200, delay_ms))
-        except cables.Refused as why:
-            pytest.skip(str(why))
-        yield two, stack.enter_context(namespaces.ray_nodes(two))

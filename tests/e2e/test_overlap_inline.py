@@ -70,7 +70,7 @@ def test_critic_and_scorers_keep_up_with_what_runs_ahead(models: tuple[str, ...]
 
 
 def test_what_fails_while_the_actor_learns_ends_the_run_and_is_named(model: Path, tmp_path: Path) -> None:
-    asked = ("algorithm.max_staleness=1", "env.rewards=[{name: tests.e2e.text_tasks:not_a_number}]")
+    asked = ("algorithm.max_staleness=1", "env.rewards=[{name: tests.odd_rewards:not_a_number}]")
     run = train("disaggregated_grpo_llm", tmp_path, *tiny(model), *APART, *asked)
     assert run.code == 1
     assert "[reward-not-finite]" in run.err

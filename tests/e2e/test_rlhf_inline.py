@@ -147,7 +147,7 @@ ON_CPU = placed(actor="0", critic="1", reference="0", reward="cpu", rollout="0-1
 
 @pytest.mark.parametrize(
     ("function", "code"),
-    [("tests.e2e.text_tasks:not_a_number", "reward-not-finite"), ("tests.odd_rewards:exits", "reward-died")],
+    [("tests.odd_rewards:not_a_number", "reward-not-finite"), ("tests.odd_rewards:exits", "reward-died")],
 )
 def test_a_scorer_that_fails_ends_the_run_and_is_named(
     function: str, code: str, models: tuple[str, ...], tmp_path: Path

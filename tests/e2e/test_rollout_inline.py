@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from rlplace.errors import ChannelBroken
 from rlplace.trajectory import Trajectory, concat
-from rlplace.workers.arguments import OBSERVATIONS
-from tests.rollout_stage import Layout, RolloutStage, env_block
+from tests.rollout_stage import Layout, RolloutStage
 
 STEPS, ITERATIONS, ROWS = 10, 3, 24
 FLOATS = ("actions", "logprobs", "values", "rewards", "observations", "last_observations", "final_observations")
@@ -81,20 +78,3 @@ def test_the_same_seed_gives_the_same_bits(env: dict[str, object]) -> None:
         assert np.array_equal(a.observations, b.observations)
         assert np.array_equal(a.actions, b.actions)
         assert np.array_equal(a.logprobs, b.logprobs)
-
-
-def test_the_death_of_one_rank_ends_all_others() -> None:
-    stage = RolloutStage(Layout(env=2, rollout=2), env_block("Script-v0"), steps=STEPS)
-
-    def die(iteration: int) -> None:
-        stage.channels[OBSERVATIONS].get(key="1")
-        for channel in stage.channels.values():
-            channel.break_("rollout rank 1 died")
-
-    calls = [stage.env[0].run, stage.env[1].run, stage.rollout[0].generate, die]
-    with ThreadPoolExecutor(len(calls)) as threads:
-        pending = [threads.submit(call, 0) for call in calls]
-    errors = [p.exception() for p in pending[:-1]]
-    assert [type(e) for e in errors] == [ChannelBroken] * 3
-    assert all("rollout rank 1 died" in str(e) for e in errors)
-    stage.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -46,32 +49,38 @@ def test_only_shared_accelerators_cause_moves(runs: dict[str, Finished]) -> None
     assert seen["hybrid_ppo"] == {"actor": everywhere, "env": {"off", "full"}, "rollout": everywhere}
 
 
-def test_a_killed_worker_ends_the_run_with_its_name_and_stage(tmp_path: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625")
+@pytest.fixture
+def homes() -> Iterator[tuple[Path, Path]]:
+    """For shared memory and for temporary files, of this test alone; short names leave room for Ray's sockets."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm, tempfile.TemporaryDirectory(dir="/tmp") as disk:
+        yield Path(shm), Path(disk)
+
+
+@pytest.mark.parametrize("ending", ["killed worker", "SIGTERM"])
+def test_a_run_that_ends_early_says_why_and_leaves_nothing(
+    ending: str, homes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Ray would replace the handler of SIGTERM."""
+    shm, disk = homes
+    overrides = (*SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625", f"cluster.comm.shm_folder={shm}")
+    process = start("hybrid_ppo", tmp_path, *overrides, env={**os.environ, "TMPDIR": str(disk)})
     seen = read_until(process, "    2 ")
-    victim = next(p for p in _descendants(process.pid) if "simulat" in _title(p) or "RayHost" in _title(p))
-    victim.kill()
+    (folder,) = shm.iterdir()
+    assert {path.suffix for path in folder.iterdir()} >= {".channel"}
+    started = psutil.Process(process.pid).children(recursive=True)
+    if ending == "SIGTERM":
+        process.terminate()
+    else:
+        next(p for p in started if "RayHost" in " ".join(p.cmdline())).kill()
     run = finish(process, tmp_path, seen)
-    assert run.code == 1
-    assert "rank" in run.err
-    assert "stage " in run.err
-    assert "policy version" in run.err
+    assert run.code == (128 + signal.SIGTERM if ending == "SIGTERM" else 1)
+    words = ["stopped by SIGTERM"] if ending == "SIGTERM" else ["rank", "stage ", "policy version"]
+    assert [word for word in words if word not in run.err] == []
     assert "Traceback (most recent call last)" not in run.err.splitlines()[0]
     assert run.summary()["iterations"] >= 2
-
-
-def test_a_signal_leaves_no_process(tmp_path: Path) -> None:
-    """SIGTERM, whose handler Ray would replace."""
-    process = start("hybrid_ppo", tmp_path, *SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625")
-    seen = read_until(process, "    2 ")
-    started = _descendants(process.pid)
-    assert len(started) > 4
-    process.terminate()
-    run = finish(process, tmp_path, seen)
-    assert run.code == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM" in run.err
     _, alive = psutil.wait_procs(started, timeout=20.0)
     assert not alive
+    assert [*shm.iterdir(), *disk.glob("rlplace-*")] == []
 
 
 def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:
@@ -81,14 +90,3 @@ def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:
     assert run.code == 2
     assert "[cluster-too-small]" in run.err
     assert "nothing was started" in run.err
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""

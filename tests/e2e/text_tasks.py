@@ -51,7 +51,3 @@ def share_of_small_letters(transcript: Transcript) -> float:
     """Bytes that are no text count as one character each."""
     answer = transcript.answer
     return sum("a" <= letter <= "z" for letter in answer) / max(1, len(answer))
-
-
-def not_a_number(transcript: Transcript) -> float:
-    return float("nan")

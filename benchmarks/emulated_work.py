@@ -129,7 +129,7 @@ class Emulated(Worker):
         return waited
 
     def move(self, to: Residency) -> MoveReport:
-        began, model, component = time.perf_counter(), self.config.model(self._next), self.context.slot.component
+        model, component = self.config.model(self._next), self.context.slot.component
         ranks, device = self.context.world_size, self.context.device
         held = model.held(component, to, ranks)
         if to > self._residency:
@@ -138,7 +138,7 @@ class Emulated(Worker):
         if to < self._residency:
             device.acquire(held, "state")
         self._residency = to
-        return MoveReport(residency=to, accelerator_bytes=held, host_bytes=0, seconds=time.perf_counter() - began)
+        return MoveReport(residency=to, accelerator_bytes=held, host_bytes=0)
 
     def close(self) -> None:
         self._accelerator.close()

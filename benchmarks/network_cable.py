@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.network import MIB, SIZES, SMALL, WARM_UP, Site, bare, figure, gated, ours, process, show
+from benchmarks.network import MIB, SIZES, SMALL, WARM_UP, Site, bare, figure, ours, process, served, show
 from rlplace.comm.network import Connection, JobKeys, JobPassword, RemoteChannel
 from tests.e2e.cables import ADDRESSES, laid
 from tests.e2e.delayed_cable import enter
@@ -68,7 +68,7 @@ def put_trips(site: Site, endpoint: str, keys: Any, spec: Any, count: int, pipe:
 def our_trips(site: Site, keys: Any) -> list[float]:
     count = WARM_UP + TRIPS
     with (
-        gated(site, keys) as (channel, endpoint),
+        served(site, keys) as (channel, endpoint),
         process(put_trips, site, endpoint, keys, channel.spec, count) as pipe,
     ):
         for _ in range(count):

@@ -88,9 +88,9 @@ def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
     """Report slices of a model that a run does not make: an engine has one rank, every other rank one accelerator."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
-        each = {1, *(segment.accelerators_per_rank for segment in spec.segments)}
-        declared, most = spec.parallel.tensor_parallel_size, max(each)
-        if component == "rollout" and declared > 1 and {1, declared} != each:
+        each = {segment.accelerators_per_rank for segment in spec.segments}
+        declared, most = spec.parallel.tensor_parallel_size, max(each, default=1)
+        if component == "rollout" and declared > 1 and each != {declared}:
             what = f"{declared} ranks for one engine are planned, not run"
             why = "in a run one rank drives each engine, on all of its accelerators"
             fix = f"accelerators_per_rank: {declared}        (instead of tensor_parallel_size)"

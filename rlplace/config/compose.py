@@ -18,7 +18,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -222,6 +222,9 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     word, key, group = str(override.input_line), override.get_key_element(), override.key_or_group
     value = word.partition("=")[2]
     if override.is_sweep_override() and not line.swept:
+        if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP:
+            what, why = "is a sweep over several values", "range(), choice(), glob() and the like mean one run for each"
+            raise ConfigError.of("override-is-sweep", key, what, word, why, "add --multirun, or write one value")
         what = "a comma on the command line means a sweep over several values"
         why = "Hydra splits at the comma; write a list to mean one value with several pieces"
         raise ConfigError.of("override-is-sweep", key, what, word, why, f"{key}=[{value}]")
@@ -266,10 +269,15 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
             "bad-config", "config", first or type(error).__name__, None, rest.strip() or None, "see --help"
         )
     key = word.partition("=")[0]
-    near = did_you_mean(key, line_sources(line.text, ""))
-    what = "the model has no such key to override" + suggestion(near)
-    why = "an override changes a key that the model has; +key=value adds one"
-    fix = word.replace(key, near) if near else f"+{word}"
+    block, _, leaf = key.rpartition(".")
+    known = [path for path in line_sources(line.text, "") if not path.endswith("]")]
+    leaves = [path for path in known if not any(other.startswith(f"{path}.") for other in known)]
+    beside = did_you_mean(leaf, [path.removeprefix(f"{block}.") for path in leaves if path.rpartition(".")[0] == block])
+    near = beside and f"{block}.{beside}"
+    what = "the config has no such key to override" + suggestion(near)
+    why = "an override changes a key that the config has; +key=value adds one"
+    adds = block.endswith(".model")  # which takes any key of a config.json
+    fix = word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
     return ConfigError.of("unknown-override", key, what, word, why, fix)
 
 

@@ -47,7 +47,8 @@ def try_config(
     new = {problem.key: problem for problem in problems}
     for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
         if problem.code == "renamed-key" and (refused := new.get(renamed.get(problem.key, ""))) is not None:
-            found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=refused.fix)
+            instead = f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
+            found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=instead)
             problems.remove(refused)
     return config, [*found.problems, *problems]
 

@@ -37,6 +37,7 @@ def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> tuple[Mapp
     new = _copied(mapping)
     written: dict[str, object] = {}
     doubled: dict[str, str] = {}
+    joined = {old for old in _MOVED if old.endswith(".adam") and isinstance(value_at(new, _MOVED[old][0]), dict)}
     for old, (path, _) in _MOVED.items():
         role, _, leaf = old.rpartition(".")
         keys = new.get(role) if role else new
@@ -53,7 +54,8 @@ def replace_renamed(mapping: Mapping[str, object], reject: Reject) -> tuple[Mapp
         path, why = _MOVED[old]
         key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
         name = key.rpartition(".")[2] if "." in old else key
-        fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}"
+        beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
+        fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
         reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
     algorithm = new.get("algorithm")
     if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
@@ -69,16 +71,18 @@ def _copied(value: Any) -> Any:
 
 
 def _put(keys: Any, path: str, value: object) -> None:
-    """Write the value of a new key that is not there; join its block with one that is there."""
+    """Write the value of a new key that is not there; join its block, an old optimizer before the new."""
     name, _, below = path.partition(".")
     if not isinstance(keys, dict):
         return
     if below:
-        _put(keys.setdefault(name, {}), below, value)
+        if keys.get(name) is None:
+            keys[name] = {}
+        _put(keys[name], below, value)
     elif keys.get(name) is None:
         keys[name] = value
     elif isinstance(value, dict) and isinstance(keys[name], dict):
-        keys[name] = value | keys[name]
+        keys[name] = keys[name] | value if name == "optimizer" else value | keys[name]
 
 
 def _iterations(written: object, mapping: Mapping[str, Any]) -> object:

@@ -38,8 +38,7 @@ class Allocation:
 
     def share(self, component: str, leader: str, count: int) -> None:
         """Place on the first `count` accelerators of the leader, and on the next ones where it has fewer."""
-        first = next(iter(self.where[leader]), 0)
-        own = self.where[leader].within(range(first, first + count))
+        own = Ranges.of(range(n, n + 1) for n in [*self.where[leader]][:count])
         self.take(component, count - len(own))
         self.where[component] |= own
 

@@ -198,5 +198,5 @@ def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
         if isinstance(value, Mapping) and value and not value.keys() & {"placement", "same_as", "accelerators"}:
             lines.append(f"{indent}{quote(str(key))}:\n{to_yaml(value, indent + '  ')}")
         else:
-            lines.append(f"{indent}{quote(str(key))}: {quote(value, inside=False)}\n")
+            lines.append(f"{indent}{quote(str(key))}: {quote(value, inside=False, exact=True)}\n")
     return "".join(lines)

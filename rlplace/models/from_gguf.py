@@ -24,5 +24,6 @@ def convert(file: Path, folder: Path) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit(__doc__)
+        sys.stderr.write(f"{__doc__}\n")
+        sys.exit(2)
     convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -140,6 +140,10 @@ def test_an_override_changes_or_adds_a_key(word: str, path: str, value: object, 
         ("actor.lora_rnk=8", "unknown-key", "lora_rank: 8"),
         ("actor.lrr=0.1", "unknown-key", "optimizer: {lr: 0.1}"),  # in a block of the block
         ("actor.model.hiden_size=32", "unknown-override", "+actor.model.hiden_size=32"),
+        ("actor.model.layers.foo=1", "unknown-override", "remove actor.model.layers.foo=1"),
+        ("hydra.foo=1", "unknown-override", "remove hydra.foo=1"),
+        ("runner.seed=range(1,3)", "override-is-sweep", "add --multirun, or write one value"),
+        ("runner.seed=glob(*)", "override-is-sweep", "add --multirun, or write one value"),
     ],
 )
 def test_an_override_of_an_unknown_key_is_refused(

@@ -197,6 +197,7 @@ def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
         ("rollout", {"placement": "2-3", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
         ("rollout", {"placement": "2-3", "accelerators_per_rank": 2}, "vllm", None),
         ("rollout", {"placement": "2-3:0", "tensor_parallel_size": 2}, "vllm", None),
+        ("rollout", {"placement": "0-1:0,2-3:1-2", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
         ("rollout", "cpu", "transformers", None),
         ("actor", {"placement": "0-1", "tensor_parallel_size": 2}, "transformers", "one accelerator for each rank"),
         ("actor", {"placement": "0-1", "accelerators_per_rank": 2}, "transformers", "one accelerator for each rank"),

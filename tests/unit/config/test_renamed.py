@@ -102,3 +102,20 @@ def test_both_the_old_and_the_new_key_leave_the_new_one() -> None:
     assert [(p.code, p.fix) for p in caught.value.problems] == [
         ("renamed-key", "compute: bf16        (and remove precision)")
     ]
+
+
+def problems_of(actor: dict[str, Any]) -> list[tuple[str, str | None]]:
+    with pytest.raises(ConfigError) as caught:
+        read_config({**SIMULATED, "actor": actor})
+    return [(p.key, p.fix) for p in caught.value.problems]
+
+
+def test_an_old_optimizer_goes_before_the_new_one() -> None:
+    found = problems_of({"adam": {"lr": 0.1}, "optimizer": {"lr": 0.003, "eps": 0.5}})
+    assert found == [("actor.adam", "optimizer: {lr: 0.1, eps: 0.5}        (and remove adam)")]
+
+
+@pytest.mark.parametrize("beside", [{}, {"optimizer": None}, {"optimizer": {"lr": 0.1}}], ids=str)
+def test_what_is_removed_is_the_key_that_is_written(beside: dict[str, Any]) -> None:
+    found = problems_of({**beside, "optimizer_on_host": True})
+    assert found == [("actor.optimizer_on_host", "remove actor.optimizer_on_host")]

@@ -82,6 +82,11 @@ SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-nu
         ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d4", "rollout 0-3, actor 4-7"),
         (
             "areal",
+            "'allocation_mode=sglang:d3t3|fsdp:d9' cluster.n_gpus_per_node=8 cluster.n_nodes=2",
+            "rollout, actor 0-5,8-10",
+        ),
+        (
+            "areal",
             "allocation_mode=sglang:d4+d4 critic.path=x ref.path=y ref.scheduling_strategy.type=separation",
             "rollout 0-3, actor 4-7, critic 4-7, reference 8-11",
         ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -80,3 +82,10 @@ def test_a_place_that_cannot_be_written(qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         write(tmp_path / "file" / "policy", qwen, {"model.norm.weight": torch.zeros(64)})
     assert caught.value.code == "cannot-write"
+
+
+def test_converting_without_arguments_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch("sys.argv", ["from_gguf"]), pytest.raises(SystemExit) as stopped:
+        runpy.run_module("rlplace.models.from_gguf", run_name="__main__")
+    assert stopped.value.code == 2
+    assert "from_gguf FILE FOLDER" in capsys.readouterr().err

@@ -11,6 +11,8 @@ import contextlib
 import socket
 import weakref
 
+_IDLE = 16  # wakers that a process keeps for later waits on a channel; each is an open file
+
 
 class Waker:
     """Ends the sleep of one thread or task at a time. `number` names it to all processes of the node and is never 0."""
@@ -56,7 +58,10 @@ class Wakers:
             return Waker()
 
     def give_back(self, waker: Waker) -> None:
-        self._idle.append(waker)
+        if len(self._idle) < _IDLE:
+            self._idle.append(waker)
+        else:
+            waker.close()
 
     def wake(self, number: int) -> None:
         """Never blocks: a waker that holds wakes already ends its owner's sleep anyway, one that is gone is dead."""

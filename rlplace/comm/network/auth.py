@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
+import time
 from typing import ClassVar
 
 import zmq
@@ -17,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 _LOG = logging.getLogger("rlplace.comm.network")
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: envelopes, encryption
-_HANDSHAKE_MS = 5_000  # a connection that was not let in by then is cut
+_HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,10 +102,11 @@ class Authenticator:
         keys.guard(server)
         server.zap_domain = b"rlplace"
         server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES  # also of strangers, before any key is shown
-        server.handshake_ivl = _HANDSHAKE_MS
+        server.handshake_ivl = int(_HANDSHAKE_S * 1000)
         self.monitor = server.get_monitor_socket(_EVENTS)
         self.refused = 0
-        self._undecided: set[int] = set()  # connections that came since the last that was let in
+        self._came = self._let_in = 0
+        self._undecided: dict[int, float] = {}  # connections that may still be at their handshake, and since when
 
     def answer(self) -> None:
         """Answer all connections that ask to be let in."""
@@ -119,26 +121,30 @@ class Authenticator:
             self.socket.send_multipart([version, request, *verdict, b"", b""])
 
     def notice(self, endpoint: str) -> None:
-        """Count the connections that the server at `endpoint` refused, unless another was let in at that moment.
+        """Count the connections that the server at `endpoint` refused, a few seconds late where many come at once.
 
         ZeroMQ reports which came and which left, but not which of those that came were let in.
         """
+        now = time.monotonic()
         while True:
             try:
                 event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
-                return
-            connection = event["value"]
+                break
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._undecided.add(connection)
-            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._undecided.clear()
-            elif connection in self._undecided:
-                self._undecided.remove(connection)
-                self.refused += 1
-                if self.refused == 1:
-                    _LOG.warning(
-                        "channel server %s refused a connection that did not show this job's keys; "
-                        "later ones are only counted",
-                        endpoint,
-                    )
+                self._came += 1
+                self._undecided[event["value"]] = now
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._undecided.pop(event["value"], None)
+            else:
+                self._let_in += 1
+                if len(self._undecided) == 1:  # then it is the one
+                    self._undecided.clear()
+        self._undecided = {fd: since for fd, since in self._undecided.items() if now - since < _HANDSHAKE_S + 1}
+        refused = self._came - self._let_in - len(self._undecided)
+        if refused > 0 and not self.refused:
+            _LOG.warning(
+                "channel server %s refused a connection that did not show this job's keys; later ones are only counted",
+                endpoint,
+            )
+        self.refused = max(self.refused, refused)

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import resource
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -28,9 +29,10 @@ from rlplace.comm.network.auth import Authenticator, Keys
 from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Reply, Request
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.errors import ChannelBroken, ChannelError
+from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
+_OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
 
 
 class Answer(NamedTuple):
@@ -92,7 +94,19 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
     except Exception as error:  # noqa: BLE001 -- the disk is full, the memory is gone, ...: the reason of the break
         _LOG.warning("channel %s: what a client on another node left could not be undone", end.spec.name)
         with contextlib.suppress(ChannelError):
-            end.break_(f"what a client on another node left could not be undone: {error!r}")
+            end.break_(f"what a client on another node left could not be undone: {_text(error)}")
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, RlplaceError) else repr(error)
+
+
+def _allow_open_files() -> None:
+    """Raise this process' soft limit: each client has a connection, and each of its waits a socket of a waker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ChannelServer:
@@ -118,6 +132,7 @@ class ChannelServer:
 
     def start(self) -> str:
         """Listen from now on; the endpoint to connect to. ClusterError where this machine has no such address."""
+        _allow_open_files()
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
@@ -254,7 +269,7 @@ class ChannelServer:
             answer = Answer(wire.pack(Reply(request.serial, error=refusal)))
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
-            why = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else repr(error)
+            why = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else _text(error)
             broken = ChannelBroken.about("channel-broken", f"channel {request.channel}", what, why=why)
             answer = Answer(wire.pack(Reply(request.serial, error=broken)))
         session.performing.pop(request.serial, None)
@@ -272,15 +287,21 @@ class ChannelServer:
                 session.held[request.serial] = end, put
         elif request.method == "fill":
             reserved, marks = request.arguments
+            assert reserved in session.held, "a client fills what it reserved, once"
             (packed,) = wire.disclose(marks, frames)
             holder, credit = session.held.pop(reserved)
-            assert isinstance(credit, Put), "a client fills what it reserved, once"
+            assert isinstance(credit, Put), "what a client fills is a put"
             holder.fill(credit, packed)
         elif request.method == "get":
             get = await end.take(*request.arguments)
+            try:
+                marks, taken = wire.enclose((packed for packed, _, _ in get.taken), self._keys.frame_bytes)
+                answer = Answer(wire.pack(Reply(request.serial, marks=marks)), taken)
+            except Exception:
+                _settle(end, end.give_back, get)  # the client gets an error instead
+                raise
             session.held[request.serial] = end, get
-            marks, taken = wire.enclose((packed for packed, _, _ in get.taken), self._keys.frame_bytes)
-            return Answer(wire.pack(Reply(request.serial, marks=marks)), taken)
+            return answer
         else:
             assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
+
 from rlplace.errors import WeightSyncError
 from rlplace.models.heads import weight_shapes
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights
@@ -85,7 +87,13 @@ class ExpectedWeights:
 
     @classmethod
     def of_folder(cls, folder: Path) -> ExpectedWeights:
-        """Raises FileNotFoundError without safetensors or config.json."""
+        """Raises FileNotFoundError without safetensors or config.json, OSError for a file that cannot be read."""
+        for file in folder.glob("*.safetensors"):
+            try:
+                with safe_open(file, framework="np"):
+                    pass  # the header is checked against the length of the file
+            except SafetensorError as error:
+                raise OSError(f"{file} is damaged or cut short: {error}") from error
         shapes = {name: tuple(shape) for name, shape in weight_shapes(folder).items() if _COMPUTED not in name}
         if not shapes:
             raise FileNotFoundError(f"{folder} has no *.safetensors")

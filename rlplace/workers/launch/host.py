@@ -87,6 +87,7 @@ class WorkerHost:
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
+        self._context: WorkerContext | None = None
         self._failure: Failure | None = None  # why there is no worker; every call answers with it
         self._running: tuple[int, str] | None = None  # thread and method
         self._cancelled = threading.Event()
@@ -96,7 +97,7 @@ class WorkerHost:
     ) -> None:
         """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between."""
         try:
-            context = WorkerContext(
+            self._context = WorkerContext(
                 slot=slot,
                 world_size=len(spec.slots),
                 device=device,
@@ -106,7 +107,7 @@ class WorkerHost:
                 folder=folder,
                 cancelled=self._cancelled,
             )
-            self._worker = spec.worker(spec.config, context)
+            self._worker = spec.worker(spec.config, self._context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             self.refuse(error)
 
@@ -116,7 +117,7 @@ class WorkerHost:
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
         """Run a method. After `close`, which is called at most once, there is no worker."""
-        worker = self._worker
+        worker, context = self._worker, self._context
         if method == "close":
             if worker is None:
                 return Done(None)
@@ -124,18 +125,17 @@ class WorkerHost:
         elif self._failure is not None:
             return self._failure
         assert worker is not None, f"{method} was called before build"
+        assert context is not None, "a worker has a context"
         self._running = (threading.get_ident(), method)
         began = time.perf_counter()
         try:
             value = getattr(worker, method)(*args, **kwargs)
             return Done(value, time.perf_counter() - began)
         except ChannelTimeout as late:
-            late.add_note(
-                report(view(worker.context.channels)) or "no other end waits"
-            )  # before the failure breaks them
+            late.add_note(report(view(context.channels)) or "no other end waits")  # before the failure breaks them
             return Failure.of(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            full = cuda_out_of_memory(error, worker.context.slot)
+            full = cuda_out_of_memory(error, context.slot)
             return Failure.of(error if full is None else full.with_traceback(error.__traceback__))
         finally:
             self._running = None

@@ -96,9 +96,22 @@ class JobChannels:
         return branches[0].connect() if len(branches) == 1 else SpreadChannel(spec, branches)
 
     def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, ChannelAddress]:
-        """Return the addresses of channels, which were made here, for workers on `nodes`."""
+        """Return the addresses of channels for workers on `nodes`. Raises ClusterError for one not made here."""
         self._start(nodes)
-        return {name: self._served(self._addresses[end.spec.name], nodes) for name, end in channels.items()}
+        return {name: self._served(self._address_of(end), nodes) for name, end in channels.items()}
+
+    def _address_of(self, end: Channel) -> ChannelAddress:
+        address = self._addresses.get(end.spec.name)
+        if address is None or end.spec not in (address.spec, *(location.spec for location in address.locations)):
+            raise ClusterError.about(
+                "foreign-channel",
+                f"channel {end.spec.name}",
+                "this cluster did not make the channel that a group is given",
+                got=type(end).__name__,
+                why="workers reach only the channels of their own cluster",
+                fix="give the group what `channel` of its own cluster returned",
+            )
+        return address
 
     def folder(self, node: int) -> Path:
         return self._node(node).folder()

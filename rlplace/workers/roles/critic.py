@@ -111,13 +111,12 @@ class Critic(TrainedWorker):
         """Return [M] on this rank's device, the same on all."""
         import torch
 
-        from rlplace.workers.training.samples import joined, take_scores
+        from rlplace.workers.training.samples import joined, take_returns
 
         found = torch.zeros(len(inferred.values), device=self._model.device)
         if self.context.rank == 0:
             samples = [sample for group in inferred.groups for sample in group]
-            channel = self.context.channels[RETURNS]
-            taken = take_scores(channel, "actor", samples, self.context.owner, channel.spec.timeout_s)
+            taken = take_returns(self.context.channels[RETURNS], samples, self.context.owner)
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")
         return self._ranks.sum(found)  # zero on all others

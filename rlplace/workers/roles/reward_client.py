@@ -66,7 +66,8 @@ class RewardClient:
         else:
             if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
                 return numbers
-            why = f"it has {len(numbers)} rewards for {len(queries)} queries, or one that is not finite"
+            many = f"it has {len(numbers)} rewards for {len(queries)} queries"
+            why = many if len(numbers) != len(queries) else "one of its rewards is not finite"
         fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
         raise self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
 

@@ -107,6 +107,7 @@ class Scoring:
         self._tokens += sum(len(sample.tokens) for sample in samples)
         if scores:
             self._context.channels[scores_of(self._component)].put(tuple(scores), weight=len(scores))
+            self.watch.lap("wait")
 
     def _check_cancelled(self) -> None:
         if self._context.cancelled.is_set():

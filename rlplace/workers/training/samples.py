@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch, Packing
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelTimeout
+from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed_attention import Packed
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores, by_group
@@ -106,17 +106,17 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
 def take_scores(
     channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float = SCORES_TIMEOUT_S
 ) -> list[TokenArray]:
-    """Return what `scorer` gives for each of `samples`, in their order; the actor gives a critic its returns so.
+    """Return what `scorer` gives for each of `samples`, in their order.
 
     Raises ChannelTimeout with the samples whose scores are missing; RewardError for a number that is not finite;
     ChannelMisuse for scores that are not of these samples.
     """
-    missing = {(sample.group, sample.sample): sample for sample in samples}
-    found: dict[tuple[int, int], TokenArray] = {}
-    while missing:
+    due = _Due(scorer, samples, owner)
+    while due.missing:
         try:
             item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
         except ChannelTimeout as error:
+            missing = due.missing
             shown = ", ".join(f"{g}/{s}" for g, s in list(missing)[:8]) + ", ..." * (len(missing) > 8)
             raise ChannelTimeout.about(
                 "scores-missing",
@@ -127,20 +127,57 @@ def take_scores(
                 fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
             ) from error
         for scores in item:
-            place = scores.group, scores.sample
-            sample = missing.pop(place, None)
-            if sample is None:
-                got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
-                raise out_of_step(owner, f"{scorer} scored what it was not asked for", got=got, expected=expected)
-            number = 1 if role_of(scorer) == "reward" else sample.response_tokens
-            values = np.asarray(scores.values, np.float32)
-            if values.shape != (number,):
-                got, expected = f"an array of shape {values.shape}", f"{number} for sample {place[0]}/{place[1]}"
-                raise out_of_step(owner, f"{scorer} gave another number of scores", got=got, expected=expected)
-            if not np.isfinite(values).all():
+            if not np.isfinite(due.arrive(scores)).all():
                 raise score_not_finite(scorer, scores)
-            found[place] = values
-    return [found[sample.group, sample.sample] for sample in samples]
+    return due.in_order()
+
+
+def take_returns(channel: Channel, samples: Sequence[Sample], owner: str) -> list[TokenArray]:
+    """Return what the actor gives a critic to learn for each of `samples`, in their order, while the actor works on it.
+
+    Raises ChannelTimeout of the channel; DivergedError for a return that is not finite; ChannelMisuse for others.
+    """
+    due = _Due("actor", samples, owner)
+    while due.missing:
+        item: Sequence[Scores] = channel.get()
+        for returns in item:
+            if not np.isfinite(values := due.arrive(returns)).all():
+                raise DivergedError.about(
+                    "returns-not-finite",
+                    owner,
+                    f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
+                    got=str(values[:8].tolist()) + (" ..." if len(values) > 8 else ""),
+                    why="the actor sums them from rewards and the critic's values, and these are too large",
+                    fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
+                )
+    return due.in_order()
+
+
+class _Due:
+    """Arrays that `giver` still owes `owner`, and those that came."""
+
+    def __init__(self, giver: str, samples: Sequence[Sample], owner: str) -> None:
+        self._giver, self._samples, self._owner = giver, samples, owner
+        self.missing = {(sample.group, sample.sample): sample for sample in samples}
+        self._found: dict[tuple[int, int], TokenArray] = {}
+
+    def arrive(self, scores: Scores) -> TokenArray:
+        """Keep an array and return it. Raises ChannelMisuse where it is not due."""
+        giver, place = self._giver, (scores.group, scores.sample)
+        sample = self.missing.pop(place, None)
+        if sample is None:
+            got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
+            raise out_of_step(self._owner, f"{giver} scored what it was not asked for", got=got, expected=expected)
+        number = 1 if role_of(giver) == "reward" else sample.response_tokens
+        values = np.asarray(scores.values, np.float32)
+        if values.shape != (number,):
+            got, expected = f"an array of shape {values.shape}", f"{number} for sample {place[0]}/{place[1]}"
+            raise out_of_step(self._owner, f"{giver} gave another number of scores", got=got, expected=expected)
+        self._found[place] = values
+        return values
+
+    def in_order(self) -> list[TokenArray]:
+        return [self._found[sample.group, sample.sample] for sample in self._samples]
 
 
 # ── into tensors, on every rank ──────────────────────────────────────────────────────────────────────────────────────

@@ -111,6 +111,20 @@ def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster()
     assert "in learn" in failure.traceback
 
 
+class WithoutContext(Worker):
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def learn(self) -> None:
+        raise ValueError("its own error")
+
+
+def test_a_worker_that_skips_the_constructor_of_the_base_keeps_its_own_error() -> None:
+    failure = host_of(WithoutContext).call("learn", (), {})
+    assert isinstance(failure, Failure)
+    assert failure.what == "ValueError: its own error"
+
+
 class Counting(Worker):
     def count(self) -> int:
         return sum(range(100_000))

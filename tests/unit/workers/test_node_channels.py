@@ -6,15 +6,19 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
+import ray
 
 from rlplace.comm.address import NodeLocation, Place
 from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.local import LocalChannel
 from rlplace.comm.shared_memory.folder import spill_of
+from rlplace.config.schema import CommConfig
 from rlplace.errors import ChannelBroken, ClusterError
-from rlplace.workers.ray_launch.channels import NodeChannels, make_keys
+from rlplace.workers.ray_launch.channels import DRIVER_APART, JobChannels, NodeChannels, make_keys
 
 SPEC = ChannelSpec(name="mail", capacity_items=2)
 PATIENCE_S = 30.0
@@ -69,3 +73,15 @@ def test_each_job_has_keys_of_its_own(security: Literal["encrypted", "password"]
     keys = make_keys(security)
     assert keys.mechanism == mechanism
     assert make_keys(security) != keys
+
+
+def test_only_the_clusters_own_channels_have_addresses(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    channels = JobChannels([], CommConfig(shm_folder=str(shm)), {}, {}, timeout_s=PATIENCE_S)
+    own, node = channels.create(SPEC, []), {DRIVER_APART}
+    assert channels.addresses_for(node, {"mail": own}).keys() == {"mail"}
+    for foreign in (ChannelSpec(name="other", capacity_items=2), ChannelSpec(name="mail", capacity_items=3)):
+        with pytest.raises(ClusterError, match=f"channel {foreign.name}: ") as caught:
+            channels.addresses_for(node, {"mail": LocalChannel(foreign)})
+        assert caught.value.code == "foreign-channel"
+    channels.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 import socket
@@ -16,7 +17,9 @@ import pytest
 import zmq
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network import ChannelServer, Connection, JobKeys, JobPassword, RemoteChannel
+from rlplace.comm.network import ChannelServer, Connection, JobKeys, JobPassword, RemoteChannel, auth, wire
+from rlplace.comm.network.server import Session
+from rlplace.comm.network.wire import Request
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ClusterError
 
@@ -105,6 +108,36 @@ def test_strangers_are_logged_once_and_disturb_no_client(
                 assert not naked.poll(0)
     assert end.get() == "x"
     assert [r.args for r in caplog.records if "refused a connection" in r.getMessage()] == [(server.endpoint,)]
+
+
+def test_a_stranger_beside_a_client_is_counted(
+    server: ChannelServer, keys: JobKeys | JobPassword, reach: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = server.endpoint.removeprefix("tcp://").split(":")
+    with socket.create_connection((address[0], int(address[1]))):
+        reach(server, keys).put("x")
+    monkeypatch.setattr(auth, "_HANDSHAKE_S", -1.0)  # as if all handshakes were over
+    refused(server, 1)
+
+
+def test_items_that_cannot_be_sent_are_not_lost(
+    server: ChannelServer, keys: JobKeys | JobPassword, reach: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = reach(server, keys)
+    end.put("x")
+    with monkeypatch.context() as failing:
+        failing.setattr(wire, "enclose", lambda *_: [][0])
+        with pytest.raises(ChannelBroken, match="IndexError"):
+            end.get()
+    assert end.get() == "x"
+
+
+def test_a_second_fill_is_told_as_what_it_is(
+    server: ChannelServer, keys: JobKeys | JobPassword, tmp_path: Path
+) -> None:
+    fill = Request(1, "fill", "test", "env rank 0", (), (7, (b"",)))
+    with pytest.raises(AssertionError, match="fills what it reserved, once"):
+        asyncio.run(server._do(Session(b"client"), fill, ()))
 
 
 def test_a_stranger_cannot_fill_the_servers_memory(server: ChannelServer, keys: JobKeys | JobPassword) -> None:

@@ -119,3 +119,11 @@ def test_a_task_sleeps_until_it_is_woken() -> None:
         assert not first.wait(0.0)
 
     asyncio.run(run())
+
+
+def test_few_wakers_are_kept_when_many_waited() -> None:
+    wakers = Wakers()
+    taken = [wakers.take() for _ in range(100)]
+    for waker in taken:
+        wakers.give_back(waker)
+    assert sum(waker._socket.fileno() != -1 for waker in taken) < 50

@@ -159,3 +159,11 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="safetensors"):
         ExpectedWeights.of_folder(tmp_path)
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    made = folder(tmp_path, weights(), tied=True)
+    file = next(made.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(OSError, match=file.name):
+        ExpectedWeights.of_folder(made)

@@ -135,7 +135,7 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
         (200, '{"rewards": 1}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": ["good", "bad"]}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": [1]}', "reward-endpoint-answer", "1 rewards for 2 queries"),
-        (200, '{"rewards": [1, NaN]}', "reward-endpoint-answer", "finite"),
+        (200, '{"rewards": [1, NaN]}', "reward-endpoint-answer", "why: one of its rewards is not finite"),
     ],
 )
 def test_a_wrong_answer_is_shown(status: int, body: str, code: str, said: str) -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.local import LocalChannel
-from rlplace.errors import ChannelMisuse, ChannelTimeout, RewardError
+from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardError
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.samples import take_groups, take_scores
+from rlplace.workers.training.samples import take_groups, take_returns, take_scores
 from tests.lm_ranks import everything, made_up_samples
 
 
-def channel() -> LocalChannel:
-    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=5.0))
+def channel(timeout_s: float = 5.0) -> LocalChannel:
+    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=timeout_s))
 
 
 def test_groups_are_taken_in_any_order() -> None:
@@ -103,3 +103,22 @@ def test_scores_of_something_else_are_refused(scores: object, what: str) -> None
     with pytest.raises(ChannelMisuse, match=what) as caught:
         gathered(made, ("reference",))
     assert caught.value.code == "out-of-step"
+
+
+# ── returns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_late_returns_are_a_timeout_of_their_channel() -> None:
+    returns, samples = channel(timeout_s=0.01), everything()
+    returns.put(tuple(score_of("actor", s) for s in samples[:-2]))
+    with pytest.raises(ChannelTimeout) as caught:
+        take_returns(returns, samples, "critic rank 0")
+    assert caught.value.code != "scores-missing"
+
+
+def test_returns_that_are_not_finite_are_named_with_their_reader() -> None:
+    returns, samples = channel(), everything()
+    returns.put((score_of("actor", samples[0], values=np.full(samples[0].response_tokens, np.inf, np.float32)),))
+    with pytest.raises(DivergedError, match=r"critic rank 0: the returns of sample .*(?s:.)*reward_clip") as caught:
+        take_returns(returns, samples, "critic rank 0")
+    assert caught.value.code == "returns-not-finite"

@@ -174,7 +174,7 @@ class Schedule:
     needs: Needs  # the algorithm's, in these stages
     residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> residency held there
     first: Transition  # into the first stage, from everything off
-    entries: Mapping[str, Transition]  # stage -> from the stage before it; the last one precedes the first
+    entries: Mapping[str, Transition]  # to show and count: stage -> from the stage before it, the last before the first
 
     def between(self, before: str, after: str) -> Transition:
         """From any stage straight to any other."""

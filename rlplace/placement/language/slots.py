@@ -92,7 +92,8 @@ class PackedPlacementStrategy(PlacementStrategy):
     node_group: str | None = None
 
     def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
-        start, end, each, stride = dataclasses.astuple(self)[:4]
+        start, end = self.start_hardware_rank, self.end_hardware_rank
+        each, stride = self.num_hardware_per_process, self.stride
         count, block = end - start + 1, each * stride
         key, got = type(self).__name__, str(self)
         if min(each, stride) < 1:

@@ -97,7 +97,8 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
 
 
 def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
-    yield from [f"<h2>{title}</h2>"] * bool(problems)
+    if problems:
+        yield f"<h2>{title}</h2>"
     for problem in problems:
         head, _, rest = escape(problem.render()).partition("\n")
         yield f'<div class="problem{look}"><b>{head}</b><pre>{textwrap.dedent(rest)}</pre></div>'

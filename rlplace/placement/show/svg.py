@@ -169,7 +169,9 @@ def render_svg(view: PlanView) -> str:
         parts.append(_text(x, 102 + extra, f'<tspan class="soft">{at + 1}</tspan> {escape(stage.name)}', "stage ink"))
         for line, (arrow, note) in enumerate(notes[at]):
             y = 122 + extra + _LINE * line
-            parts += [_text(x, y, arrow)] * bool(arrow.strip()) + [_text(x + 14 * bool(arrow), y, escape(note))]
+            if arrow.strip():
+                parts.append(_text(x, y, arrow))
+            parts.append(_text(x + 14 if arrow else x, y, escape(note)))
         for cell, run in itertools.groupby(rows, key=lambda row: _cell(view, stage, row)):
             parts += _draw_run(view, stage, cell, list(run), x, width, page)
         if at and rows:
@@ -274,7 +276,8 @@ def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], 
             parts += [_swatch(x, y - 11, 22, kind), _text(x + 30, y, meaning)]
             x += 56 + width_of(meaning)
     numbers = ", ".join(str(i + 1) for i in range(len(view.stages)))
-    text = "\u2193 released first, then \u2191 acquired; " * bool(view.moves) + f"{numbers}, and again"
+    moves = "\u2193 released first, then \u2191 acquired; " if view.moves else ""
+    text = f"{moves}{numbers}, and again"
     extra = _LINE + 4 if x + width_of(text) > page - _MARGIN else 0
     return [*parts, _text(page - _MARGIN, y + extra, text, more=_AT_END)], 26 + extra
 
@@ -309,8 +312,9 @@ def _draw_run(
     if 0 < cell.capacity < cell.total:
         text = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}: does not fit"
         at_end = box.x + width_of(text, bold=True) > page - _MARGIN
+        start, more = (box.x + box.width, _AT_END) if at_end else (box.x, "")
         yield f'<g><title>{text}</title><rect class="over" {box}/>'
-        yield _text(box.x + box.width * at_end, box.y - 5, text, "alarm", _AT_END * at_end) + "</g>"
+        yield _text(start, box.y - 5, text, "alarm", more) + "</g>"
 
 
 def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:

@@ -123,7 +123,7 @@ class RewardClient:
                 raise _TransientError(why) from error
         text = b"".join(pieces).decode(errors="replace")  # of a refusal, as much as came
         overloaded = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
-        if status in _NO_SERVER_BEHIND if body is None else overloaded:
+        if (status in _NO_SERVER_BEHIND) if body is None else overloaded:
             raise _TransientError(f"HTTP {status}: {_short(text)}")
         if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
             fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"

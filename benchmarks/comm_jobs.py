@@ -6,7 +6,6 @@ Every job takes a channel of either kind. Moments are those of the machine's mon
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import socket
 import statistics
 import time
@@ -117,16 +116,16 @@ def push(
     import torch
 
     from rlplace.comm.weights.sender import WeightSender
-    from rlplace.comm.weights.shards import row_blocks
+    from rlplace.comm.weights.shards import Shard, row_blocks
     from rlplace.placement.flow import Delivery
-    from tests.contract.weight_ends import shards_of
 
-    shape, shards, began = (size_bytes // 4 // TENSORS // 1024, 1024), [], []
+    shape, began = (size_bytes // 4 // TENSORS // 1024, 1024), []
     blocks = row_blocks(shape, ranks)
-    for i in range(TENSORS):
-        (whole,) = shards_of({f"layer.{i}": torch.empty(1).expand(shape)})
-        mine = torch.ones(blocks[rank].stop - blocks[rank].start)
-        shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
+    mine = torch.ones(blocks[rank].stop - blocks[rank].start)
+    shards = [
+        Shard(names=(f"layer.{i}",), dtype="float32", shape=shape, blocks=blocks, data=mine.clone())
+        for i in range(TENSORS)
+    ]
     everybody = tuple(range(ranks))
     sender = WeightSender(channel, rank=rank, deliveries=[Delivery(readers=everybody, near=everybody)], folder=folder)
     wait_until(start)

@@ -26,10 +26,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlplace.cli.prepare import prepare_composed  # noqa: E402
 from rlplace.config import compose  # noqa: E402
 from rlplace.metrics import Metrics  # noqa: E402
 from rlplace.placement import Plan  # noqa: E402
+from rlplace.prepare import prepare_composed  # noqa: E402
 from rlplace.run import job_spec, run  # noqa: E402
 from rlplace.workers.roles.actor import LmActor  # noqa: E402
 from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402

@@ -1,12 +1,263 @@
-"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`."""
+"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
+
+Exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit in memory.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
+import os
+import shlex
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from rlplace.cli.plan import main
+from rlplace.codes import codes
+from rlplace.config import compose
+from rlplace.config.json_schema import config_schema
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.placement.memory.ledger import Measurements
+from rlplace.placement.memory.measured import read_measurements
+from rlplace.placement.memory.solve import Knob, render_solution, solve
+from rlplace.placement.show.diff import diff_record, render_diff
+from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
+from rlplace.placement.show.json import render_json
+from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import PlanView
+from rlplace.prepare import Prepared, planned_only, prepare_composed
 
-__all__ = ["main"]
+FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
+USAGE = """\
+Shows where and when each component runs, what it holds and whether that fits, before anything starts.
+
+    {program} --config-name hybrid_ppo                            the whole plan
+    {program} --config-name hybrid_ppo cluster=48xA100            on a cluster that is only declared
+    {program} --config-name hybrid_ppo cluster.component_placement.env=0-1
+    {program} --config-name hybrid_ppo --format html > plan.html  text, json, svg or html
+    {program} --config-name hybrid_ppo --diff disaggregated_ppo   beside another config
+    {program} --config-name hybrid_ppo --diff cluster.component_placement.env=0-1
+    {program} --config-name hybrid_ppo --measured runs/.../memory.json
+    {program} --config-name hybrid_ppo --simulator                builds one to count the policy's weights
+
+    {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
+    {program} explain 3 --config-name hybrid_ppo                  what runs on an accelerator, stage by stage
+    {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
+    {program} explain rank-gap                                    what an error code means
+    {program} solve micro_batch [actor] --config-name rlhf_ppo_colocated
+                                          the largest micro_batch, token_budget, sequence_length or
+                                          gpu_memory_utilization that fits
+    {program} schema > config.schema.json                         for completion in editors
+    {program} import openrlhf "<flags>"                           settings of another library as a config of this one
+
+configs:
+{configs}
+
+clusters:
+{clusters}
+
+exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
+
+FORMATS = ("text", "json", "svg", "html")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line: the options of `plan`, and the words for Hydra."""
+
+    words: list[str]
+    form: str
+    diff: str | None
+    measured: Measurements
+    simulator: bool  # build one to count the policy's weights
+
+    def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
+        """Prepare one job for every config that the words name."""
+        composed = compose.with_hydra(self.words if words is None else words)
+        return [prepare_composed(c, self.measured, simulator=self.simulator) for c in composed]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what one command line asks for; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _answer(words)
+    except (ProblemsError, ClusterError) as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except SystemExit as done:  # of argparse
+        return done.code if isinstance(done.code, int) else WRONG
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+
+
+def _answer(words: list[str]) -> int:
+    if ("--help" in words or "-h" in words) and words[0] != "import":
+        found = {"configs": compose.config_names(), "clusters": compose.group_names(compose.CLUSTER)}
+        texts = {kind: compose.listed(names, indent="    ") for kind, names in found.items()}
+        print(USAGE.format(program="python -m rlplace.plan", **texts))
+        return FITS
+    match words:
+        case ["schema"]:
+            print(json.dumps(config_schema(), indent=1))
+            return FITS
+        case ["import", *rest]:
+            from rlplace.imports.command import run_import
+
+            return run_import(rest)
+        case ["explain", one, rank, other, another, *rest] if rank.isdecimal() and another.isdecimal():
+            return _explain_pair([(one, int(rank)), (other, int(another))], rest)
+        case ["explain", topic, *rest]:
+            return _explain(topic, rest)
+        case ["explain"]:
+            raise _wrong("unknown-topic", "explain", "what?", None, "a component, an accelerator or an error code")
+        case ["solve", *rest]:
+            return _solve(rest)
+        case _:
+            return _plan(_request(words))
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Take the options of `plan` out of the words. Raises ConfigError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--diff", "--measured"):
+        parser.add_argument(option, nargs="?", const="")
+    parser.add_argument("--format", nargs="?", const="", default="text")
+    parser.add_argument("--simulator", action="store_true")
+    options, rest = parser.parse_known_args(words)
+    form, diff, measured = options.format, options.diff, options.measured
+    if form not in FORMATS:
+        near = did_you_mean(form, FORMATS)
+        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(FORMATS), near)
+    if diff == "":
+        raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
+    if diff and form not in ("text", "json"):
+        raise _wrong("bad-option", "--format", "two plans are compared as text or json", form, "--diff has no picture")
+    numbers = {} if measured is None else _measurements(measured)
+    return Request(words=rest, form=form, diff=diff, measured=numbers, simulator=options.simulator)
+
+
+def _measurements(file: str) -> Measurements:
+    """Read what an earlier run measured, its `memory.json`. Raises ConfigError."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why, fix = f"{type(error).__name__}: {error}", "--measured <folder of a run>/memory.json"
+        raise _wrong("not-measurements", "--measured", "cannot be read", file, why, fix) from error
+    return read_measurements(record, key=file)
+
+
+def _plan(request: Request) -> int:
+    jobs = request.jobs()
+    if request.diff is None:
+        for job in jobs:
+            print(_rendered(job.view, request.form))
+            if job.not_run:
+                print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
+        return _verdict([job.view for job in jobs])
+    others = request.jobs(_other_words(request.words, request.diff))
+    if len(jobs) != 1 or len(others) != 1:
+        what, why = "compares one config with one other", "a sweep names several"
+        raise _wrong("bad-option", "--diff", what, request.diff, why)
+    left, right = jobs[0].view, others[0].view
+    if left.name == right.name:
+        right = dataclasses.replace(right, name=request.diff)
+    print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
+    return _verdict([left, right])
+
+
+def _rendered(view: PlanView, form: str) -> str:
+    if form == "svg":
+        from rlplace.placement.show.svg import render_svg  # here: the XML library takes a tenth of the start
+
+        return render_svg(view)
+    if form == "html":
+        from rlplace.placement.show.html import render_html
+
+        return render_html(view)
+    return render_text(view) if form == "text" else json.dumps(render_json(view), indent=1)
+
+
+def _other_words(words: Sequence[str], other: str) -> list[str]:
+    """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
+    if "=" in other:
+        return [*words, *shlex.split(other)]
+    flags = compose.CommandLine.of(words).flags
+    folders = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
+    kept = [*(f"{flag}={folder}" for flag, folder in folders.items() if folder), f"--config-name={other}"]
+    return [*kept, *(word for word in words if word.startswith("cluster="))]
+
+
+def _verdict(views: Sequence[PlanView]) -> int:
+    """Print on stderr what does not fit."""
+    short = [problem.render() for view in views for problem in view.shortages]
+    if short:
+        print("\n".join(short), file=sys.stderr)
+    return DOES_NOT_FIT if short else FITS
+
+
+def _explain(topic: str, words: Sequence[str]) -> int:
+    if topic in codes():
+        print(codes()[topic].render())
+        return FITS
+    request = _request(words)
+    if "-" in topic and compose.CommandLine.of(request.words).name is None:
+        raise _no_topic(topic, "no such error code", f"there are {len(codes())} error codes", codes())
+    for job in request.jobs():
+        components = job.plan.placement.components
+        count = job.plan.placement.topology.num_accelerators
+        if topic in components:
+            print(explain_component(job.view, topic))
+        elif topic.isdecimal() and int(topic) < count:
+            print(explain_accelerator(job.view, int(topic)))
+        else:
+            why = f"components are {', '.join(components)}; accelerators 0-{count - 1}"
+            raise _no_topic(topic, "nothing here is called so", why, [*components, *codes()])
+    return FITS
+
+
+def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int:
+    for job in _request(words).jobs():
+        placement = job.plan.placement
+        for component, rank in ranks:
+            if component not in placement.components:
+                why = "components are " + ", ".join(placement.components)
+                raise _no_topic(component, "no such component", why, placement.components)
+            count = placement.world_size(component)
+            if rank >= count:
+                what, why = f"{component} has no such rank", f"its ranks are 0-{count - 1}"
+                raise _wrong("unknown-topic", "explain", what, f"{component} {rank}", why)
+        print(explain_pair(job.plan, *ranks))
+    return FITS
+
+
+def _solve(words: Sequence[str]) -> int:
+    named = [w for w in words[:2] if not w.startswith("-") and "=" not in w]
+    knobs = {knob.value: knob for knob in Knob}
+    if not named or named[0] not in knobs:
+        got = named[0] if named else None
+        near = did_you_mean(got or "", knobs) or next(iter(knobs))
+        why = "sizes to solve for are " + ", ".join(knobs)
+        raise _wrong("bad-option", "solve", "no such size" if got else "for what?", got, why, f"solve {near}")
+    knob, component = knobs[named[0]], named[1] if len(named) > 1 else None
+    code = FITS
+    for job in _request(words[len(named) :]).jobs():
+        solution = solve(job.case, knob, component)
+        print(render_solution(job.case, knob, component, solution))
+        code = code if solution is not None else DOES_NOT_FIT
+    return code
+
+
+def _no_topic(topic: str, what: str, why: str, known: Iterable[str]) -> ConfigError:
+    near = did_you_mean(topic, known)
+    return _wrong("unknown-topic", "explain", what, topic, why, near and f"explain {near}")
+
+
+def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix or "see --help")])
+
 
 if __name__ == "__main__":
     sys.exit(main())

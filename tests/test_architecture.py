@@ -28,7 +28,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("envs", "models", "workers"),
     ("loop", "memory_monitor", "overlap", "report"),
     ("run",),
-    ("cli",),
+    ("prepare",),
     ("plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
@@ -91,7 +91,7 @@ DRIVER = PLANNER | {
     "workers.worker",
 }
 WITHOUT = {
-    "numpy": PLANNER | {"cli"},
+    "numpy": PLANNER | {"prepare"},
     "ray": PLANNER | {"workers.roles.env"},
     "torch": DRIVER
     | {
@@ -105,7 +105,7 @@ WITHOUT = {
         "workers.roles.text_rollout",
     },  # 100 MB in every process that imports it
     "transformers": DRIVER | {"workers.roles.text_env", "workers.roles.text_rollout"},
-    "urllib3": PLANNER | {"cli"},
+    "urllib3": PLANNER | {"prepare"},
     "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env", "workers.roles.text_rollout"},
 }
 

@@ -9,10 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
+from rlplace.prepare import prepare_composed
 from rlplace.run import job_spec, run
 from rlplace.tokens import Sample
 from rlplace.workers.roles.actor import LmActor

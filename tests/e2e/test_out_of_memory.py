@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.errors import AcceleratorOutOfMemory, WorkerError
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
+from rlplace.prepare import prepare_composed
 from rlplace.run import job_spec, run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker

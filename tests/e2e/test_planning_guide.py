@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.cli import plan
+from rlplace import plan
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.cli.prepare import prepare_composed
 from rlplace.config import compose
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
+from rlplace.prepare import prepare_composed
 from rlplace.run import job_spec, launch
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all

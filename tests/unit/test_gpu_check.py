@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, main, run
 from benchmarks.gpu_tries import TRIES, grpo_words
-from rlplace.cli.prepare import prepare_composed
 from rlplace.config.compose import with_hydra
+from rlplace.prepare import prepare_composed
 
 
 def check(name: str, program: str, deadline_s: float = 60.0) -> Check:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.cli.prepare import prepare
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.view import PlanView, view_plan
+from rlplace.prepare import prepare
 
 ON = {"enable_offload": True}
 H100 = {"accelerators": 8, "product": "H100", "memory": "80GiB", "host_memory": "2TiB"}

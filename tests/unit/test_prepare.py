@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rlplace.cli.checks import check_env, check_launch, check_plan
 from rlplace.config.model_folder import with_folder
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
@@ -18,6 +17,7 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
+from rlplace.prepare import check_env, check_launch, check_plan
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
 SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}

@@ -1,1 +1,0 @@
-"""The command lines: what is checked before anything starts, the plan, the run."""

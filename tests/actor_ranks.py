@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Residency

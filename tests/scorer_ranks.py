@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.config.read import read_config
 from rlplace.envs.text import Transcript

@@ -42,7 +42,7 @@ PEERS = {  # and from these rooms of its own floor
 # Every sub-package of a room that is listed here has a floor.
 FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "comm": (
-        ("codec", "ends", "process", "queue", "table", "wakeup"),
+        ("codec", "ends", "processes", "queue", "table"),
         ("shared_memory",),
         ("network",),
         ("weights",),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metrics

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelError
 
 if TYPE_CHECKING:

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from rlplace.comm import channel_errors, process
-from rlplace.comm.channel import Channel, ChannelStats
+from rlplace.comm import channel_errors, processes
+from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
+from rlplace.comm.processes import Waker, Wakers
 from rlplace.comm.queue import Get, Put, QueueMachine, Store
 from rlplace.comm.table import BROKEN, CHANGING, CHECKED, CLOSED, COUNT, ITEMS, K_ITEMS, P_DEAD, PROCESS, Table
-from rlplace.comm.wakeup import Waker, Wakers
 from rlplace.errors import ChannelError, ChannelTimeout
 
 T = TypeVar("T")
@@ -52,10 +53,10 @@ class Attachment:
         self.lock = lock
         self._spin_s = SPIN_S if spins else 0.0
         self.enter_process()
-        process.tell_of_forks(self)
+        processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
-        self.process = process.this_process()
+        self.process = processes.this_process()
         self.wakers = Wakers()
         self.queue = QueueMachine(self.table, self.process, self.store)
         self._late: list[Callable[[], object]] = []  # steps of `undo` that are still to come
@@ -102,7 +103,7 @@ class Attachment:
 
     def _look_for_dead(self, now: float) -> None:
         """Let go of what dead processes left in the channel; one process of all looks, once a second."""
-        dead = [other for other in self.run(self._suspects, now) if not process.alive(other)]
+        dead = [other for other in self.run(self._suspects, now) if not processes.alive(other)]
         if dead:
             self.run(self.queue.end_of_processes, dead, now)
 
@@ -118,7 +119,7 @@ class Attachment:
         """What to call a process in error texts."""
         words, names = self.table.words, self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
-        return ", ".join(users) or f"process {process.pid_of(other)}"
+        return ", ".join(users) or f"process {processes.pid_of(other)}"
 
     def attempt(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
         """Until the request is done. Raises why it cannot be; `patience_s` None: at once."""
@@ -201,3 +202,41 @@ class QueueEnd(Channel):
 
     def stats(self) -> ChannelStats:
         return self._attachment.stats()
+
+
+class LocalChannel(QueueEnd):
+    """The channel between threads of one process: items pass by reference, nothing is copied.
+
+    An item belongs to the thread that takes it: a producer must not change it after `put`.
+    """
+
+    def __init__(self, spec: ChannelSpec) -> None:
+        super().__init__(Attachment(local_table(spec), References(), threading.Lock(), spins=False))
+
+    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+        put = Put(self.owner, key, weight, version, (item,))
+        self._attachment.attempt(self._attachment.queue.put, put, patience_s)
+
+    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+        get = Get(self.owner, key, limit)
+        self._attachment.attempt(self._attachment.queue.get, get, patience_s)
+        return [item for (item,), _, _ in get.taken]
+
+
+def local_table(spec: ChannelSpec) -> Table:
+    """A table in memory of this process."""
+    table = Table(spec, bytearray(Table(spec, inline=False).size_bytes), inline=False)
+    table.clear()
+    return table
+
+
+class References:
+    """Implements Store: the items by entry."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, Any] = {}
+        self.place = self._items.__setitem__
+        self.take = self._items.pop
+
+    def drop(self, entry: int, /) -> None:
+        self._items.pop(entry, None)

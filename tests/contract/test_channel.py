@@ -15,7 +15,7 @@ import pytest
 
 from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import (
     ChannelBroken,
     ChannelClosed,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import WeightSyncError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.receiver import CopyReceiver
 from rlplace.comm.weights.sender import WeightSender

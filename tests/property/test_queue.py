@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import References, local_table
+from rlplace.comm.ends import References, local_table
 from rlplace.comm.queue import STALLED_S, Get, Put, QueueMachine
 from rlplace.comm.table import NO_VERSION, SPARE_ENTRIES
 from rlplace.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream

@@ -8,8 +8,7 @@
 """
 
 from rlplace.comm.network.auth import JobKeys, JobPassword, Keys
-from rlplace.comm.network.client import RemoteChannel
-from rlplace.comm.network.connection import Connection
+from rlplace.comm.network.connection import Connection, RemoteChannel
 from rlplace.comm.network.server import ChannelServer
 
 __all__ = ["ChannelServer", "Connection", "JobKeys", "JobPassword", "Keys", "RemoteChannel"]

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.comm import process
+from rlplace.comm import processes
+from rlplace.comm.processes import SharedLock
 from rlplace.comm.shared_memory.folder import FULL, allocate, free_bytes, spill_of
-from rlplace.comm.shared_memory.lock import SharedLock
 from rlplace.errors import ChannelBroken, ChannelTimeout, OutputError
 from rlplace.units import show_bytes
 
@@ -101,12 +101,12 @@ class Arena:
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
         self._late: deque[tuple[int, int]] = deque()  # segments to free with the next change, and their holders
         self._stuck = False  # the last wait for the lock was in vain
-        self._me = process.this_process()
+        self._me = processes.this_process()
         self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
-        process.tell_of_forks(self)
+        processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
-        self._me = process.this_process()
+        self._me = processes.this_process()
         self._late.clear()  # the parent frees them
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,7 +294,7 @@ class Arena:
         for segment in self._segments():
             holder = words[segment // 8 + HOLDER]
             if holder > 0 and holder not in alive:
-                alive[holder] = process.alive(holder)
+                alive[holder] = processes.alive(holder)
             if holder > 0 and not alive[holder]:
                 found = True
                 self._give_back(segment)
@@ -321,7 +321,7 @@ class Arena:
         """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
         if not self._lock.acquire(timeout=_PATIENCE_S if patience_s is None else patience_s):
             holder = self._words[CHANGING]
-            name = f"process {process.pid_of(holder)}" if holder else "another process"
+            name = f"process {processes.pid_of(holder)}" if holder else "another process"
             what = f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
             why = f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor"
             fix = "let it go on or end it; a dead process holds up no other"
@@ -367,7 +367,7 @@ def _aligned(length: int) -> int:
 
 def _make(path: Path) -> None:
     """An empty arena, if no other process was quicker."""
-    new = path.with_name(f"{path.name}.{process.this_process():x}")
+    new = path.with_name(f"{path.name}.{processes.this_process():x}")
     system = os.statvfs(path.parent)
     size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -429,7 +429,7 @@ class Arenas:
     @classmethod
     def of(cls, folder: Path) -> Arenas:
         """The one of this process and folder, however many channels use it."""
-        opened, lock = _opened(process.this_process())
+        opened, lock = _opened(processes.this_process())
         with lock:
             arenas = opened.get(folder)
             if arenas is None:

@@ -18,10 +18,10 @@ from typing import Any
 from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import Attachment, QueueEnd
+from rlplace.comm.processes import SharedLock
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arenas
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
-from rlplace.comm.shared_memory.lock import SharedLock
 from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT, LOCK, SPEC_BYTES, Table
 from rlplace.errors import ChannelError
 

@@ -25,9 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlplace.comm.process import alive, this_process
+from rlplace.comm.processes import LOCK_BYTES, SharedLock, alive, this_process
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
-from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
 from rlplace.comm.weights.shards import Assembly
 from rlplace.comm.weights.tensors import Bytes
 from rlplace.comm.weights.version import not_here, ranks, versions_only_go_up

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot

@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelBroken, ChannelClosed, ChannelMisuse, EndOfStream, Problem
 
 SPEC = ChannelSpec(name="actions", capacity_items=3, keys=("0", "1", "2"))

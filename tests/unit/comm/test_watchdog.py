@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import ChannelSpec, ChannelStats, Wait
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.watchdog import WaitForGraph, Watchdog, report
 
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.watchdog import view
 from rlplace.errors import ChannelTimeout
 from rlplace.report.summary import SIMULATED, TEXT, Progress, summary, summary_text, waits_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelBroken, Problem, WorkerError
 from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.launch.handle import Call, WorkerHandle

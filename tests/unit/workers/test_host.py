@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import AcceleratorOutOfMemory, ChannelTimeout, NotResident, Problem
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

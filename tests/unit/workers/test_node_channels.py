@@ -14,7 +14,7 @@ import ray
 
 from rlplace.comm.address import NodeLocation, Place
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.folder import spill_of
 from rlplace.config.schema import CommConfig
 from rlplace.errors import ChannelBroken, ClusterError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.config.schema import CriticConfig, ReferenceConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.sender import WeightSender
 from rlplace.errors import ChannelBroken
 from rlplace.models.mlp import build_policy

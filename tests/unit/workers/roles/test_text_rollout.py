@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
 from rlplace.errors import ChannelBroken, ChannelEmpty, ChannelMisuse, DivergedError, Problem
 from rlplace.placement.schedule import Residency

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.local import LocalChannel
+from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardError
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.training.samples import take_groups, take_returns, take_scores

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.shared_memory.lock import LOCK_BYTES, SharedLock
-from rlplace.comm.wakeup import Waker, Wakers
+from rlplace.comm.processes import LOCK_BYTES, SharedLock, Waker, Wakers
 from tests.channel_peer import FORK, in_child
 
 

@@ -81,17 +81,6 @@ class ProblemsError(RlplaceError, ValueError):
         super().__init__(problems)
         self.problems = tuple(problems)
 
-    def __str__(self) -> str:
-        return "\n".join(p.render() for p in self.problems)
-
-    @property
-    def codes(self) -> tuple[str, ...]:
-        return tuple(p.code for p in self.problems)
-
-
-class ConfigError(ProblemsError):
-    """A key or a value of the config is wrong."""
-
     @classmethod
     def of(
         cls,
@@ -104,9 +93,20 @@ class ConfigError(ProblemsError):
         *,
         span: tuple[int, int] | None = None,
         source: Source | None = None,
-    ) -> ConfigError:
+    ) -> Self:
         """Return the error of one problem."""
         return cls([Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)])
+
+    def __str__(self) -> str:
+        return "\n".join(p.render() for p in self.problems)
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(p.code for p in self.problems)
+
+
+class ConfigError(ProblemsError):
+    """A key or a value of the config is wrong."""
 
 
 class PlacementError(ProblemsError):

@@ -15,7 +15,7 @@ import pytest
 import rlplace.placement
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.machines.nodes import RANK_LABEL
+from rlplace.placement.machines.topology import RANK_LABEL
 from rlplace.placement.show.diff import render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component
 from rlplace.placement.show.json import render_json

@@ -63,26 +63,19 @@ class HasTopology(Protocol):
     def topology(self) -> Topology: ...
 
 
-class PlacementStrategy:
+class PlacementStrategy(Protocol):
     """Places the processes of one group."""
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         """Return one slot per process, by rank. Raises PlacementError.
 
-        Slots carry an empty component name; launching the group fills it in. `isolate_accelerator=False` shows each
-        process all accelerators of its node.
+        Slots carry an empty component name unless the strategy is of a component; launching the group fills it in.
+        `isolate_accelerator=False` shows each process all accelerators of its node.
         """
-        groups = _groups_of(cluster)
-        pool, held = self._held(groups)
-        return _place(held, pool, groups, type(self).__name__, isolate_accelerator)
-
-    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
-        """Return the pool, and the numbers of each process in it, ascending."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PackedPlacementStrategy(PlacementStrategy):
+class PackedPlacementStrategy:
     """Accelerators start..end (both included) dealt out in order, `stride` apart within a process."""
 
     start_hardware_rank: int
@@ -91,58 +84,65 @@ class PackedPlacementStrategy(PlacementStrategy):
     stride: int = 1
     node_group: str | None = None
 
-    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         start, end = self.start_hardware_rank, self.end_hardware_rank
         each, stride = self.num_hardware_per_process, self.stride
         count, block = end - start + 1, each * stride
         key, got = type(self).__name__, str(self)
         if min(each, stride) < 1:
             what, fix = "stride and num_hardware_per_process are at least 1", "stride=1, num_hardware_per_process=1"
-            raise _error("bad-strategy", key, what, got, "they are counts", fix)
+            raise PlacementError.of("bad-strategy", key, what, got, "they are counts", fix)
         if count < 1:
             fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise _error("reversed-range", key, "the range runs backwards", got, "both ends are included", fix)
+            raise PlacementError.of(
+                "reversed-range", key, "the range runs backwards", got, "both ends are included", fix
+            )
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
             fix = f"end_hardware_rank={start + max(1, count // block) * block - 1}"
-            raise _error("uneven-packing", key, what, got, why, fix)
-        return _pool(f"{type(self).__name__}.node_group", self.node_group, groups), [
+            raise PlacementError.of("uneven-packing", key, what, got, why, fix)
+        held = [
             range(first + lane, first + lane + block, stride)
             for first in range(start, end + 1, block)
             for lane in range(stride)
         ]
+        groups = _groups_of(cluster)
+        return _place(held, _pool(f"{key}.node_group", self.node_group, groups), groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FlexiblePlacementStrategy(PlacementStrategy):
+class FlexiblePlacementStrategy:
     """The accelerators of each process, written out. Several processes may share one."""
 
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
 
-    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
-        pool = _pool(f"{type(self).__name__}.node_group_label", self.node_group_label, groups)
-        return pool, [sorted(numbers) for numbers in self.hardware_ranks_list]
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        key, groups = type(self).__name__, _groups_of(cluster)
+        pool = _pool(f"{key}.node_group_label", self.node_group_label, groups)
+        held = [sorted(numbers) for numbers in self.hardware_ranks_list]
+        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NodePlacementStrategy(PlacementStrategy):
+class NodePlacementStrategy:
     """One process per entry on that node, holding no accelerator. With a group, its nodes are numbered from 0."""
 
     node_ranks: Sequence[int]
     node_group_label: str | None = None
 
-    def _held(self, groups: NodeGroups) -> tuple[Pool, Sequence[Sequence[int]]]:
-        nodes, label = groups.topology.nodes, self.node_group_label or WHOLE_CLUSTER
-        pool = _pool(f"{type(self).__name__}.node_group_label", label, groups)
-        if label != WHOLE_CLUSTER:
-            nodes = tuple(nodes[n] for n in sorted(pool.nodes))
-        return node_pool(nodes, label), [[n] for n in self.node_ranks]
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+        key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
+        nodes: Sequence[int] = sorted(_pool(f"{key}.node_group_label", label, groups).nodes)
+        if label == WHOLE_CLUSTER:
+            nodes = range(groups.topology.num_nodes)
+        pool = node_pool([groups.topology.nodes[n] for n in nodes], label)
+        return _place([[n] for n in self.node_ranks], pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ComponentPlacementStrategy(PlacementStrategy):
+class ComponentPlacementStrategy:
     """The place of one component of `component_placement`; on another cluster, the same numbers are checked again."""
 
     spec: ComponentSpec
@@ -161,10 +161,6 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
     return cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster.topology)
 
 
-def _error(code: str, key: str, what: str, got: str, why: str, fix: str) -> PlacementError:
-    return PlacementError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)])
-
-
 def _pool(key: str, label: str | None, groups: NodeGroups) -> Pool:
     """Return the pool of a node group, or of several joined by commas."""
     names = (label or WHOLE_CLUSTER).split(",")
@@ -174,7 +170,7 @@ def _pool(key: str, label: str | None, groups: NodeGroups) -> Pool:
     near = did_you_mean(unknown, groups.labels)
     what, why = f"there is no node group {unknown!r}" + suggestion(near), "there are " + ", ".join(groups.labels)
     fix = f'{key.rpartition(".")[2]}="{near}"' if near else "leave the node group out"
-    raise _error("unknown-node-group", key, what, str(label), why, fix)
+    raise PlacementError.of("unknown-node-group", key, what, str(label), why, fix)
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
@@ -183,7 +179,9 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
     Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
     """
     if not held:
-        raise _error("empty-placement", key, "names no process", "[]", "a group has at least one", "name number 0")
+        raise PlacementError.of(
+            "empty-placement", key, "names no process", "[]", "a group has at least one", "name number 0"
+        )
     problems: list[Problem] = []
     locations: list[Interval] = []
 

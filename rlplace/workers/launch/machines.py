@@ -17,8 +17,7 @@ from typing import Literal
 
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig
 from rlplace.errors import ClusterError, Source
-from rlplace.placement.machines.nodes import declare_topology
-from rlplace.placement.machines.topology import Run, Topology
+from rlplace.placement.machines.topology import Run, Topology, declare_topology
 
 EMULATED_PER_NODE = 8  # where `auto` finds no GPU
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"

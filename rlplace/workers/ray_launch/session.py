@@ -17,7 +17,7 @@ import psutil
 
 from rlplace.config.schema import RayConfig
 from rlplace.errors import ClusterError
-from rlplace.placement.machines.nodes import in_rank_order
+from rlplace.placement.machines.topology import in_rank_order
 from rlplace.workers.launch.reservation import Machine
 
 # Messages of Ray that repeat our own errors at length, or that warn of many small workers.

@@ -13,7 +13,7 @@ from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.checks import BatchSizes
 from rlplace.placement.flow import Transport
-from rlplace.placement.machines.nodes import declare_topology
+from rlplace.placement.machines.topology import declare_topology
 from rlplace.placement.schedule import Needs, Residency, text_needs
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL

@@ -10,9 +10,9 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
-from rlplace.placement.machines.nodes import declare_topology, in_rank_order
 from rlplace.placement.machines.pools import accelerator_pool
 from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import declare_topology, in_rank_order
 from rlplace.workers.launch.machines import declared_topology
 
 

@@ -7,6 +7,8 @@ of different runs can therefore differ only by how rows were split.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
 from rlplace.models.mlp import ActorCritic, build_policy, noise_shape, sample
 from rlplace.models.sharding import digest
-from rlplace.placement.flow import Delivery, Route, Routes, Share, Transport
+from rlplace.placement.flow import Delivery, Route, Routes
+from rlplace.placement.language.spec import RankLocations
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS, SimulatorArguments, WorkerArguments
@@ -67,19 +70,28 @@ class Scenario:
 
     @property
     def job(self) -> WorkerArguments:
-        rows, edges = sum(self.split), np.cumsum([0, *self.split])
-        shares = tuple(
-            Share(source=0, target=rank, start=start, stop=start + count, transport=Transport.SAME_NODE)
-            for rank, (start, count) in enumerate(zip(edges.tolist(), self.split, strict=False))
-            if count
+        targets = [rank for rank, count in enumerate(self.split) if count]
+        trajectories = Route(
+            source="env",
+            target="actor",
+            sources=[0] * len(targets),
+            targets=targets,
+            edges=[0, *itertools.accumulate(self.split[rank] for rank in targets)],
+            origin=_anywhere(1),
+            destination=_anywhere(len(self.split)),
         )
-        trajectories = Route(source="env", target="actor", rows=rows, shares=shares)
         routes = Routes(observations=trajectories, trajectories=trajectories)
         everyone = tuple(range(len(self.split)))
         deliveries = (Delivery(readers=everyone, near=everyone),)
         simulator = SimulatorArguments(spaces=self.spaces, routes=routes)
         ranks = {"actor": len(self.split), "env": 1, "rollout": len(everyone)}
         return WorkerArguments(config=self.config, ranks=ranks, deliveries=deliveries, simulator=simulator)
+
+
+def _anywhere(ranks: int) -> RankLocations:
+    """On one node, none of them with an accelerator."""
+    node, first, count = (array("l", [number] * ranks) for number in (0, -1, 0))
+    return RankLocations(node=node, first=first, count=count)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,8 +108,8 @@ def _simulator_channels(
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
     whole iteration must fit. Weights are taken while they are put.
     """
-    observed, gathered = routes.observations.shares, routes.trajectories.shares
-    pieces = f"{len(observed)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
+    observed, gathered = routes.observations, routes.trajectories
+    pieces = f"{len(observed.sources)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
     answer, kept = "one answer for each observation", "all pieces of an iteration wait there for learn"
     for name, source, target, sources, targets, each, groups, why in (
         ("observations", "env", "rollout", observed.sources, observed.targets, stage_groups, 0, pieces),

@@ -39,47 +39,40 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares in row order, kept as numbers: share i is rows edges[i]..edges[i+1]-1, from sources[i] to targets[i]."""
+class Route:
+    """Every row of a batch, once, from source ranks to target ranks; both sides hold neighbouring blocks in rank order.
 
+    Blocks of the source are equal, those of the target differ by at most one row. Shares are kept as numbers, in row
+    order: share i is rows edges[i]..edges[i+1]-1, from sources[i] to targets[i].
+    """
+
+    name: str = ""  # of what is sent
+    source: str
+    target: str
     sources: Sequence[int]  # ranks at `origin`
     targets: Sequence[int]  # ranks at `destination`
     edges: Sequence[int]
     origin: RankLocations = dataclasses.field(repr=False)
     destination: RankLocations = dataclasses.field(repr=False)
 
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def __iter__(self) -> Iterator[Share]:
-        for source, target, (start, stop) in zip(self.sources, self.targets, pairwise(self.edges), strict=True):
-            transport = transport_between(self.origin, source, self.destination, target)
-            yield Share(source=source, target=target, start=start, stop=stop, transport=transport)
+    @property
+    def rows(self) -> int:
+        return self.edges[-1]
 
     @property
     def most_rows(self) -> int:
         """Of one share."""
         return max(stop - start for start, stop in pairwise(self.edges))
 
-    def transports(self) -> dict[Transport, int]:
-        """How many shares each transport carries; only those that occur, nearest first."""
-        pairs = zip(self.sources, self.targets, strict=True)
-        counts = Counter(transport_between(self.origin, source, self.destination, target) for source, target in pairs)
-        return {transport: counts[transport] for transport in Transport if counts[transport]}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Every row of a batch, once, from source ranks to target ranks; both sides hold neighbouring blocks in rank order.
-
-    Blocks of the source are equal, those of the target differ by at most one row.
-    """
-
-    name: str = ""  # of what is sent
-    source: str
-    target: str
-    rows: int
-    shares: Shares  # ordered by row
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """In row order, made anew each time."""
+        transports = self._transports()
+        pieces = zip(self.sources, self.targets, pairwise(self.edges), transports, strict=True)
+        return tuple(
+            Share(source=source, target=target, start=start, stop=stop, transport=transport)
+            for source, target, (start, stop), transport in pieces
+        )
 
     def sends(self, rank: int) -> tuple[Share, ...]:
         """What source rank `rank` sends, by row."""
@@ -88,6 +81,15 @@ class Route:
     def receives(self, rank: int) -> tuple[Share, ...]:
         """What target rank `rank` gets, by row."""
         return tuple(share for share in self.shares if share.target == rank)
+
+    def transports(self) -> dict[Transport, int]:
+        """How many shares each transport carries; only those that occur, nearest first."""
+        counts = Counter(self._transports())
+        return {transport: counts[transport] for transport in Transport if counts[transport]}
+
+    def _transports(self) -> Iterator[Transport]:
+        for source, target in zip(self.sources, self.targets, strict=True):
+            yield transport_between(self.origin, source, self.destination, target)
 
 
 class Routes(NamedTuple):
@@ -130,14 +132,16 @@ def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, 
     blocks = [block_edges(rows, placement.world_size(component)) for component in (source, target)]
     edges = sorted({*blocks[0], *blocks[1]})
     holders = [array("l", (bisect_right(block, start) - 1 for start in edges[:-1])) for block in blocks]
-    shares = Shares(
+    return Route(
+        name=name,
+        source=source,
+        target=target,
         sources=holders[0],
         targets=holders[1],
         edges=edges,
         origin=placement.locations(source),
         destination=placement.locations(target),
     )
-    return Route(name=name, source=source, target=target, rows=rows, shares=shares)
 
 
 def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
@@ -159,8 +163,16 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
         sources.append(near[nearest][given[nearest] % len(near[nearest])])
         given[nearest] += 1
     ranks = len(takers.node)
-    shares = Shares(sources=sources, targets=range(ranks), edges=range(ranks + 1), origin=givers, destination=takers)
-    return Route(name="weights", source=source, target=target, rows=ranks, shares=shares)
+    return Route(
+        name="weights",
+        source=source,
+        target=target,
+        sources=sources,
+        targets=range(ranks),
+        edges=range(ranks + 1),
+        origin=givers,
+        destination=takers,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

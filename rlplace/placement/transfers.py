@@ -47,7 +47,7 @@ def _along(plan: Plan, route: Route) -> Transfer:
     amount = amounts.get(route.name, f"{route.rows} rows")
     if route.name == "observations":
         amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
-    transports = route.shares.transports()
+    transports = route.transports()
     return Transfer(
         name=route.name, source=route.source, target=route.target, amount=amount, transports=transports, route=route
     )

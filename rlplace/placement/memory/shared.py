@@ -90,7 +90,7 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weight
     action = _INT64 if isinstance(spaces.actions, Choices) else math.prod(spaces.actions.shape) * _FLOAT32
     decision = action + 2 * _FLOAT32  # with its log-probability and value
     step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
-    observed, gathered = routes.observations.shares.most_rows, routes.trajectories.shares.most_rows
+    observed, gathered = routes.observations.most_rows, routes.trajectories.most_rows
     return {
         "observations": observed * observation + ITEM_BYTES,
         "actions": observed * decision + ITEM_BYTES,

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlplace.errors import Problem
-from rlplace.placement.flow import DeviceDelivery, Route
+from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.memory.ledger_text import ledger_record
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import PlanView
+
+_ROUTE = ("source", "target", "rows", "shares")
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
@@ -87,14 +89,10 @@ def _fields(value: object, *names: str) -> dict[str, Any]:
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
     """Return the routes, by name where each has one."""
     if not plan.deliveries:
-        return [_route(route) for route in plan.routes]
+        return [_fields(route, *_ROUTE) for route in plan.routes]
     copies = [_fields(d, "readers", "owners" if isinstance(d, DeviceDelivery) else "near") for d in plan.deliveries]
     weights = {"source": "actor", "target": "rollout", "copies": copies}
-    return {route.name: _route(route) for route in plan.routes} | {"weights": weights}
-
-
-def _route(route: Route) -> dict[str, Any]:
-    return _fields(route, "source", "target", "rows") | {"shares": [_plain(share) for share in route.shares]}
+    return {route.name: _fields(route, *_ROUTE) for route in plan.routes} | {"weights": weights}
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
     assert str(made.placement.accelerators("rollout")) == "8-23"
     assert str(made.placement.shared("actor", "rollout")) == "8-15"
     assert [s.hardware[0].config["robot_ip"] for s in made.placement.slots("env")] == ["10.0.0.1"] * 2
-    transports = made.routes[0].shares.transports()
+    transports = made.routes[0].transports()
     assert transports == {Transport.SAME_ACCELERATOR: 8, Transport.NETWORK: 8}
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
-from rlplace.placement.memory.remedies import find_remedies, proposals
+from rlplace.placement.memory.solve import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
 from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport

@@ -19,7 +19,7 @@ from rlplace.config import compose
 from rlplace.config.json_schema import config_schema
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
-from rlplace.placement.memory.measured import read_measurements
+from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
 from rlplace.placement.show.diff import diff_record, render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair

@@ -23,11 +23,11 @@ from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
-from rlplace.placement.dedicated import count_active
+from rlplace.placement.counts import count_active
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import memory_case, with_share
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.measured import record_measurements
+from rlplace.placement.memory.records import record_measurements
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.json import render_json
@@ -133,7 +133,7 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
             ended = summary(job.progress, folder) | {
                 "memory": compare_memory(ledger, held),
                 "waits": waits_of(view(channels)),
-                "utilisation": usage.record(count_active(placement, schedule.needs).at_work),
+                "utilisation": usage.record(count_active(placement, schedule.needs)),
             }
             write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
             if usage.last:

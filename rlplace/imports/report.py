@@ -34,10 +34,8 @@ def _head(imported: Imported) -> list[str]:
     where = f"On {imported.topology.describe()}"
     if imported.layout is not None:
         placement, savings = imported.layout.placement, imported.layout.savings
-        sizes = {c: len(numbers) for c in placement.components if (numbers := placement.accelerators(c))}
         instead = f" instead of {savings.dedicated}" if savings.saved else ""
-        parts = " + ".join(f"{component} {size}" for component, size in sizes.items())
-        where += f"; {placement.mode}, uses {savings.used}{instead} ({parts})"
+        where += f"; {placement.mode}, uses {savings.used}{instead} ({savings.sizes})"
     return [f"Imported from {imported.library}: {count}.", f"{where}."]
 
 

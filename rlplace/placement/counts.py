@@ -1,19 +1,24 @@
-"""The numbers of a language-model job, the reason for each, and their ratio."""
+"""The numbers of a plan: those of a language-model job with the reason for each, and what sharing saves."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import TYPE_CHECKING
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.checks import PARTNERS
-from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.groups import NodeGroups
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import ComponentSpec, Segment, role_of
+from rlplace.placement.machines.pools import WHOLE_CLUSTER
+from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Node, Topology
+from rlplace.placement.schedule import Needs, Residency
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
-    from rlplace.placement.language.hybrid import HybridComponentPlacement
 
 _SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
 
@@ -91,3 +96,74 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
 
 def _each(items: int, takers: int) -> str:
     return str(items // takers) if items % takers == 0 else f"about {items / takers:.3g}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What sharing saves against giving every component accelerators of its own, at the same sizes."""
+
+    by_component: Mapping[str, int]  # accelerators each one uses
+    used: int
+
+    @property
+    def dedicated(self) -> int:
+        return sum(self.by_component.values())
+
+    @property
+    def saved(self) -> int:
+        return self.dedicated - self.used
+
+    @property
+    def sizes(self) -> str:
+        return " + ".join(f"{component} {size}" for component, size in self.by_component.items() if size)
+
+    def __str__(self) -> str:
+        return f"{self.used} accelerators instead of {self.dedicated} ({self.sizes})"
+
+
+def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str, int]:
+    """Stage -> accelerators that hold a component which the stage needs."""
+    at_work = {}
+    for stage in needs.stages:
+        needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
+        at_work[stage] = len(Ranges.of(piece for c in needed for piece in placement.accelerators(c).pieces))
+    return at_work
+
+
+def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
+    """Every component with as many ranks and accelerators as here, on nodes like these, none of them shared.
+
+    Components without accelerators are left out; None where all are without. Pieces of a component are put next to
+    each other, node after node, so that a rank stays on one node.
+    """
+    here = placement.topology
+    nodes: list[Node] = []
+    taken = 0  # accelerators of the last node; only that one is still filled
+    moved: dict[str, list[Segment]] = {}
+    for component in placement.components:
+        for segment in placement.spec(component).segments:
+            for like, part in here.parts(segment.accelerators):
+                size = len(part)
+                # Where the accelerators of a node differ, a piece stays on those it has.
+                local = part.start - like.first if like.runs else taken
+                fits = local >= taken and local + size <= like.accelerators
+                if not nodes or not fits or _kind(nodes[-1]) != _kind(like):
+                    first = nodes[-1].numbers.stop if nodes else 0
+                    nodes.append(dataclasses.replace(like, rank=len(nodes), first=first, host=""))
+                    local = part.start - like.first if like.runs else 0
+                taken = local + size
+                begin = nodes[-1].first + local
+                ranks = segment.cut_to(part).ranks
+                moved.setdefault(component, []).append(Segment(accelerators=range(begin, begin + size), ranks=ranks))
+    if not moved:
+        return None
+    groups = NodeGroups(Topology(tuple(nodes), "as needed"))
+    specs = {
+        c: ComponentSpec(name=c, pool=groups[WHOLE_CLUSTER], written=tuple(found), parallel=placement.spec(c).parallel)
+        for c, found in moved.items()
+    }
+    return HybridComponentPlacement.of(specs, groups)
+
+
+def _kind(node: Node) -> Node:
+    return dataclasses.replace(node, rank=0, first=0, host="")

@@ -11,7 +11,7 @@ from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
 from rlplace.placement.checks import BatchSizes
-from rlplace.placement.dedicated import Savings, count_savings
+from rlplace.placement.counts import Savings
 from rlplace.placement.flow import (
     Delivery,
     Route,
@@ -61,7 +61,8 @@ class Plan:
     @property
     def savings(self) -> Savings:
         """Accelerators saved by sharing."""
-        return count_savings(self.placement)
+        sizes = {c: len(self.placement.accelerators(c)) for c in self.placement.components}
+        return Savings(by_component=sizes, used=len(self.placement.used))
 
     @property
     def stage_groups(self) -> int:

@@ -12,11 +12,9 @@ from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, SimulatorDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand, Part, Placed
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.ledger_text import render_ledger
-from rlplace.placement.memory.measured import read_measurements, record_measurements
 from rlplace.placement.memory.model import read_model
-from rlplace.placement.memory.remedies import find_remedies
-from rlplace.placement.memory.solve import Knob, has_knob, solve
+from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
+from rlplace.placement.memory.solve import Knob, find_remedies, has_knob, solve
 from rlplace.placement.schedule import Residency
 from tests.unit.placement.memory_cases import COMPONENTS, RLHF
 

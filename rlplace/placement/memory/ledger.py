@@ -12,6 +12,8 @@ weights, holds more on the way. Components are taken to be set up one after anot
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -19,12 +21,11 @@ from typing import TypeVar
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.memory.footprint import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
-from rlplace.placement.memory.occupancy import Occupancy, OccupancyClass, accelerator_classes, host_classes
-from rlplace.placement.memory.shared import SharedMemory
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
 T = TypeVar("T")
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
+SharedMemory = Mapping[str, Mapping[int, int]]  # "channels" and "weights" -> node rank -> bytes; others have none
 Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
@@ -152,6 +153,81 @@ class MemoryLedger:
         return self.within_capacity and not self.lacking
 
 
+# Accelerators and hosts that are used alike: what is computed for one holds for all of them.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Ranks of one component with so many accelerators each; 0: they have a host alone."""
+
+    component: str
+    accelerators_per_rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OccupancyClass:
+    """Equal accelerators, or equal nodes, each with as many ranks of the same occupancies."""
+
+    numbers: Ranges  # of accelerators over the cluster, or of nodes
+    kind: str  # of accelerator
+    memory_bytes: int  # of one accelerator; 0: not known
+    ranks: Mapping[Occupancy, int]  # on each of them
+    host_bytes: int = 0  # of one node; 0: not known
+
+
+@functools.lru_cache(maxsize=8)
+def accelerator_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
+    """Those that a component uses, lowest number first. Linear in nodes and segments.
+
+    Sweeps over the accelerators from one change to the next: of hardware, or of the ranks there.
+    """
+    hardware: dict[int, tuple[str, int]] = {}  # kind and memory, from this accelerator on
+    for node in placement.topology.nodes:
+        first = node.first
+        for run in node.alike:
+            hardware[first] = (node.kind, run.memory_bytes)
+            first += run.count
+    changes: dict[int, list[tuple[Occupancy, int]]] = {}  # accelerator -> how many ranks more share each from there on
+    for component in placement.components:
+        for segment in placement.spec(component).segments:
+            occupancy = Occupancy(component=component, accelerators_per_rank=segment.accelerators_per_rank)
+            ranks, numbers = segment.ranks_per_accelerator, segment.accelerators
+            changes.setdefault(numbers.start, []).append((occupancy, ranks))
+            changes.setdefault(numbers.stop, []).append((occupancy, -ranks))
+    present: dict[str, Counter[Occupancy]] = {component: Counter() for component in placement.components}
+    found: dict[tuple[tuple[str, int], tuple[tuple[Occupancy, int], ...]], list[range]] = {}
+    here = ("", 0)
+    for start, stop in itertools.pairwise(sorted({*hardware, *changes})):
+        here = hardware.get(start, here)
+        for occupancy, ranks in changes.get(start, ()):
+            present[occupancy.component][occupancy] += ranks
+        if there := tuple((o, ranks) for row in present.values() for o, ranks in row.items() if ranks):
+            found.setdefault((here, there), []).append(range(start, stop))
+    return tuple(
+        OccupancyClass(numbers=Ranges.of(places), kind=kind, memory_bytes=memory, ranks=dict(there))
+        for ((kind, memory), there), places in found.items()
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
+    """Those nodes that host a rank, lowest number first. Linear in nodes and ranks."""
+    hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
+    for component in placement.components:
+        at = placement.locations(component)
+        for (node, each), ranks in Counter(zip(at.node, at.count, strict=True)).items():
+            hosted[node][Occupancy(component=component, accelerators_per_rank=each)] = ranks
+    found: dict[tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]] = {}
+    for here, there in zip(placement.topology.nodes, hosted, strict=True):
+        if there:
+            key = (here.kind, here.memory_bytes, here.host_memory_bytes, tuple(there.items()))
+            found.setdefault(key, []).append(range(here.rank, here.rank + 1))
+    return tuple(
+        OccupancyClass(numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_bytes=host)
+        for (kind, memory, host, ranks), nodes in found.items()
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
     """What a ledger is computed from. Components without a demand count as 0 bytes; `notes` of the ledger list them."""
@@ -168,7 +244,7 @@ class MemoryCase:
     # what a run was found to hold beside what is computed here
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    shared: SharedMemory = dataclasses.field(default_factory=SharedMemory)  # on the hosts, beside what components hold
+    shared: SharedMemory = dataclasses.field(default_factory=dict)  # on the hosts, beside what components hold
 
     def schedule(self) -> Schedule:
         """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
@@ -274,7 +350,9 @@ def _count_hosts(
     for moment, residency in _moments(schedule):
         if moment.entering:
             continue  # copies are made and dropped one by one
-        holds = Holds({(p, HostPart.SHARED): shared.largest(p, used.numbers) for p in shared.by_purpose})
+        holds = Holds()
+        for purpose, sizes in shared.items():  # of the node that has most of it
+            holds[purpose, HostPart.SHARED] = max(sizes.get(node, 0) for node in used.numbers)
         for occupancy, ranks in used.ranks.items():
             component = occupancy.component
             _add(holds, component, footprints[occupancy].host.get(residency[component], {}), ranks)

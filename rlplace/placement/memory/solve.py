@@ -1,20 +1,42 @@
-"""The largest pass, sequence length or KV share that fits, by bisection over the ledger itself."""
+"""What fits: the largest pass, sequence length or KV share, by bisection over the ledger itself.
+
+Where something does not fit: the shortage as a problem, and changes computed anew with their cost.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from rlplace.config.show import quote, show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand
-from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
+from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
+from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
+from rlplace.placement.schedule import Residency
 from rlplace.units import show_bytes
 
 RESERVE = 0.05  # of each accelerator: allocators split what they hold, and the formulas are not exact
 _LEAST = 0.01
+_MOST_STEPS = 6
+_MOST_HOLDERS = 5
+_FACTORS = (2, 4, 8, 16, 32, 64)  # more is no remedy but another job
+_LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
+    (
+        TrainingDemand,
+        "checkpointing",
+        True,
+        "one more forward pass per backward pass, about a third more computing",
+    ),
+    (TrainingDemand, "optimizer.on_host", True, "the optimizer steps on the host, at its speed and in its memory"),
+    (ScoringDemand, "sharded", True, "every forward pass gathers the weights from all ranks"),
+    (ScoringDemand, "on_host", True, "every forward pass copies the weights from the host"),
+    (EngineDemand, "sleep_level", 2, "none: the sync before each rollout brings the weights anyway"),
+)
 
 
 class Knob(enum.Enum):
@@ -160,3 +182,232 @@ def _tightest(ledger: MemoryLedger) -> str:
     holders = f"accelerator{'s' * (len(account.numbers) > 1)} {account.numbers} hold{'s' * (len(account.numbers) == 1)}"
     of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
     return f"{holders} {show_bytes(account.worst.total_bytes)}{of} in {account.worst.moment}"
+
+
+# Where something does not fit.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One change. `enough`: with it, and with those listed before it if `also` says so, everything has room."""
+
+    fix: str
+    cost: str
+    case: MemoryCase
+    saves_bytes: int = 0  # at the worst moment of the accelerators, or hosts, that lack most
+    enough: bool = False
+    also: bool = False
+
+
+def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
+    """Changes that are each enough, the gentlest first; where there are none, changes that are enough together.
+
+    Where not even those are, they are what helps most. Empty when everything fits.
+    """
+    if shortest(case.ledger()) is None:
+        return ()
+    if single := tuple(remedy for remedy in _weighed(case, also=False) if remedy.enough):
+        return single
+    steps: list[Remedy] = []
+    while len(steps) < _MOST_STEPS and not (steps and steps[-1].enough):
+        best = max(_weighed(case, also=True), key=lambda remedy: remedy.saves_bytes, default=None)
+        if best is None:
+            break
+        steps.append(best)
+        case = best.case
+    return tuple(steps)
+
+
+def shortest(ledger: MemoryLedger) -> Account | None:
+    """The account that lacks most; None when all fit."""
+    short = [account for account in ledger.accounts if not account.fits]
+    return min(short, key=lambda account: account.margin_bytes or 0, default=None)
+
+
+def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
+    """Every change that saves something where most is lacking, with what it saves."""
+    before = case.ledger()
+    short = shortest(before)
+    assert short is not None, "asked where something is short"
+    for change in _changes(case, short):
+        after = change.case.ledger()
+        pairs = zip(before.accounts, after.accounts, strict=True)
+        saved = next(old.worst.total_bytes - new.worst.total_bytes for old, new in pairs if old is short)
+        if saved > 0:
+            yield dataclasses.replace(change, saves_bytes=saved, enough=shortest(after) is None, also=also)
+
+
+def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
+    """The gentlest first, over the blocks of what holds something there, the largest holder first."""
+    held = dict.fromkeys(hold.component for hold in short.worst.holds)
+    present = [component for component in held if component in case.placement.components]
+    holders = list({case.block(component): component for component in reversed(present)}.values())[::-1]
+    for component in holders:
+        yield from _offload(case, component)
+    for component in holders:
+        yield from _smaller_batch(case, component, short)
+    for component in holders:
+        yield from _smaller_cache(case, component, short)
+    for component in holders:
+        demand = case.demands.get(component)
+        for kind, key, value, cost in _LESS_KEPT:
+            if isinstance(demand, kind) and attrgetter(key)(demand.block) != value:
+                yield _change(case, component, key, value, cost)
+    for component in holders:
+        yield from _more_ranks(case, component)
+
+
+def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:
+    """Another value of one key of the component's block."""
+    fix = f"{case.block(component)}.{key}: {show(value)}"
+    return Remedy(fix=fix, cost=cost, case=case.changed([component], **{key: value}))
+
+
+def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
+    if case.offload.get(component, False):
+        return
+    copied = case.ledger().host_bytes(component, Residency.OFF)
+    known = [1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s]
+    seconds = 2 * copied / min(known, default=COPY_BYTES_PER_S)
+    cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
+    leaving = dict.fromkeys(case.sharers(component), True)
+    yield Remedy(
+        fix=f"{case.block(component)}.enable_offload: true",
+        cost=cost if copied else "little: nothing is copied, what it holds is made anew",
+        case=dataclasses.replace(case, offload={**case.offload, **leaving}),
+    )
+
+
+def _smaller_batch(case: MemoryCase, component: str, short: Account) -> Iterator[Remedy]:
+    """In sequences or, where passes are packed, in tokens."""
+    demand = case.demands.get(component)
+    if not isinstance(demand, (TrainingDemand, ScoringDemand)):
+        return
+    knob, now, least = Knob.MICRO_BATCH, demand.block.micro_batch, 1
+    if demand.packed:
+        knob, now, least = Knob.TOKEN_BUDGET, demand.block.token_budget, demand.sequence_length
+    if now <= least:
+        return
+    solution = solve(case, knob, component)
+    size = int(solution.value) if solution is not None else _useful(case, component, knob, (least, now), short)
+    cost = f"{now / size:.3g} times as many passes, each less well filled"
+    yield _change(case, component, knob.value, size, cost)
+
+
+def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account) -> int:
+    """The largest with which those moments fit that the least makes fit: others need a change of their own."""
+    least, now = sizes
+
+    def totals(size: int) -> list[int]:
+        accounts = case.changed([component], **{knob.value: size}).ledger().accounts
+        (same,) = (a for a in accounts if (a.kind, a.numbers) == (short.kind, short.numbers))
+        return [load.total_bytes for load in same.loads]
+
+    bounds = [max(short.capacity_bytes, total) for total in totals(least)]
+    return max(least, largest(lambda size: all(t <= b for t, b in zip(totals(size), bounds, strict=True)), now))
+
+
+def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator[Remedy]:
+    cost = "a smaller KV cache: fewer sequences are generated at once"
+    demand = case.demands.get(component)
+    if has_knob(demand, Knob.KV_SHARE):
+        if (found := solve(case, Knob.KV_SHARE, component)) is not None:
+            yield _change(case, component, Knob.KV_SHARE.value, found.value, cost)
+    elif isinstance(demand, EngineDemand) and demand.block.kv_cache_memory is not None:
+        left = demand.block.kv_cache_memory - (short.worst.total_bytes - short.capacity_bytes)
+        if left > 0:
+            yield _change(case, component, "kv_cache_memory", left, cost)
+
+
+def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
+    """Twice, four times ... the accelerators, up to the first that is enough; nothing where none is.
+
+    Other components do not shrink when this one has more. Components whose ranks share accelerators, or have none, are
+    left out.
+    """
+    if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
+        return
+    spec = case.placement.spec(component)
+    each, uneven = divmod(len(spec.accelerators), spec.world_size)
+    if not each or uneven:
+        return
+    now, topology = case.ranks.get(component, spec.world_size), case.placement.topology
+    for factor in _FACTORS:
+        wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
+        if shortest(wider.ledger()) is None:
+            more = now * (factor - 1) * each
+            where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
+            written = spec.canonical()
+            block: dict[str, object] = {"accelerators": now * factor * each}
+            block |= {"accelerators_per_rank": each} if each > 1 else {}
+            block |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
+            fix = f"cluster.component_placement.{component}: {quote(block, inside=False)}"
+            yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
+            return
+
+
+def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
+    """One problem for every kind of accelerator or host that is too small, and for every cache without room.
+
+    Empty exactly when the ledger of `case` fits.
+    """
+    ledger = case.ledger()
+    if ledger.fits:
+        return ()
+    remedies, worst = find_remedies(case), shortest(ledger)
+    problems: list[Problem] = []
+    for account in ledger.accounts:
+        if not account.fits:  # remedies stand with the account that lacks most
+            fix = proposals(remedies if account is worst else ())
+            problems.append(_too_small(account, fix, bool(remedies)))
+    return (*problems, *(_no_cache(case, component, why) for component, why in ledger.lacking))
+
+
+def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
+    host, many, load = account.kind == "host", len(account.numbers) > 1, account.worst
+    has, needed = show_bytes(account.capacity_bytes), show_bytes(load.total_bytes)
+    what = f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
+    if host:
+        what = f"the host memory of node{'s' * many} {account.numbers} is too small"
+    when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"  # no other entry is fuller
+    lines = [f"{'a node' if host else 'each' if many else 'it'} has {has}; the largest holders are"]
+    lines += [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDERS]]
+    if rest := sum(h.size_bytes for h in load.holds[_MOST_HOLDERS:]):
+        lines.append(f"all others {show_bytes(rest)}")
+    return Problem(
+        code="does-not-fit" if not host else "host-does-not-fit",
+        key="cluster.component_placement",
+        what=what,
+        got=f"{needed} {when}, {show_bytes(load.total_bytes - account.capacity_bytes)} too much",
+        why="\n".join(lines),
+        fix=fix if helped else f"{'hosts' if host else 'accelerators'} of {needed} or more, or less on each",
+    )
+
+
+def proposals(remedies: Sequence[Remedy]) -> str | None:
+    """The `fix` of a problem: one line for each; None where there are none."""
+    if not remedies:
+        return None
+    joined = "and: " if remedies[0].also else "or: "
+    lines = [f"{r.fix}        saves {show_bytes(r.saves_bytes)}; costs: {r.cost}" for r in remedies]
+    text = "\n".join(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines))
+    if remedies[0].also and not remedies[-1].enough:
+        text += "\nand still it does not fit: larger accelerators, or a larger tensor_parallel_size, are needed"
+    return text
+
+
+def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
+    """The only demand that can lack something is an engine's, for its KV cache."""
+    shorter = f"a shorter algorithm.sequence_length, or a larger tensor_parallel_size of {component}"
+    if not has_knob(case.demands[component], Knob.KV_SHARE):
+        knob, fix = "kv_cache_memory", f"a larger {component}.kv_cache_memory, or {shorter}"
+    else:
+        knob, found = Knob.KV_SHARE.value, solve(case, Knob.KV_SHARE, component)
+        fix = shorter if found is None else f"{component}.{knob}: {found.value}        (the largest that fits)"
+    return Problem(
+        code="kv-cache-too-small",
+        key=f"{component}.{knob}",
+        what="leaves too little for the KV cache",
+        why=why,
+        fix=fix,
+    )

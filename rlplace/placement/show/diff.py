@@ -76,7 +76,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
     }
     if comparison is not None:
         machines["fewer than each on its own"] = str(comparison.savings.saved)
-        machines |= {f"at work in {s}": show_work(comparison.here, s) for s in comparison.here.at_work}
+        machines |= {f"at work in {s}": show_work(n, comparison.savings.used) for s, n in comparison.here.items()}
     moves = {
         "moves": str(view.moves),
         "copied to hosts": show_bytes(traffic.to_host_bytes),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplace.errors import Problem
 from rlplace.placement.flow import DeviceDelivery
-from rlplace.placement.memory.ledger_text import ledger_record
+from rlplace.placement.memory.records import ledger_record
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import PlanView
@@ -24,8 +24,8 @@ def render_json(view: PlanView) -> dict[str, Any]:
     comparison, savings = view.comparison, None
     if comparison is not None:
         savings = _fields(comparison.savings, "used", "dedicated", "saved", "by_component") | {
-            "at_work": _plain(comparison.here.at_work),
-            "dedicated_at_work": _plain(comparison.apart.at_work),
+            "at_work": _plain(comparison.here),
+            "dedicated_at_work": _plain(comparison.apart),
             "fullest_bytes": comparison.here_bytes,
             "dedicated_fullest_bytes": comparison.apart_bytes,
         }

@@ -6,10 +6,9 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlplace.placement.dedicated import ActiveAccelerators
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.ranges import show_range
-from rlplace.placement.memory.ledger_text import render_ledger
+from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView, clipped
 from rlplace.placement.transfers import emulated
@@ -163,27 +162,26 @@ def _savings(view: PlanView) -> Iterator[str]:
     if view.comparison is None:
         return
     savings, here, apart = view.comparison.savings, view.comparison.here, view.comparison.apart
-    sizes = " + ".join(f"{component} {size}" for component, size in savings.by_component.items() if size)
     if not savings.saved:
-        yield f"savings: none, every component has accelerators of its own ({sizes} = {savings.used})"
+        yield f"savings: none, every component has accelerators of its own ({savings.sizes} = {savings.used})"
         return
     rows: list[tuple[str, ...]] = [
         ("", "here", "each component on its own"),
-        ("accelerators", str(here.used), str(apart.used)),
+        ("accelerators", str(savings.used), str(savings.dedicated)),
     ]
-    stages = dict.fromkeys((*here.at_work, *apart.at_work))
-    rows += [(f"at work in {stage}", show_work(here, stage), show_work(apart, stage)) for stage in stages]
+    for stage in dict.fromkeys((*here, *apart)):
+        work = show_work(here.get(stage), savings.used), show_work(apart.get(stage), savings.dedicated)
+        rows.append((f"at work in {stage}", *work))
     sides = view.comparison.here_bytes, view.comparison.apart_bytes
     if any(sides):
         rows.append(("fullest holds", *map(show_bytes, sides)))
     title = f"savings: {savings.used} accelerators do the work of {savings.dedicated}, {savings.saved} fewer"
-    yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {sizes}", WIDTH - 2)])
+    yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {savings.sizes}", WIDTH - 2)])
 
 
-def show_work(active: ActiveAccelerators, stage: str) -> str:
+def show_work(count: int | None, used: int) -> str:
     """Write accelerators at work, of those used; "-" where this placement has no such stage."""
-    count = active.at_work.get(stage)
-    return "-" if count is None else f"{count} ({count / active.used:.0%})"
+    return "-" if count is None else f"{count} ({count / used:.0%})"
 
 
 def _traffic(view: PlanView) -> Iterator[str]:

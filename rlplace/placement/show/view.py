@@ -9,14 +9,13 @@ from collections.abc import Mapping
 
 from rlplace.errors import Problem
 from rlplace.placement.channels import ChannelPlan
-from rlplace.placement.counts import Count
-from rlplace.placement.dedicated import ActiveAccelerators, Savings, count_active, count_savings, dedicate
+from rlplace.placement.counts import Count, Savings, count_active, dedicate
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
-from rlplace.placement.memory.remedies import find_shortages
+from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Residency, apart
 from rlplace.placement.transfers import (
@@ -81,8 +80,8 @@ class Comparison:
     """This placement beside the dedicated one of the same components."""
 
     savings: Savings
-    here: ActiveAccelerators
-    apart: ActiveAccelerators
+    here: Mapping[str, int]  # stage -> accelerators at work
+    apart: Mapping[str, int]
     here_bytes: int  # of the fullest accelerator at its worst moment
     apart_bytes: int
 
@@ -165,7 +164,7 @@ def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison |
         for held in (ledger, alone.ledger())
     )
     return Comparison(
-        savings=count_savings(plan.placement),
+        savings=plan.savings,
         here=count_active(plan.placement, plan.schedule.needs),
         apart=count_active(dedicated, alone.schedule().needs),
         here_bytes=here_bytes,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlplace.config.schema import AcceleratorRunConfig, NodeConfig
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.dedicated import dedicate
+from rlplace.placement.counts import dedicate
 from rlplace.placement.language.hybrid import DISAGGREGATED
 from rlplace.placement.machines.topology import declare_topology
 from tests.unit.placement.placing import EIGHT, TWO, place

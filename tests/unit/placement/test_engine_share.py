@@ -9,8 +9,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement.memory.case import memory_case, with_share
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.remedies import find_shortages
-from rlplace.placement.memory.solve import RESERVE, Knob, fill_share, solve
+from rlplace.placement.memory.solve import RESERVE, Knob, fill_share, find_shortages, solve
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import render_text
 from tests.unit.placement.memory_cases import colocated_8b, engine

@@ -15,8 +15,7 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import PolicyRolloutDemand, ScoringDemand, SimulatorDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand, HostPart, Part, Placed
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.ledger_text import render_ledger
-from rlplace.placement.memory.measured import read_measurements, record_measurements
+from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
 from rlplace.placement.schedule import Needs, Residency, text_needs
 from tests.unit.placement.memory_cases import (
     GIB,

@@ -9,7 +9,7 @@ import yaml
 from rlplace.placement import Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.remedies import Remedy, find_remedies, find_shortages
+from rlplace.placement.memory.solve import Remedy, find_remedies, find_shortages
 from rlplace.placement.schedule import text_needs
 from tests.unit.placement.memory_cases import (
     GIB,

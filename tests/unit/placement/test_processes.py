@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlplace.placement import Topology
-from rlplace.placement.dedicated import dedicate
+from rlplace.placement.counts import dedicate
 from tests.unit.placement.placing import TWO, place, problems
 
 placed = partial(place, topology=TWO)

@@ -15,7 +15,7 @@ from rlplace.placement.memory.demands import ScoringDemand
 from rlplace.placement.memory.footprint import HostPart, Part
 from rlplace.placement.memory.ledger import Load, MemoryCase
 from rlplace.placement.memory.model import read_model
-from rlplace.placement.memory.remedies import find_remedies
+from rlplace.placement.memory.solve import find_remedies
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.transfers import transfers

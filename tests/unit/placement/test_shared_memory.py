@@ -12,16 +12,16 @@ from rlplace.comm.table import Table
 from rlplace.comm.weights import sender
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
-from rlplace.placement.memory.footprint import HostPart
-from rlplace.placement.memory.ledger_text import render_ledger
-from rlplace.placement.memory.remedies import find_shortages
-from rlplace.placement.memory.shared import (
+from rlplace.placement.memory.case import (
     BUCKET_BYTES,
     WEIGHT_BUFFERS,
     channel_bytes,
     item_segment_bytes,
     simulator_items,
 )
+from rlplace.placement.memory.footprint import HostPart
+from rlplace.placement.memory.records import render_ledger
+from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from tests.unit.placement.memory_cases import PENDULUM, Continuous, Discrete, Spaces, ppo, ppo_case, with_host_memory
@@ -102,7 +102,7 @@ def test_each_node_has_what_lives_there() -> None:
 def test_weights_have_a_double_buffer() -> None:
     case = ppo_case()
     copy = case.ledger().bytes("rollout", Residency.WEIGHTS)
-    assert WEIGHT_BUFFERS * copy < case.shared.largest("weights", [0]) < WEIGHT_BUFFERS * copy + (1 << 20)
+    assert WEIGHT_BUFFERS * copy < case.shared["weights"][0] < WEIGHT_BUFFERS * copy + (1 << 20)
 
 
 def test_what_stays_in_a_process_takes_no_shared_memory() -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -22,6 +23,7 @@ from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
     from rlplace.tokens import Scores
+    from rlplace.workers.arguments import WorkerArguments
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
 
@@ -114,6 +116,33 @@ class Worker:
 
     def close(self) -> None:
         """Release everything. Called once, also after a failure; must not block."""
+
+
+class RoleWorker(Worker):
+    """Base of the workers of a run. Owns whatever it opened, and closes it in the end, the last first."""
+
+    config: WorkerArguments
+
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._opened = contextlib.ExitStack()
+        self._residency = Residency.OFF
+
+    @property
+    def residency(self) -> Residency:
+        return self._residency
+
+    def move(self, to: Residency) -> MoveReport:
+        self._residency = to
+        return super().move(to)
+
+    def _require(self, needs: Residency, method: str) -> None:
+        """Raise NotResident below `needs`."""
+        if self.residency < needs:
+            raise not_resident(self.context.owner, method, has=self.residency, needs=needs)
+
+    def close(self) -> None:
+        self._opened.close()
 
 
 def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:

@@ -23,14 +23,12 @@ from rlplace.workers.arguments import (
     SAMPLES,
     TRAJECTORIES,
     WEIGHTS,
-    WorkerArguments,
     scores_of,
 )
 from rlplace.workers.roles.env import Recording
 from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.parts import metrics_of, parts_of
 from rlplace.workers.training.worker import TrainedWorker, spec_of
-from rlplace.workers.worker import not_resident
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.sender import WeightSender
@@ -48,8 +46,7 @@ _DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 class Actor(TrainedWorker):
     """One rank of the policy's group, which also sends the weights."""
 
-    config: WorkerArguments
-    _sender: WeightSender | None = None
+    _sender: WeightSender
     _pushes: int = 0
 
     def _open_sync(self) -> None:
@@ -82,6 +79,7 @@ class Actor(TrainedWorker):
             verify_every=sync.verify_every if sync.verify == "checksum" else 0,
             delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
         )
+        self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int) -> Metrics:
         """Write this rank's shard of the weights for the rollout ranks as `version`; block until it is written.
@@ -90,11 +88,9 @@ class Actor(TrainedWorker):
         """
         from rlplace.comm.weights.shards import select
 
-        if self.residency < Residency.WEIGHTS:
-            raise not_resident(self.context.owner, "push_weights", has=self.residency, needs=Residency.WEIGHTS)
+        self._require(Residency.WEIGHTS, "push_weights")
         shards = self._shards()
         picked = select(self.config.config.actor.sync.mode, shards) if self._pushes else shards
-        assert self._sender is not None, "setup comes first"
         report = self._sender.push(version, (*picked, *self._enclosed()), partial=len(picked) < len(shards))
         self._pushes += 1
         return {
@@ -111,12 +107,6 @@ class Actor(TrainedWorker):
     def _enclosed(self) -> tuple[Shard, ...]:
         """Return what goes along with the weights of every push, the same tensors each time."""
         return ()
-
-    def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None
-        super().close()
 
 
 class PolicyActor(Actor):
@@ -189,7 +179,7 @@ class LmActor(Actor):
 
     _model: TrainedLm
     _learner: ActorLearner
-    _reference: WeightSender | None = None
+    _reference: WeightSender  # there is one where the reference takes its weights
     _estimate_advantages: AdvantageEstimator
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
@@ -213,6 +203,7 @@ class LmActor(Actor):
         if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
             channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
             self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
+            self._opened.callback(self._reference.close)
         self.move(Residency.OFF)
 
     def infer(self, iteration: int, version: int) -> Metrics:
@@ -312,7 +303,6 @@ class LmActor(Actor):
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
-            assert self._reference is not None, "a reference that is refreshed has a channel"
             report = self._reference.push(version, self._model.shards())
         return {"actor/refresh_s": Metric(report.seconds, "max")}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Scores
-from rlplace.workers.arguments import RETURNS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.arguments import RETURNS, samples_for, scores_of
 from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.worker import TrainedWorker, spec_of
@@ -34,7 +34,6 @@ class Critic(TrainedWorker):
     Owns from `infer` to `learn` an iteration's samples with their values, on the host.
     """
 
-    config: WorkerArguments
     _model: TrainedLm
     _learner: CriticLearner
     _inferred: _Inferred | None = None

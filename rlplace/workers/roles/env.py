@@ -21,16 +21,17 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
 from rlplace.workers.roles.stopwatch import Stopwatch
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled, not_resident, out_of_step
+from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step
 
 
-class EnvWorker(Worker):
+class EnvWorker(RoleWorker):
     """Base of env workers. An environment is either on its accelerators or not: WEIGHTS counts as OFF."""
 
-    config: WorkerArguments
     holds: ClassVar[str]  # label of its memory in the device's account
 
-    _residency = Residency.OFF
+    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._opened.callback(context.device.release, self.holds)
 
     def move(self, to: Residency) -> MoveReport:
         """Account for the environment's memory. Its state stays on the host."""
@@ -41,13 +42,6 @@ class EnvWorker(Worker):
             device.release(self.holds)
         self._residency = to
         return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
-
-    def _require_full(self, method: str) -> None:
-        if self._residency != Residency.FULL:
-            raise not_resident(self.context.owner, method, has=self._residency, needs=Residency.FULL)
-
-    def close(self) -> None:
-        self.context.device.release(self.holds)
 
 
 # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,6 +127,7 @@ class VectorEnvWorker(EnvWorker):
         for index in range(groups):
             first_row = self.context.rank * self._rows + index * rows
             simulator = adapter.make(config.simulator_env, rows)
+            self._opened.callback(simulator.close)
             group = StageGroup(
                 index=index,
                 first_row=first_row,
@@ -144,7 +139,7 @@ class VectorEnvWorker(EnvWorker):
 
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times and send one trajectory; return when its last piece is put."""
-        self._require_full("run")
+        self._require(Residency.FULL, "run")
         steps, watch = self.config.config.algorithm.rollout_steps, Stopwatch("sim", "wait", "put")
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         for group in self._groups:
@@ -210,11 +205,6 @@ class VectorEnvWorker(EnvWorker):
         for share in self.config.routes.trajectories.sends(self.context.rank):
             piece = trajectory.split(share.start - first_row, share.stop - first_row)
             self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
-
-    def close(self) -> None:
-        for group in self._groups:
-            group.simulator.close()
-        super().close()
 
 
 def _place(stage_group: int, step: int, *first_rows: int) -> str:

@@ -24,7 +24,7 @@ class RewardFunctionWorker(Scorer):
     the sample, where the function raises, hangs, dies or returns no finite number.
     """
 
-    _grader: Grader | None = None
+    _grader: Grader
 
     def setup(self) -> None:
         config, block = self.config.config, self.config.config.reward_of(self.component)
@@ -36,9 +36,9 @@ class RewardFunctionWorker(Scorer):
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
         )
+        self._opened.callback(self._grader.close)
 
     def _score(self, scoring: Scoring) -> None:
-        assert self._grader is not None, "setup comes first"
         grading: dict[tuple[int, int], Sample] = {}
         while scoring.due or grading:
             for sample in scoring.take(wait=not grading):
@@ -49,11 +49,6 @@ class RewardFunctionWorker(Scorer):
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
             scoring.put(samples, [np.array([rewards[self._reward.name]], np.float32) for _, rewards in graded])
 
-    def close(self) -> None:
-        if self._grader is not None:
-            self._grader.close()
-            self._grader = None
-
 
 class RewardEndpointWorker(Scorer):
     """Scores by an HTTP endpoint: batches of samples, several requests at a time.
@@ -62,7 +57,7 @@ class RewardEndpointWorker(Scorer):
     endpoint cannot or does not answer.
     """
 
-    _threads: ThreadPoolExecutor | None = None
+    _threads: ThreadPoolExecutor
 
     def setup(self) -> None:
         """Raises ConfigError for a malformed address; RewardError where no server answers."""
@@ -72,9 +67,9 @@ class RewardEndpointWorker(Scorer):
         self._tokenizer = Tokenizer.load(self.config.model)
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
         self._threads = ThreadPoolExecutor(block.concurrency, thread_name_prefix=self.context.owner)
+        self._opened.callback(self._threads.shutdown, wait=False, cancel_futures=True)
 
     def _score(self, scoring: Scoring) -> None:
-        assert self._threads is not None, "setup comes first"
         asked: dict[Future[list[float]], Samples] = {}
         while scoring.due or asked:
             arrived = scoring.take(wait=not asked)
@@ -85,8 +80,3 @@ class RewardEndpointWorker(Scorer):
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:
                 scoring.put(asked.pop(request), [np.array([score], np.float32) for score in request.result()])
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None

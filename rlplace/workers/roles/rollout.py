@@ -6,7 +6,6 @@ language models.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from rlplace.envs.contract import DiscreteActions
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation
-from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS, WorkerArguments
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, WEIGHTS
 from rlplace.workers.engines.contract import Engine
 from rlplace.workers.roles.stopwatch import Stopwatch
-from rlplace.workers.worker import MoveReport, Worker, WorkerContext, cancelled
+from rlplace.workers.worker import MoveReport, RoleWorker, cancelled
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.version import WeightReceiver
@@ -33,22 +32,16 @@ if TYPE_CHECKING:
 _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
 
 
-class RolloutWorker(Worker):
+class RolloutWorker(RoleWorker):
     """Owns an engine, and its rank's end of the weight sync: the receiver and the kept weights.
 
     A subclass opens it with its engine in `setup`, and adds `generate`.
     """
 
-    config: WorkerArguments
-
     engine: Engine
     _receiver: WeightReceiver
     _kept: KeptWeights
     _probe: SyncProbe | None = None
-
-    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
-        super().__init__(config, context)
-        self._opened = contextlib.ExitStack()
 
     def _open(self, engine: Engine) -> None:
         import torch  # here, not at import: the driver imports this module too
@@ -97,9 +90,6 @@ class RolloutWorker(Worker):
             **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
             **(self._probe.compare() if self._probe is not None else {}),
         }
-
-    def close(self) -> None:
-        self._opened.close()
 
 
 class VectorRolloutWorker(RolloutWorker):

@@ -20,7 +20,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,21 +37,13 @@ from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.roles.stopwatch import Stopwatch
-from rlplace.workers.worker import (
-    MoveReport,
-    Worker,
-    WorkerContext,
-    cancelled,
-    not_resident,
-    out_of_step,
-    score_not_finite,
-)
+from rlplace.workers.training.worker import JoinedWorker
+from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step, score_not_finite
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
     from rlplace.models.causal_lm import FrozenLm
     from rlplace.workers.offload import Offloadable
-    from rlplace.workers.training.ranks import Ranks
 
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]
@@ -131,27 +123,19 @@ class ModelInput(NamedTuple):
     mask: NDArray[np.bool_]  # [L'], true at the tokens to score
 
 
-class Scorer(Worker, abc.ABC):
+class Scorer(RoleWorker, abc.ABC):
     """Base of all scorers. Ranks share one channel: each reads its even share of whole groups."""
 
-    config: WorkerArguments
-
-    _residency = Residency.OFF
     _sharded = False  # rank 0 reads for all
 
     @property
     def component(self) -> str:
         return self.context.slot.component
 
-    def move(self, to: Residency) -> MoveReport:
-        self._residency = to
-        return super().move(to)
-
     def infer(self, iteration: int, version: int) -> Metrics:
         """Score every sample of this rank's groups of an iteration; return when the last scores are put."""
         context, groups = self.context, self.config.prompts
-        if self._residency < Residency.FULL:
-            raise not_resident(context.owner, "infer", has=self._residency, needs=Residency.FULL)
+        self._require(Residency.FULL, "infer")
         first, stop = block_edges(groups, context.world_size)[context.rank :][:2]
         scoring = Scoring(context, groups=groups, due=groups if self._sharded else stop - first)
         self._score(scoring)
@@ -162,12 +146,9 @@ class Scorer(Worker, abc.ABC):
         """Take, score and put until nothing is due."""
 
 
-class ModelScorer(Scorer):
+class ModelScorer(Scorer, JoinedWorker):
     """Base of scorers that are models. Owns this rank's part of the weights."""
 
-    needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
-
-    _ranks: Ranks
     _lm: FrozenLm[Any]
     _weights: Offloadable | None = None  # None: they live on the host
 
@@ -191,10 +172,9 @@ class ModelScorer(Scorer):
 
         from rlplace.models.causal_lm import CausalLm, FrozenLm, PackedLm, reward_lm
         from rlplace.workers.offload import Offloadable
-        from rlplace.workers.training.ranks import Ranks
 
         config, context, block = self.config.config, self.context, self._block
-        self._ranks = ranks = Ranks(context, config.runner.stage_timeout_s)
+        ranks = self._join()
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
@@ -216,11 +196,6 @@ class ModelScorer(Scorer):
             on_accelerator, on_host = weights.accelerator_bytes, weights.host_bytes
         self._residency = to
         return MoveReport(residency=to, accelerator_bytes=on_accelerator, host_bytes=on_host)
-
-    def close(self) -> None:
-        if hasattr(self, "_ranks"):
-            self._ranks.close()
-            del self._ranks
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
@@ -265,7 +240,7 @@ class ModelScorer(Scorer):
 class ReferenceWorker(ModelScorer):
     """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
 
-    _receiver: WeightReceiver | None = None
+    _receiver: WeightReceiver  # there is one where it takes the actor's weights
 
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
@@ -277,6 +252,7 @@ class ReferenceWorker(ModelScorer):
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
             self._receiver = CopyReceiver(channel, self.context.rank)  # each rank has a copy through the channel
+            self._opened.callback(self._receiver.close)
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
         temperature = self.config.config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
@@ -290,19 +266,11 @@ class ReferenceWorker(ModelScorer):
         """
         if not self.config.refreshes(iteration):
             return {}
-        if self._residency < Residency.WEIGHTS:
-            raise not_resident(self.context.owner, "refresh", has=self._residency, needs=Residency.WEIGHTS)
-        assert self._receiver is not None, "a reference that is refreshed has a channel"
+        self._require(Residency.WEIGHTS, "refresh")
         began = time.perf_counter()
         with self._receiver.pull(version) as received:
             self._lm.load(received.tensors)
         return {"reference/refresh_s": Metric(time.perf_counter() - began, "max")}
-
-    def close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
-        super().close()
 
 
 class RewardModelWorker(ModelScorer):

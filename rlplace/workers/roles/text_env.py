@@ -20,6 +20,7 @@ from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokens
+from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Episode, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
@@ -37,7 +38,7 @@ class TextEnvWorker(EnvWorker):
 
     holds: ClassVar[str] = "task"
 
-    grader: Grader | None = None
+    grader: Grader
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
@@ -56,13 +57,14 @@ class TextEnvWorker(EnvWorker):
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
         )
+        self._opened.callback(self.grader.close)
 
     def run(self, iteration: int) -> Metrics:
         """Play this rank's groups of one iteration; return when the last group is put.
 
         Raises RewardError for a reward that is not a finite number; ConfigError for a prompt that is too long.
         """
-        self._require_full("run")
+        self._require(Residency.FULL, "run")
         job, first = self.config, iteration * self.config.prompts
         groups = {group: first + group for group in job.groups(self.context.rank)}
         samples: list[Sample] = []
@@ -81,16 +83,11 @@ class TextEnvWorker(EnvWorker):
 
         Needs `generate(iteration)` of the rollout ranks at the same time, as `run` does.
         """
-        self._require_full("evaluate")
+        self._require(Residency.FULL, "evaluate")
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
         samples = [sample for group in play.through(groups, 1) for sample in group]
         return _metrics("eval", samples, self.rewards, play.watch)
-
-    def close(self) -> None:
-        if self.grader is not None:
-            self.grader.close()
-        super().close()
 
 
 def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], watch: Stopwatch) -> Metrics:
@@ -145,7 +142,6 @@ class Pass:
     """
 
     def __init__(self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False) -> None:
-        assert worker.grader is not None, "setup comes first"
         self._worker, self._context, self._grader = worker, worker.context, worker.grader
         self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
         self._to_ask: deque[Request] = deque()

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.errors import Problem
 from rlplace.placement.schedule import Residency
-from rlplace.workers.worker import MoveReport, Worker, not_resident
+from rlplace.workers.worker import MoveReport, RoleWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config.schema import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
-    from rlplace.workers.arguments import WorkerArguments
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.optimizer import Trainer
     from rlplace.workers.training.ranks import Ranks
@@ -23,28 +22,33 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 _WORKSPACE = "gathered weights and gradients"
 
 
-class TrainedWorker(Worker):
-    """One rank of a group that trains one model together. Public methods but `move` and `close` are collectives.
-
-    Owns its shards of the model, the optimizer state and the average. Residency `weights` holds parameters and buffers,
-    `full` the optimizer state too.
-    """
+class JoinedWorker(RoleWorker):
+    """Base of workers whose ranks compute together."""
 
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
-    config: WorkerArguments
     _ranks: Ranks
-    _model: TrainedModel
-    _weights: Offloadable
-    _trainer: Trainer
-    _optimizer_state: Offloadable
 
     def _join(self) -> Ranks:
         """Join the other ranks of the group. A collective."""
         from rlplace.workers.training.ranks import Ranks
 
         self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s)
+        self._opened.callback(self._ranks.close)
         return self._ranks
+
+
+class TrainedWorker(JoinedWorker):
+    """One rank of a group that trains one model together. Public methods but `move` and `close` are collectives.
+
+    Owns its shards of the model, the optimizer state and the average. Residency `weights` holds parameters and buffers,
+    `full` the optimizer state too.
+    """
+
+    _model: TrainedModel
+    _weights: Offloadable
+    _trainer: Trainer
+    _optimizer_state: Offloadable
 
     def _train(self, model: TrainedModel, config: OptimizerConfig, *, ema_decay: float | None = None) -> Trainer:
         """Take ownership of the model; make what steps it. `ema_decay`: of the average; None: keep none."""
@@ -104,8 +108,7 @@ class TrainedWorker(Worker):
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
         """Refuse below `needs`; account what a computation holds beside the resident state, free it at the end."""
-        if self.residency < needs:
-            raise not_resident(self.context.owner, method, has=self.residency, needs=needs)
+        self._require(needs, method)
         gradients = self._model.gradient_bytes if needs is Residency.FULL else 0
         self.context.device.acquire(self._model.gathered_bytes + gradients, _WORKSPACE)
         try:
@@ -113,11 +116,6 @@ class TrainedWorker(Worker):
         finally:
             self._model.drop_gathered()
             self.context.device.release(_WORKSPACE)
-
-    def close(self) -> None:
-        if hasattr(self, "_ranks"):
-            self._ranks.close()
-            del self._ranks
 
 
 # ── language models: from the config to how they are built ───────────────────────────────────────────────────────────

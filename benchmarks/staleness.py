@@ -32,7 +32,7 @@ from rlplace.placement import Plan  # noqa: E402
 from rlplace.prepare import prepare_composed  # noqa: E402
 from rlplace.run import job_spec, run  # noqa: E402
 from rlplace.workers.roles.actor import LmActor  # noqa: E402
-from rlplace.workers.roles.text_rollout import TextRolloutWorker  # noqa: E402
+from rlplace.workers.roles.rollout import TextRolloutWorker  # noqa: E402
 from tests.tiny_lm import tiny_model  # noqa: E402
 
 TOKENS = 32  # of an answer, about the steps of an iteration: all answers are under way at once

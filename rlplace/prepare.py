@@ -208,7 +208,7 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 def _actor_problems(config: Config) -> Iterator[Problem]:
     """Check the actor's weights, and every prompt that can be known with the model's own tokenizer and template."""
     from rlplace.models.tokenizer import Tokenizer
-    from rlplace.workers.roles.prompts import check_prompts
+    from rlplace.workers.roles.text_env import check_prompts
 
     model = config.model or {}
     written, vocabulary, key = model.get("path"), model.get("vocab_size"), "actor.model.path"

@@ -80,10 +80,9 @@ def worker_of(config: Config, component: str) -> type[Worker]:
     from rlplace.workers.roles.critic import Critic
     from rlplace.workers.roles.env import VectorEnvWorker
     from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
-    from rlplace.workers.roles.rollout import VectorRolloutWorker
+    from rlplace.workers.roles.rollout import TextRolloutWorker, VectorRolloutWorker
     from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
     from rlplace.workers.roles.text_env import TextEnvWorker
-    from rlplace.workers.roles.text_rollout import TextRolloutWorker
 
     role = role_of(component)
     if role == "reward":

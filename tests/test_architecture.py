@@ -72,7 +72,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "tokenizers": {"models.tokenizer"},
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "transformers": {"models", "workers.engines.transformers"},
-    "urllib3": {"workers.roles.reward_client"},
+    "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
     "yaml": {"config.compose", "imports.settings", "run"},
     "zmq": {"comm.network"},
@@ -102,11 +102,10 @@ WITHOUT = {
         "workers.roles.rollout",
         "workers.roles.scorer",
         "workers.roles.text_env",
-        "workers.roles.text_rollout",
     },  # 100 MB in every process that imports it
-    "transformers": DRIVER | {"workers.roles.text_env", "workers.roles.text_rollout"},
+    "transformers": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
     "urllib3": PLANNER | {"prepare"},
-    "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env", "workers.roles.text_rollout"},
+    "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
 }
 
 FILE_LINES, FUNCTION_LINES = 600, 60

@@ -19,7 +19,7 @@ from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.engines.transformers import TransformersEngine
-from rlplace.workers.roles.text_rollout import TextRolloutWorker
+from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_worker
 from tests.rollout_stage import Ledger

@@ -16,7 +16,7 @@ from rlplace.prepare import prepare_composed
 from rlplace.run import job_spec, run
 from rlplace.tokens import Sample
 from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.roles.text_rollout import TextRolloutWorker
+from rlplace.workers.roles.rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import placed
 

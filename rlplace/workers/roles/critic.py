@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, samples_for, scores_of
 from rlplace.workers.roles.checks import folder_of
-from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 from rlplace.workers.worker import out_of_step
 

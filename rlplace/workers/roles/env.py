@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.contract import DiscreteActions, Simulator, Spaces, StepResult
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
-from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step
 
 

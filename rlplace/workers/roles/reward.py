@@ -1,19 +1,44 @@
-"""Reward workers without a model: score whole episodes by a Python function, or by an HTTP endpoint."""
+"""Reward workers without a model: score whole episodes by a Python function, or by an HTTP endpoint.
+
+What an endpoint is asked is the protocol of OpenRLHF's remote reward models (`--remote_rm_url`)::
+
+    POST url   {"query": [text], "prompts": [text], "labels": [anything]}      a text is a whole episode
+    200        {"rewards": [number]}                                           one for each query, in their order
+
+`query` and `prompts` are texts with special tokens, as the policy saw them; `labels` are the task's right answers.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
 
 import numpy as np
+import urllib3
 
+from rlplace.config.schema import RewardConfig
 from rlplace.envs.text.graders import Grader, grader_of
 from rlplace.envs.text.rewards import Case, named_reward
+from rlplace.errors import ConfigError, RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward_client import RewardClient
+from rlplace.workers.roles.checks import endpoint_problems
 from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
+from rlplace.workers.worker import cancelled
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_CHUNK = 1 << 16
+_SHOWN = 300  # characters of an answer in an error
+_NO_SERVER_BEHIND = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
 
 
@@ -80,3 +105,112 @@ class RewardEndpointWorker(Scorer):
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:
                 scoring.put(asked.pop(request), [np.array([score], np.float32) for score in request.result()])
+
+
+# ── the endpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _TransientError(Exception):
+    """A failure after which another try may succeed."""
+
+
+class RewardClient:
+    """Stateless but for its connections and the event that ends its waits; used by several threads."""
+
+    def __init__(self, block: RewardConfig, key: str, ended: threading.Event) -> None:
+        """`key`: of the block in the config. Raises ConfigError as `endpoint_problems` reports."""
+        if problems := list(endpoint_problems(block, key)):
+            raise ConfigError(problems)
+        self._url, self._timeout_s, self._tries = str(block.url), block.timeout_s, block.retries + 1
+        self._key, self._ended = key, ended
+        self._headers = {"Content-Type": "application/json"}
+        if block.api_key_env is not None:
+            self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
+        self._pool = urllib3.PoolManager(retries=False, maxsize=64)
+
+    def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
+        """Return one score for each query.
+
+        Raises RewardError: refused, unreachable after all tries, or an answer that is no list of finite numbers.
+        """
+        body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}, default=str)
+        answer = self._retried(body.encode())
+        try:
+            numbers = [float(reward) for reward in json.loads(answer)["rewards"]]
+        except (ValueError, KeyError, TypeError, OverflowError):
+            why = 'it is not {"rewards": [number, ...]}'
+        else:
+            if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
+                return numbers
+            many = f"it has {len(numbers)} rewards for {len(queries)} queries"
+            why = many if len(numbers) != len(queries) else "one of its rewards is not finite"
+        fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
+        raise self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
+
+    def reach(self) -> None:
+        """Check by a GET that a server answers, whatever its answer. Raises RewardError."""
+        self._retried(None)
+
+    def _retried(self, body: bytes | None) -> str:
+        """Try until an answer comes, with growing pauses that end with the run."""
+        pause_s, tries = _FIRST_PAUSE_S, self._tries
+        for number in range(1, tries + 1):
+            try:
+                return self._once(body)
+            except _TransientError as failure:
+                last = str(failure)
+            if number < tries and self._ended.wait(pause_s):
+                raise cancelled(self._key, "asking the endpoint")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise self._failed(
+            "reward-endpoint-down",
+            f"the endpoint gave no answer in {tries} {'try' if tries == 1 else 'tries'}",
+            f"the last time: {last}",
+            f"start it, or correct the address; more patience: {self._key}.retries, .timeout_s",
+        )
+
+    def _once(self, body: bytes | None) -> str:
+        """Post `body` and return the answer; without one, GET. Raises _TransientError; RewardError when refused.
+
+        Redirects are not followed: a post would lose its body, and the token is for the host that was named.
+        """
+        deadline, pieces, status = time.monotonic() + self._timeout_s, list[bytes](), 0
+        try:
+            response = self._pool.request(
+                "GET" if body is None else "POST",
+                self._url,
+                body=body,
+                headers=self._headers,
+                redirect=False,
+                timeout=urllib3.Timeout(total=self._timeout_s),
+                preload_content=False,
+            )
+            status = response.status
+            with contextlib.closing(response):
+                while piece := response.read1(_CHUNK):
+                    pieces.append(piece)
+                    if time.monotonic() > deadline:  # a socket's own timeout begins anew with every byte
+                        raise urllib3.exceptions.TimeoutError
+        except urllib3.exceptions.HTTPError as error:
+            if status in (0, HTTPStatus.OK):
+                timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
+                late = isinstance(error, timeout) and not isinstance(error, refused)
+                why = f"no whole answer within {self._timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+                raise _TransientError(why) from error
+        text = b"".join(pieces).decode(errors="replace")  # of a refusal, as much as came
+        overloaded = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+        if (status in _NO_SERVER_BEHIND) if body is None else overloaded:
+            raise _TransientError(f"HTTP {status}: {_short(text)}")
+        if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
+            fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"
+            raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
+        return text
+
+    def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
+        parts = urllib.parse.urlsplit(self._url)  # shown without user, password and query
+        got = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        return RewardError.about(code, f"{self._key}.url", what, got=got, why=why, fix=fix)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + f" ... ({len(text)} characters)")

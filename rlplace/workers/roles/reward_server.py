@@ -1,4 +1,4 @@
-"""`python -m rlplace.workers.roles.reward_server <folder>`: a reward model behind the protocol of `reward_client`.
+"""`python -m rlplace.workers.roles.reward_server <folder>`: a reward model behind the protocol of `reward`.
 
 One model in one process; requests are answered one after the other, each packed without padding.
 """

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlplace.config.schema import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
-from rlplace.metrics import Metric, Metrics
+from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
@@ -36,7 +36,6 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
-from rlplace.workers.roles.stopwatch import Stopwatch
 from rlplace.workers.training.worker import JoinedWorker
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step, score_not_finite
 

@@ -15,8 +15,7 @@ import pytest
 from rlplace.config.schema import RewardConfig
 from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
-from rlplace.workers.roles.reward_client import RewardClient
+from rlplace.workers.roles.reward import RewardClient, RewardEndpointWorker, RewardFunctionWorker
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
 from tests.tiny_tokenizer import tiny_tokenizer

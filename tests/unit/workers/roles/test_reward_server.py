@@ -16,8 +16,7 @@ from rlplace.config.schema import RewardConfig
 from rlplace.errors import RewardError
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward import RewardEndpointWorker
-from rlplace.workers.roles.reward_client import RewardClient
+from rlplace.workers.roles.reward import RewardClient, RewardEndpointWorker
 from rlplace.workers.roles.reward_server import RewardServer, main
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import ScorerScenario, scored_by, values, with_text

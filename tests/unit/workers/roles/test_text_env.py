@@ -18,7 +18,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, Done
-from rlplace.workers.roles.prompts import check_prompts
+from rlplace.workers.roles.text_env import check_prompts
 from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
 

@@ -22,7 +22,7 @@ from rlplace.errors import ChannelBroken, ChannelEmpty, ChannelMisuse, DivergedE
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration, WorkerArguments
-from rlplace.workers.roles.text_rollout import TextRolloutWorker
+from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.worker import Rendezvous
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model

@@ -9,8 +9,8 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric, reduce_metrics
+from rlplace.workers.roles.actor import metrics_of, parts_of, sample_metrics
 from rlplace.workers.training.optimizer import Update
-from rlplace.workers.training.parts import metrics_of, parts_of, sample_metrics
 from tests.lm_ranks import made_up_samples
 from tests.unit.algo.samples import sample
 

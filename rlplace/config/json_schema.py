@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlplace.config.fields import ModelKind
-from rlplace.config.kinds import MODEL_KEYS, TAGS
+from rlplace.config.read import MODEL_KEYS, TAGS
 from rlplace.config.schema import AlgorithmName, Config
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

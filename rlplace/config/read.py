@@ -1,16 +1,22 @@
-"""Turn a plain mapping into the config, collecting every problem instead of stopping at the first."""
+"""Turn a plain mapping into the config, collecting every problem instead of stopping at the first.
+
+::
+
+    mapping ──> keys of earlier configs ──> the kind of model that the actor trains ──> blocks ──> Config, problems
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import typing
 from collections.abc import Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
-from rlplace.config.kinds import find_kind
-from rlplace.config.renamed import replace_renamed
-from rlplace.config.schema import Config
+from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.show import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
@@ -19,6 +25,33 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _NOTHING: Any = object()  # a value that is not there
+# Tag -> its values and the kind of actor model that each goes with.
+TAGS: Mapping[str, Mapping[str, ModelKind]] = {
+    "actor.model.kind": {"mlp": "mlp", "causal_lm": "causal_lm"},
+    "env.kind": {"gymnasium": "mlp", "text": "causal_lm"},
+    "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
+}
+MODEL_KEYS = ("path", "model_type")  # either is in every language model
+_OWN = "package.module:Class"  # an adapter of the user's
+_ENV_STEPS = "runner.total_env_steps"
+_ONE_BLOCK = "the optimizer is one block: kind, on_host, lr, ..."
+# Old key -> the key that has its value now, and why. A word in place of the optimizer's block comes before its keys.
+MOVED = {
+    "env.adapter": ("env.kind", "env.kind names the simulator library, or text"),
+    "runner.stop_at_reward": ("runner.stop_at_return", "the reward of a text episode is its return"),
+    "actor.precision": ("actor.compute", "actor.compute is the dtype of the computation, whatever is trained"),
+    "algorithm.clip_ratio": ("algorithm.clip_ratio_low", "the clip has two sides; clip_ratio_high: null is as wide"),
+    "algorithm.whiten_advantages": ("algorithm.normalize_advantages", "one key, whatever is trained"),
+    _ENV_STEPS: (
+        "runner.total_iterations",
+        "an iteration has total_num_envs x rollout_steps steps; all jobs count them",
+    ),
+    "model": ("actor.model", "the model belongs to the actor that trains it; as a default: model@actor.model"),
+} | {
+    f"{role}.{old}": (f"{role}.{new}", _ONE_BLOCK)
+    for role in ("actor", "critic")
+    for old, new in (("optimizer", "optimizer.kind"), ("optimizer_on_host", "optimizer.on_host"), ("adam", "optimizer"))
+}
 
 
 def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
@@ -37,16 +70,17 @@ def try_config(
 ) -> tuple[Config | None, list[Problem]]:
     """Return the config, None where it cannot be read, and every problem of the mapping."""
     places, found = sources or {}, Found(sources=sources or {})
-    mapping, renamed = replace_renamed(mapping, found.reject)
-    kind, mapping = find_kind(mapping, found.reject)
-    config, problems = read_block(Config, mapping, kind, places)
+    written = _copied(mapping)
+    _replace_renamed(written, found)
+    kind = find_kind(written, found)
+    config, problems = read_block(Config, written, kind, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
             if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
                 found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
     new = {problem.key: problem for problem in problems}
     for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
-        if problem.code == "renamed-key" and (refused := new.get(renamed.get(problem.key, ""))) is not None:
+        if problem.key in MOVED and (refused := new.get(MOVED[problem.key][0])) is not None:
             instead = f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
             found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=instead)
             problems.remove(refused)
@@ -166,3 +200,150 @@ def _unknown(name: str, value: object, key: str, fields: Mapping[str, Field], ki
         fix = f"remove {name}"
     got, why = f"{name}: {show(value)}", "known keys here: " + ", ".join(fields)
     found.reject("unknown-key", key, "unknown key" + suggestion(near), got=got, span=(0, len(name)), why=why, fix=fix)
+
+
+# ── kind of the job ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
+    """Return the kind of the job; tags that are rejected, and those of its language models, are dropped.
+
+    The first tag that is written decides, and keys of a language model count as its tag. Without one, an algorithm
+    that only language models have decides; else it is a job with simulators.
+    """
+    written: dict[str, ModelKind] = {}
+    for tag, values in TAGS.items():
+        value = value_at(mapping, tag)
+        if value is None:
+            continue
+        if tag == "env.kind" and isinstance(value, str) and ":" in value:
+            written[tag] = "mlp"
+        elif isinstance(value, str) and value in values:
+            written[tag] = values[value]
+        else:
+            near = did_you_mean(str(value), values)
+            choices = ", ".join([*values, _OWN] if tag == "env.kind" else values)
+            what = "unknown choice" + suggestion(near)
+            fix = f"{tag.rpartition('.')[2]}: {near or next(iter(values))}"
+            found.reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)
+            _drop(mapping, tag)
+    model, name = value_at(mapping, "actor.model"), value_at(mapping, "algorithm.name")
+    if "actor.model.kind" not in written and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():
+        written["actor.model"] = "causal_lm"
+    of_text = name in typing.get_args(AlgorithmName) and name != "ppo"
+    deciding = next(iter(written), None)
+    kind: ModelKind = written[deciding] if deciding is not None else "causal_lm" if of_text else "mlp"
+    for tag, of in written.items():
+        if of != kind and tag in TAGS:
+            fits = [value for value, k in TAGS[tag].items() if k == kind][-1]
+            found.reject(
+                "wrong-kind",
+                tag,
+                f"does not go with {deciding}: {value_at(mapping, deciding or tag)}",
+                value_at(mapping, tag),
+                why=f"it is for actor.model.kind: {of}; this job has {kind}",
+                fix=f"{tag.rpartition('.')[2]}: {fits}",
+            )
+            _drop(mapping, tag)
+    if of_text and kind == "mlp":
+        why = f"{name} compares answers of a language model; actor.model.kind is mlp"
+        found.reject("wrong-kind", "algorithm.name", "does not train an MLP", name, why=why, fix="name: ppo")
+        _drop(mapping, "algorithm.name")
+    if kind == "causal_lm":
+        for role, block in mapping.items():
+            _drop_tag(block, role, found)
+    return kind
+
+
+def _drop_tag(block: object, key: str, found: Found) -> None:
+    """Leave keys alone of a component's language model; a tag alone is no model."""
+    if not isinstance(block, dict):
+        return
+    model = block.get("model")
+    if isinstance(model, dict):
+        kind = model.pop("kind", None)
+        if kind not in (None, "causal_lm"):
+            code = "wrong-kind" if kind == "mlp" else "unknown-choice"
+            why = "every model of a job with a language model is one"
+            found.reject(code, f"{key}.model.kind", "is no kind of this model", kind, why=why, fix="kind: causal_lm")
+        block["model"] = model or None
+    elif key == "reward":
+        for name, below in block.items():
+            if name != "kwargs":
+                _drop_tag(below, f"reward.{name}", found)
+
+
+def value_at(mapping: Mapping[str, object], path: str) -> object:
+    value: object = mapping
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _drop(mapping: Mapping[str, object], path: str) -> None:
+    block = value_at(mapping, path.rpartition(".")[0])
+    if isinstance(block, dict):
+        block.pop(path.rpartition(".")[2], None)
+
+
+# ── renamed keys ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _replace_renamed(new: dict[str, Any], found: Found) -> None:
+    """Write new keys for old ones; each is a problem."""
+    written: dict[str, object] = {}
+    doubled: dict[str, str] = {}
+    joined = {old for old in MOVED if old.endswith(".adam") and isinstance(value_at(new, MOVED[old][0]), dict)}
+    for old, (path, _) in MOVED.items():
+        role, _, leaf = old.rpartition(".")
+        keys = new.get(role) if role else new
+        if isinstance(keys, dict) and leaf in keys and (leaf != "optimizer" or isinstance(keys[leaf], str)):
+            written[old] = value = keys.pop(leaf)
+            if old == _ENV_STEPS:
+                value = _iterations(value, new)
+            elif old == "model":
+                value = {"kind": "causal_lm"} | (value if isinstance(value, dict) else {})
+            if not isinstance(value_at(new, path), (dict, NoneType)):
+                doubled[old] = f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
+            _put(new, path, value)
+    for old, value in written.items():
+        path, why = MOVED[old]
+        key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
+        name = key.rpartition(".")[2] if "." in old else key
+        beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
+        fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
+        found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
+    algorithm = new.get("algorithm")
+    if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
+        why = "ppo has a critic, whatever is trained; of a language model with actor.model.kind: causal_lm"
+        found.reject("renamed-key", "algorithm.name", "rlhf is now ppo", "rlhf", why=why, fix="name: ppo")
+        algorithm["name"] = "ppo"
+        _put(new, "actor.model", {"kind": "causal_lm"})
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(below) for key, below in value.items()} if isinstance(value, Mapping) else value
+
+
+def _put(keys: Any, path: str, value: object) -> None:
+    """Write the value of a new key that is not there; join its block, an old optimizer before the new."""
+    name, _, below = path.partition(".")
+    if not isinstance(keys, dict):
+        return
+    if below:
+        if keys.get(name) is None:
+            keys[name] = {}
+        _put(keys[name], below, value)
+    elif keys.get(name) is None:
+        keys[name] = value
+    elif isinstance(value, dict) and isinstance(keys[name], dict):
+        keys[name] = keys[name] | value if name == "optimizer" else value | keys[name]
+
+
+def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
+    """Convert the length of a run from environment steps to iterations."""
+    keys = (("env", "total_num_envs"), ("algorithm", "rollout_steps"))
+    numbers = [(block if isinstance(block := mapping.get(role), dict) else {}).get(key, 64) for role, key in keys]
+    if not all(isinstance(number, (int, float)) and number > 0 for number in (written, *numbers)):
+        return 100
+    return math.ceil(written / math.prod(numbers))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.kinds import find_kind
-from rlplace.config.read import read_config
+from rlplace.config.read import Found, find_kind, read_config
 from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import ConfigError, Source
 
@@ -72,8 +71,7 @@ def test_every_default_obeys_its_own_bounds() -> None:
     ],
 )
 def test_the_tags_decide_what_the_actor_trains(written: dict[str, Any], kind: str) -> None:
-    found, _ = find_kind(written, lambda *args, **kwargs: None)
-    assert found == kind
+    assert find_kind(written, Found(sources={})) == kind
 
 
 @pytest.mark.parametrize(

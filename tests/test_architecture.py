@@ -74,7 +74,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
-    "yaml": {"config.compose", "imports.settings", "run"},
+    "yaml": {"config.compose", "config.yaml_text", "imports.settings", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlplace.config.read import value_at
+from rlplace.config.yaml_text import line_sources, not_yaml
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -122,7 +123,8 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an override without a key
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
-        raise _yaml_error(error) from error
+        mark = getattr(error, "problem_mark", None)
+        raise not_yaml(error, _short(Path(mark.name) if mark else line.file), "bad-yaml", "config") from error
 
 
 def _composed(name: str | None, overrides: list[str]) -> Composed:
@@ -168,25 +170,6 @@ def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[s
     """Find the lines of the keys of config `name`, in the first of the folders that has it."""
     file = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
     return line_sources(file.read_text(encoding="utf-8"), _short(file), prefix) if file is not None else {}
-
-
-def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
-    """Map the path of every key of a YAML text to the line of the key."""
-    found: dict[str, Source] = {}
-
-    def visit(node: yaml.Node | None, path: str) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                below = f"{path}.{key.value}" if path else str(key.value)
-                found[below] = Source(file=file, line=key.start_mark.line + 1)
-                visit(value, below)
-        elif isinstance(node, yaml.SequenceNode):
-            for i, value in enumerate(node.value):
-                found[f"{path}[{i}]"] = Source(file=file, line=value.start_mark.line + 1)
-                visit(value, f"{path}[{i}]")
-
-    visit(yaml.compose(text, Loader=yaml.SafeLoader), prefix)
-    return found
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
@@ -279,14 +262,3 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     adds = block.endswith(".model")  # which takes any key of a config.json
     fix = word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
     return ConfigError.of("unknown-override", key, what, word, why, fix)
-
-
-def _yaml_error(error: yaml.YAMLError) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or "is not YAML"
-    got = mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None
-    why, fix = getattr(error, "context", None), "see the line named above"
-    if "found character '\\t'" in str(error):
-        why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
-    source = Source(file=_short(Path(mark.name)), line=mark.line + 1) if mark else None
-    return ConfigError.of("bad-yaml", "config", what, got, why, fix, source=source)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
 from rlplace.config.schema import AlgorithmName, Config
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _unknown(name: str, value: object, key: str, fields: Mapping[str, Field], ki
     found.reject("unknown-key", key, "unknown key" + suggestion(near), got=got, span=(0, len(name)), why=why, fix=fix)
 
 
-# ── kind of the job ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── kind of the job ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
@@ -286,7 +286,7 @@ def _drop(mapping: Mapping[str, object], path: str) -> None:
         block.pop(path.rpartition(".")[2], None)
 
 
-# ── renamed keys ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── renamed keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _replace_renamed(new: dict[str, Any], found: Found) -> None:

@@ -17,7 +17,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from rlplace.config.fields import ModelKind, default_of, fields_of
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean, suggestion
 
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"

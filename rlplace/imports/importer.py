@@ -18,7 +18,7 @@ from typing import Literal
 from rlplace.config.fields import Field, ModelKind, block_in, fields_of
 from rlplace.config.read import read_config, try_config
 from rlplace.config.schema import ClusterConfig, Config
-from rlplace.config.show import quote
+from rlplace.config.yaml_text import quote
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.rules import Rule, Rules, shape_of
 from rlplace.imports.settings import PLACEMENT, Setting

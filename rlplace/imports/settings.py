@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rlplace.config.show import quote, show
+from rlplace.config.yaml_text import line_sources, not_yaml, show
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.imports.shell import UnclosedQuote, entry_words
 
@@ -54,13 +54,12 @@ def read_yaml(text: str, file: str) -> list[Setting]:
     """One setting per leaf. Raises ConfigError for text that is not YAML, or not a block of keys."""
     try:
         mapping = yaml.safe_load(text)
-        sources = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), file))
     except yaml.YAMLError as error:
-        raise _not_yaml(error, file) from error
+        raise not_yaml(error, file, "import-yaml", "import") from error
     if not isinstance(mapping, Mapping):
         got, why = text.strip().split("\n", 1)[0], "a config is a block of keys, or words such as key=value"
         raise ConfigError.of("import-yaml", "import", "expected a block of keys", got, why, None)
-    return settings_of(mapping, sources)
+    return settings_of(mapping, line_sources(text, file))
 
 
 def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
@@ -167,36 +166,7 @@ def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
             yield key, value
 
 
-def _lines(node: yaml.Node | None, file: str, path: str = "") -> Iterator[tuple[str, Source]]:
-    """Key path and line of every key."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            below = f"{path}.{key.value}" if path else str(key.value)
-            yield below, Source(file=file, line=key.start_mark.line + 1)
-            yield from _lines(value, file, below)
-
-
-def _not_yaml(error: yaml.YAMLError, file: str) -> ConfigError:
-    mark, what = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "is not YAML")
-    why, fix = getattr(error, "context", None), "see the line named above"
-    if "found character '\\t'" in str(error):
-        why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
-    source = Source(file=file, line=mark.line + 1 if mark else None)
-    return ConfigError.of("import-yaml", "import", what, None, why, fix, source=source)
-
-
 def read_mapping(text: str) -> dict[str, Any]:
     """A shipped file, which is a block of keys."""
     mapping: dict[str, Any] = yaml.safe_load(text)
     return mapping
-
-
-def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
-    """YAML text that every reader, of YAML 1.1 or 1.2, reads back as the same values. Placements are one line each."""
-    lines: list[str] = []
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value and not value.keys() & {"placement", "same_as", "accelerators"}:
-            lines.append(f"{indent}{quote(str(key))}:\n{to_yaml(value, indent + '  ')}")
-        else:
-            lines.append(f"{indent}{quote(str(key))}: {quote(value, inside=False, exact=True)}\n")
-    return "".join(lines)

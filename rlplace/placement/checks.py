@@ -13,7 +13,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from rlplace.config.schema import RewardConfig
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplace.config.fields import ModelKind
+from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError
 from rlplace.imports import Setting, import_settings, import_words
 from rlplace.imports.rules import read_rules
-from rlplace.imports.settings import to_yaml
 from rlplace.placement import HybridComponentPlacement
 
 VALUES = st.one_of(

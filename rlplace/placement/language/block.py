@@ -25,7 +25,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from rlplace.config.show import quote
+from rlplace.config.yaml_text import quote
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_parallel, respread
 from rlplace.placement.language.grammar import read_segments

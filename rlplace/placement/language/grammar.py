@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.placement.language.spec import Segment
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import Pool

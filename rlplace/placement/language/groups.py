@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.language.fit import check_exist
 from rlplace.placement.language.grammar import read_segments, split_at, stripped

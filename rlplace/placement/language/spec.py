@@ -7,7 +7,7 @@ import functools
 from array import array
 from collections.abc import Iterable
 
-from rlplace.config.show import quote
+from rlplace.config.yaml_text import quote
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
 from rlplace.placement.machines.ranges import Ranges, overlap, show_range
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rlplace.config.show import quote, show
+from rlplace.config.yaml_text import quote, show
 from rlplace.errors import Problem, Source, did_you_mean, source_of, suggestion
 
 PATH = "cluster.component_placement"

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Account, Load, Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from rlplace.config.show import quote, show
+from rlplace.config.yaml_text import quote, show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.footprint import Demand

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlplace.config.yaml_text import to_yaml
 from rlplace.imports import import_words, render_yaml
-from rlplace.imports.settings import to_yaml
 from rlplace.placement import HybridComponentPlacement
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from rlplace.config.read import read_block
-from rlplace.config.show import show
+from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
 
 

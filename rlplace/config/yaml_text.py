@@ -1,0 +1,95 @@
+"""YAML texts: values on one line, whole configs, the line of every key, and what is wrong with a text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import yaml
+
+from rlplace.errors import ConfigError, Source
+
+_PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that means more in a block
+_OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
+    r"[-+]?[0-9][0-9_]*(?::[0-9]+)+(?:\.[0-9_]*)?|0[0-9]+|[-+]?0[xob].*|"
+    r"[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*|[-+]?[0-9._]+[eE][-+]?[0-9]+|"
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+
+
+def show(value: object, *, exact: bool = False) -> str:
+    """Write a value as YAML on one line; text by itself is not quoted, and `exact` is as in `quote`."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}".replace("inf", ".inf").replace("nan", ".nan")
+    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
+        return repr(value).replace("e", ".0e")  # YAML 1.1 reads 5e-06 as text
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{quote(k)}: {quote(v, exact=exact)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(quote(v, exact=exact) for v in value) + "]"
+    return str(value)
+
+
+def quote(value: object, *, inside: bool = True, exact: bool = False) -> str:
+    """Write a value as YAML, text in quotes where it needs them; `inside` braces or brackets, commas need them.
+
+    `exact`: a text that is a whole number needs them too; where a key takes both it is written plain.
+    """
+    if not isinstance(value, str):
+        return show(value, exact=exact)
+    plain = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value) and ": " not in value
+    if plain and not (inside and "," in value) and not (exact and _WHOLE.fullmatch(value)):
+        return value
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
+
+
+def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
+    """YAML text that every reader, of YAML 1.1 or 1.2, reads back as the same values. Placements are one line each."""
+    lines: list[str] = []
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value and not value.keys() & {"placement", "same_as", "accelerators"}:
+            lines.append(f"{indent}{quote(str(key))}:\n{to_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{quote(str(key))}: {quote(value, inside=False, exact=True)}\n")
+    return "".join(lines)
+
+
+def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
+    """Map the path of every key of a YAML text to the line of the key."""
+    found: dict[str, Source] = {}
+
+    def visit(node: yaml.Node | None, path: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = f"{path}.{key.value}" if path else str(key.value)
+                found[below] = Source(file=file, line=key.start_mark.line + 1)
+                visit(value, below)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                found[f"{path}[{i}]"] = Source(file=file, line=value.start_mark.line + 1)
+                visit(value, f"{path}[{i}]")
+
+    visit(yaml.compose(text, Loader=yaml.SafeLoader), prefix)
+    return found
+
+
+def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigError:
+    """Convert an error of the YAML library to the standard format."""
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or "is not YAML"
+    got = mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None
+    why, fix = getattr(error, "context", None), "see the line named above"
+    if "found character '\\t'" in str(error):
+        why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
+    source = Source(file=file, line=mark.line + 1 if mark else None)
+    return ConfigError.of(code, key, what, got, why, fix, source=source)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import resource
@@ -23,32 +22,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _CAPABILITIES_V3 = 0x20080522  # linux/capability.h
 _NOBODY = 65534
 _FILE_BYTES = 16 << 20  # of each file that the code may write
-_LONGEST_TEXT = 500  # characters of what a test raised
 _CHUNK = 1 << 16
 _LONGEST_REPORT = 1 << 20  # bytes; one line per test
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TestReport:
-    """Result of one piece of code."""
+def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> int:
+    """Run `code`, then each test in its namespace; return how many passed, none where the code itself raised.
 
-    __test__ = False  # not a test of pytest's
-
-    passed: int  # tests
-    ended: Literal["finished", "timeout", "died"]
-    failures: tuple[str, ...]  # what each failed test, or the code itself, raised
-
-
-def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> TestReport:
-    """Run `code`, then each test in its namespace. Block until all is over, at most `timeout_s` and a moment.
-
-    The process is dead when this returns. It can start no processes or threads of its own.
+    Block until all is over, at most `timeout_s` and a moment; a test that was not reached has not passed. The process
+    is dead when this returns. It can start no processes or threads of its own.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
         job = {"code": code, "tests": list(tests), "cpu_s": timeout_s, "memory_bytes": memory_bytes}
@@ -69,46 +57,38 @@ def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memor
             finally:
                 os.close(writer)
             try:
-                text, in_time = _read(reports.fileno(), timeout_s)
+                text = _read(reports.fileno(), timeout_s)
             finally:
-                _kill(process)
-    return _report(text, len(tests), in_time)
+                kill_session(process)
+    return _passed(text, len(tests))
 
 
-def _read(fd: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Return all that is written until the other end closes, and whether it closed in time."""
+def _read(fd: int, timeout_s: float) -> bytes:
+    """Return all that is written until the other end closes, or time is up."""
     deadline, text = time.monotonic() + timeout_s, b""
     while len(text) < _LONGEST_REPORT:
         readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if not readable:
-            return text, False
-        chunk = os.read(fd, _CHUNK)
+        chunk = os.read(fd, _CHUNK) if readable else b""
         if not chunk:
-            return text, True
+            break
         text += chunk
-    return text, True
+    return text
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """End a process that began a session, and all that it started there."""
     with contextlib.suppress(ProcessLookupError):  # all of them have ended
         os.killpg(process.pid, signal.SIGKILL)  # the session's first process: its number is the group's
     process.wait()
 
 
-def _report(text: bytes, tests: int, in_time: bool) -> TestReport:
-    """Read whole lines only: one that was cut off by death or deadline does not count."""
-    lines = []
+def _passed(text: bytes, tests: int) -> int:
+    """Count in whole lines only: one that was cut off by death or deadline does not count."""
+    results: dict[str, str] = {}  # by the number of the test; the code may have written lines of its own before them
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # the code wrote into the pipe
-            continue
-    results = [line for line in lines if isinstance(line, dict)]
-    raised = {r["test"]: "raised" in r for r in results if isinstance(r.get("test"), int) and 0 <= r["test"] < tests}
-    failures = tuple(str(r["raised"]) for r in results if "raised" in r)
-    finished = any("finished" in r for r in results)
-    ended: Literal["finished", "timeout", "died"] = "finished" if finished else "died" if in_time else "timeout"
-    return TestReport(passed=sum(not failed for failed in raised.values()), ended=ended, failures=failures)
+        number, _, result = line.partition(" ")
+        results[number] = result
+    return sum(results.get(str(number)) == "passed" for number in range(tests))
 
 
 # ── in the process apart ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,28 +129,20 @@ def main(report_fd: int) -> None:
     job = json.loads(Path("job.json").read_text(encoding="utf-8"))
     limit(job["memory_bytes"], job["cpu_s"])
 
-    def report(**line: Any) -> None:
-        os.write(report_fd, json.dumps(line).encode() + b"\n")
-
     names: dict[str, Any] = {"__name__": "__main__"}
-    failure = attempt(job["code"], names)
-    if failure is not None:
-        report(raised=failure)
-    else:
-        for index, test in enumerate(job["tests"]):
-            failure = attempt(test, names)
-            report(test=index) if failure is None else report(test=index, raised=failure)
-    report(finished=True)
+    if succeeds(job["code"], names):
+        for number, test in enumerate(job["tests"]):
+            result = "passed" if succeeds(test, names) else "failed"
+            os.write(report_fd, f"{number} {result}\n".encode())
     os._exit(0)  # nothing that the code left behind runs any more
 
 
-def attempt(code: str, names: dict[str, Any]) -> str | None:
-    """Return what the code raised; None if nothing."""
+def succeeds(code: str, names: dict[str, Any]) -> bool:
     try:
         exec(compile(code, "<answer>", "exec"), names)  # running it is the purpose of this process
-    except BaseException as error:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
-        return f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
-    return None
+    except BaseException:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Run as a module, with the number of its end of a pipe, this is such a process.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.connection
 import os
 import resource
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlplace.envs.text.code_runner import kill_session
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
 
@@ -84,9 +84,7 @@ class _GraderProcess:
         self.deadline = time.monotonic() + _START_S
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
+        kill_session(self.popen)
         self.pipe.close()
 
 

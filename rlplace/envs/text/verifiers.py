@@ -113,8 +113,8 @@ def unit_tests(transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes:
     fact(transcript, "tests")
     tests = transcript.facts["tests"]
     tests = [tests] if isinstance(tests, str) else list(tests)
-    report = run_tests(code_block(transcript.answer), tests, timeout_s=timeout_s, memory_bytes=memory_bytes)
-    return report.passed / len(tests) if tests else 0.0
+    passed = run_tests(code_block(transcript.answer), tests, timeout_s=timeout_s, memory_bytes=memory_bytes)
+    return passed / len(tests) if tests else 0.0
 
 
 def reasoning_score(transcript: Transcript) -> float:

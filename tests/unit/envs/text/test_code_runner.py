@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -13,57 +15,69 @@ from rlplace.envs.text.code_runner import run_tests
 from rlplace.envs.text.verifiers import unit_tests
 
 
-def failures(code: str) -> tuple[str, ...]:
-    report = run_tests(code, ["pass"], timeout_s=60)
-    assert (report.passed, report.ended) == (0, "finished")
-    return report.failures
+def raises(code: str, error: str) -> bool:
+    """Whether the code raises one of these errors there, and goes on after it."""
+    tried = f"try:\n    exec({code!r})\nexcept BaseException as error:\n    raised = error"
+    return run_tests(tried, [f"assert isinstance(raised, {error})"], timeout_s=60) == 1
 
 
 def test_each_test_passes_or_fails_by_itself() -> None:
     code = "def double(x):\n    return 2 * x\n"
-    report = run_tests(code, ["assert double(2) == 4", "assert double(2) == 5", "assert double('a') == 'aa'", "x = y"])
-    assert (report.passed, report.ended) == (2, "finished")
-    assert report.failures == ("AssertionError: ", "NameError: name 'y' is not defined")
+    tests = [
+        "assert double(2) == 4",
+        "assert double(2) == 5",
+        "x = y",
+        "raise SystemExit",
+        "assert double('a') == 'aa'",
+    ]
+    assert run_tests(code, tests) == 2
 
 
 @pytest.mark.parametrize(
-    ("code", "raised"),
+    ("code", "error"),
     [
         ("def f(:", "SyntaxError"),
         ("1 / 0", "ZeroDivisionError"),
-        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("import sys; sys.exit(0)", "SystemExit"),
         ("bytearray(1 << 31)", "MemoryError"),
-        ("open('big', 'wb').write(bytes(64 << 20))", "OSError: [Errno 27] File too large"),
+        ("open('big', 'wb').write(bytes(64 << 20))", "OSError"),
     ],
 )
-def test_code_that_fails_passes_nothing(code: str, raised: str) -> None:
-    (failure,) = failures(code)
-    assert failure.startswith(raised)
+def test_code_that_fails_passes_nothing(code: str, error: str) -> None:
+    assert raises(code, error)
+    assert run_tests(code, ["pass"], timeout_s=60) == 0
 
 
 @pytest.mark.parametrize(
-    ("code", "test", "ended"), [("import os; os._exit(0)", "pass", "died"), ("", "while True: pass", "timeout")]
+    ("code", "test", "timeout_s"), [("import os; os._exit(0)", "pass", 60), ("", "while True: pass", 0.5)]
 )
-def test_code_that_does_not_come_back_passes_nothing(code: str, test: str, ended: str) -> None:
-    report = run_tests(code, [test], timeout_s=0.5 if ended == "timeout" else 60)
-    assert (report.passed, report.ended) == (0, ended)
+def test_code_that_does_not_come_back_passes_nothing(code: str, test: str, timeout_s: float) -> None:
+    began = time.monotonic()
+    assert run_tests(code, [test], timeout_s=timeout_s) == 0
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere root may start what it likes")
-@pytest.mark.parametrize("how", ["os.fork()", "subprocess.run(['true'])", "threading.Thread(target=print).start()"])
-def test_code_starts_no_processes_and_no_threads(how: str) -> None:
-    (failure,) = failures(f"import os, subprocess, threading\n{how}")
-    assert "Resource temporarily unavailable" in failure or "can't start new thread" in failure
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("import os; os.fork()", "BlockingIOError"),
+        ("import subprocess; subprocess.run(['true'])", "BlockingIOError"),
+        ("import threading; threading.Thread(target=print).start()", "RuntimeError"),
+    ],
+)
+def test_code_starts_no_processes_and_no_threads(how: str, error: str) -> None:
+    assert raises(how, error)
 
 
-def test_code_sees_no_secrets_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_sees_no_secrets_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SECRET", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
-    (failure,) = failures("import os\nopen('left', 'w').write('x')\nraise ValueError(os.getcwd(), *os.environ)")
-    assert "SECRET" not in failure
-    folder = failure.removeprefix("ValueError: ('").partition("'")[0]
-    assert Path(folder).name.startswith("rlplace-code-")
-    assert not Path(folder).exists()
+    code = "import os\nopen('left', 'w').write('x')"
+    tests = ["assert 'SECRET' not in os.environ", f"assert os.getcwd().startswith({str(tmp_path)!r})"]
+    assert run_tests(code, tests) == len(tests)
+    assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -72,12 +86,11 @@ def test_what_code_writes_into_the_report_does_not_pass_tests() -> None:
 import os
 for fd in range(3, 20):
     try:
-        os.write(fd, b'no json\\n[1]\\n{"test": 7}\\n')
+        os.write(fd, b'nonsense\\n0 passed\\n7 passed\\n\\xff\\n')
     except OSError:
         pass
 """
-    report = run_tests(forged, ["assert False"])
-    assert report.passed == 0
+    assert run_tests(forged, ["assert False"]) == 0
 
 
 def test_the_share_of_passed_tests_is_a_reward() -> None:

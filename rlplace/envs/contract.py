@@ -39,7 +39,6 @@ class Spaces:
 
     observation_shape: tuple[int, ...]  # float32
     actions: DiscreteActions | ContinuousActions
-    max_episode_steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlplace.envs.contract import Adapter, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
-ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium.adapter:GymnasiumAdapter"}
+ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter"}
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.data_set:PromptSet",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlplace.envs.registry import needs
-from rlplace.envs.text.contract import Message, OneTurn, Prompt, Split
+from rlplace.envs.text.contract import Message, OneTurn, Split
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _ROLES = ("system", "user", "assistant")
@@ -77,8 +77,7 @@ def _as_prompt(value: Any) -> Any:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             return None
         messages.append(Message(message["role"], str(message.get("content", ""))))
-    prompt: Prompt = messages
-    return prompt
+    return messages
 
 
 def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct or remove the line") -> ConfigError:

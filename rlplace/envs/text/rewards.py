@@ -86,7 +86,7 @@ def named_reward(
     if problems:
         raise ConfigError(problems)
     own = key if leaf == "function" else ""
-    return Reward(name=_short(written), written=written, key=own, weight=weight, kwargs=kwargs, lists=lists)
+    return Reward(name=written.rpartition(":")[2], written=written, key=own, weight=weight, kwargs=kwargs, lists=lists)
 
 
 def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
@@ -112,10 +112,6 @@ def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tup
     if problems:
         raise ConfigError(problems)
     return tuple(rewards)
-
-
-def _short(name: str) -> str:
-    return name.rpartition(":")[2]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

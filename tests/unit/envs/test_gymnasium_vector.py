@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs import find_adapter, row_seeds
-from rlplace.envs.gymnasium.vector import GymnasiumVector
+from rlplace.envs.gymnasium_vector import GymnasiumVector
 from tests.gyms import Script
 
 ZEROS = np.zeros(1, np.int64)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 
 from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs import check, describe, find_adapter
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.envs.gymnasium.adapter import GymnasiumAdapter
+from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
 from rlplace.errors import ConfigError, Problem
 
 
@@ -34,21 +35,33 @@ PENDULUM = ContinuousActions(shape=(1,), low=(-3.0,), high=(3.0,))
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "actions", "steps"),
+    ("name", "actions"),
     [
-        ("CartPole-v1", None, DiscreteActions(n=2), 500),
-        ("InvertedPendulum-v5", 50, PENDULUM, 50),
-        ("tests.gyms:Limited-v0", None, DiscreteActions(n=3), 7),  # the simulator's own limit
-        ("tests.gyms:Limited-v0", 9, DiscreteActions(n=3), 9),
-        ("tests.gyms:Script-v0", None, DiscreteActions(n=3), None),
+        ("CartPole-v1", DiscreteActions(n=2)),
+        ("InvertedPendulum-v5", PENDULUM),
+        ("tests.gyms:Script-v0", DiscreteActions(n=3)),
     ],
 )
-def test_describe(
-    name: str, limit: int | None, actions: DiscreteActions | ContinuousActions, steps: int | None
+def test_describe(name: str, actions: DiscreteActions | ContinuousActions) -> None:
+    assert not check(config(name))
+    assert describe(config(name)) == Spaces(observation_shape=(4,), actions=actions)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "steps"),
+    [
+        ("tests.gyms:Limited-v0", None, [7]),  # the simulator's own limit
+        ("tests.gyms:Limited-v0", 9, [9]),
+        ("tests.gyms:Script-v0", None, []),
+    ],
+)
+def test_an_episode_is_as_long_as_the_config_or_the_simulator_says(
+    name: str, limit: int | None, steps: list[int]
 ) -> None:
-    written = config(name, max_episode_steps=limit)
-    assert not check(written)
-    assert describe(written) == Spaces(observation_shape=(4,), actions=actions, max_episode_steps=steps)
+    simulator = find_adapter("gymnasium").make(config(name, max_episode_steps=limit), 1)
+    simulator.reset([0])
+    results = [simulator.step(np.zeros(1, np.int64)) for _ in range(10)]
+    assert [length for result in results for length in result.episode_lengths] == steps
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from rlplace.config.schema import SimulatorEnvConfig
-    from rlplace.envs.gymnasium.vector import GymnasiumVector
+    from rlplace.envs.gymnasium_vector import GymnasiumVector
 
 # Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
 _RESERVED = {
@@ -49,12 +49,12 @@ class GymnasiumAdapter:
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
             raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
         try:
-            return _spaces(env, _limit(config))
+            return _spaces(env)
         finally:
             env.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
-        from rlplace.envs.gymnasium.vector import GymnasiumVector
+        from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
             return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
@@ -123,7 +123,7 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     return problems
 
 
-def _spaces(env: gymnasium.Env[Any, Any], limit: int | None) -> Spaces:
+def _spaces(env: gymnasium.Env[Any, Any]) -> Spaces:
     """Raise ConfigError for spaces that no policy handles."""
     from gymnasium.spaces import Box, Discrete
 
@@ -144,7 +144,7 @@ def _spaces(env: gymnasium.Env[Any, Any], limit: int | None) -> Spaces:
         assert isinstance(taken, Box)
         low, high = (tuple(float(bound) for bound in side.ravel()) for side in (taken.low, taken.high))
         actions = ContinuousActions(shape=taken.shape, low=low, high=high)
-    return Spaces(observation_shape=tuple(seen.shape or ()), actions=actions, max_episode_steps=limit)
+    return Spaces(observation_shape=tuple(seen.shape or ()), actions=actions)
 
 
 def _unsupported(what: str, space: gymnasium.Space[Any], why: str, wrapper: str) -> Sequence[Problem]:

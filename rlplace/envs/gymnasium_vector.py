@@ -43,7 +43,8 @@ class GymnasiumVector:
     def step(self, actions: NDArray[Any]) -> StepResult:
         # The hot loop of a run: local names, Python numbers, one array write per row.
         observations = np.empty(self._shape, np.float32)
-        rewards, ended, cut, finals = [], [], [], []
+        terminations, truncations = np.zeros((2, len(self._envs)), np.bool_)
+        rewards, finals = [], []
         episode_returns: list[float] = []
         episode_lengths: list[int] = []
         returns, lengths, limit = self._returns, self._lengths, self._limit
@@ -58,11 +59,11 @@ class GymnasiumVector:
             returns[row] += float(reward)
             lengths[row] += 1
             if terminated or truncated or lengths[row] >= limit:
-                if not terminated:  # both at once is an end: there is nothing to bootstrap from
-                    cut.append(row)
-                    finals.append(observation)
+                if terminated:  # also if both at once: there is nothing to bootstrap from
+                    terminations[row] = True
                 else:
-                    ended.append(row)
+                    truncations[row] = True
+                    finals.append(observation)
                 episode_returns.append(returns[row])
                 episode_lengths.append(lengths[row])
                 returns[row], lengths[row] = 0.0, 0
@@ -71,17 +72,12 @@ class GymnasiumVector:
         return StepResult(
             observations=observations,
             rewards=np.array(rewards, np.float32),
-            terminated=self._flags(ended),
-            truncated=self._flags(cut),
+            terminated=terminations,
+            truncated=truncations,
             final_observations=np.array(finals, np.float32).reshape(len(finals), *self._shape[1:]),
             episode_returns=episode_returns,
             episode_lengths=episode_lengths,
         )
-
-    def _flags(self, rows: list[int]) -> NDArray[np.bool_]:
-        flags = np.zeros(self._shape[0], np.bool_)
-        flags[rows] = True
-        return flags
 
     def close(self) -> None:
         for env in self._envs:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from rlplace.config.schema import Dtype
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.checkpoint import Checkpoint, model_mismatch
@@ -38,7 +39,6 @@ from rlplace.models.packed_attention import Packed, attend_packed
 from rlplace.models.sharding import elements, generator_of, own, own_rows
 from rlplace.models.token_scores import TokenScores, token_scores
 
-Dtype = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.envs.text.contract import Message, Prompt
 from rlplace.errors import ConfigError
+from rlplace.tokens import Tokens
 
 if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer as _Library
 
-Tokens = NDArray[np.int32]
 _KEY = "actor.model.path"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"  # stands for an answer while a reply is looked for behind it
@@ -155,9 +154,6 @@ class PlainText:
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         return self._tokenizer.encode(f"\n{text}\n")
-
-
-Conversation = Chat | PlainText
 
 
 def _json(file: Path) -> dict[str, Any]:

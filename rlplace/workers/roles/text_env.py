@@ -24,9 +24,9 @@ from rlplace.envs.text.graders import Grader, grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ConfigError, Problem
 from rlplace.metrics import Metric, Metrics, Stopwatch
-from rlplace.models.tokenizer import Chat, PlainText, Tokenizer, Tokens
+from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.placement.schedule import Residency
-from rlplace.tokens import Completion, Episode, Request, Sample
+from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.scorer import reads_text

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
-from rlplace.models.causal_lm import DTYPES, CausalLm, Dtype, LmSpec, PackedLm, build
+from rlplace.config.schema import Dtype
+from rlplace.models.causal_lm import DTYPES, CausalLm, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.mlp import ActorCritic

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.codes import codes
@@ -21,11 +21,11 @@ from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, di
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
-from rlplace.placement.show.diff import diff_record, render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component, explain_pair
-from rlplace.placement.show.json import render_json
-from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import PlanView
+from rlplace.placement.show.html import render_html
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import diff_record, render_diff, render_text
+from rlplace.placement.show.view import PlanView, render_json
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
 FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
@@ -59,7 +59,12 @@ clusters:
 
 exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
 
-FORMATS = ("text", "json", "svg", "html")
+FORMATS: Mapping[str, Callable[[PlanView], str]] = {
+    "text": render_text,
+    "json": lambda view: json.dumps(render_json(view), indent=1),
+    "svg": render_svg,
+    "html": render_html,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +158,7 @@ def _plan(request: Request) -> int:
     jobs = request.jobs()
     if request.diff is None:
         for job in jobs:
-            print(_rendered(job.view, request.form))
+            print(FORMATS[request.form](job.view))
             if job.not_run:
                 print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
         return _verdict([job.view for job in jobs])
@@ -166,18 +171,6 @@ def _plan(request: Request) -> int:
         right = dataclasses.replace(right, name=request.diff)
     print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
     return _verdict([left, right])
-
-
-def _rendered(view: PlanView, form: str) -> str:
-    if form == "svg":
-        from rlplace.placement.show.svg import render_svg  # here: the XML library takes a tenth of the start
-
-        return render_svg(view)
-    if form == "html":
-        from rlplace.placement.show.html import render_html
-
-        return render_html(view)
-    return render_text(view) if form == "text" else json.dumps(render_json(view), indent=1)
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:

@@ -30,10 +30,9 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import record_measurements
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
-from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
-from rlplace.placement.show.view import PlanView
+from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline

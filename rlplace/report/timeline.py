@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 from rlplace.placement.show.svg import FONT, colour, style, width_of
 from rlplace.report.utilisation import SYNC, StageUse, shares_of

@@ -16,10 +16,9 @@ import rlplace.placement
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import RANK_LABEL
-from rlplace.placement.show.diff import render_diff
 from rlplace.placement.show.explain import explain_accelerator, explain_component
-from rlplace.placement.show.json import render_json
-from rlplace.placement.show.text import render_text
+from rlplace.placement.show.text import render_diff, render_text
+from rlplace.placement.show.view import render_json
 from tests.unit.placement.reports import APART, HYBRID, SIX, llm, ppo
 
 HERE = Path(__file__).parent / "texts"

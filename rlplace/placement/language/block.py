@@ -113,8 +113,7 @@ def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> boo
 
     In a block without braces, entries stand on lines of their own; there a key without a value is simply empty.
     """
-    assert isinstance(block.value, Mapping)
-    values = {str(key): value for key, value in block.value.items()}
+    values = dict(block.entries())
     keys = list(values)
     at = keys.index(text.leaf)
     end = next((i for i, key in enumerate(keys) if i > at and values[key] is not None), None)
@@ -207,11 +206,9 @@ def _read_counts(block: Text) -> dict[str, int]:
     texts = [block.child(key) for key in _COUNTS if key in block.value]
     counts = {text.leaf: count for text in texts if (count := text.count()) is not None}
     if (sharing := counts.get("ranks_per_accelerator", 1)) > MOST_RANKS_EACH:
-        why, fix = (
-            f"a rank is a process; more than {MOST_RANKS_EACH:,} are a typing mistake",
-            "ranks_per_accelerator: 1",
-        )
-        block.child("ranks_per_accelerator").reject("too-many-ranks", f"{sharing:,} ranks on each", why, fix)
+        what, fix = f"{sharing:,} ranks on each", "ranks_per_accelerator: 1"
+        why = f"a rank is a process; more than {MOST_RANKS_EACH:,} are a typing mistake"
+        block.child("ranks_per_accelerator").reject("too-many-ranks", what, why, fix)
     across, process = block.child("tensor_parallel_across_nodes", False), block.child("process", "own")
     if not isinstance(across.value, bool):
         across.reject("bad-placement", "expected true or false", "it is a permission", across.line(True))

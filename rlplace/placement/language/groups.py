@@ -32,7 +32,6 @@ from rlplace.placement.machines.pools import (
     hardware_pool,
     joined_pool,
     node_pool,
-    whole_cluster,
 )
 from rlplace.placement.machines.ranges import Ranges, named
 from rlplace.placement.machines.topology import Topology
@@ -63,18 +62,19 @@ class NodeGroups:
         """`runtime_envs` are by label and node. `broken` are labels of groups with problems, which have no pool."""
         self.topology = topology
         self.runtime_envs = runtime_envs or {}
-        self._pools = {WHOLE_CLUSTER: whole_cluster(topology), ANY_NODE: node_pool(topology.nodes), **(pools or {})}
+        # Where no node has an accelerator, a placement without a node group counts nodes.
+        nodes, counted = topology.nodes, accelerator_pool if topology.num_accelerators else node_pool
+        self._pools = {WHOLE_CLUSTER: counted(nodes, WHOLE_CLUSTER), ANY_NODE: node_pool(nodes), **(pools or {})}
         self._broken = broken
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(label for label in self._pools if "," not in label)
+        return tuple(self._pools)
 
     def __getitem__(self, label: str) -> Pool:
         """Return what the numbers of one group, or of several joined by commas, count. Raises KeyError."""
-        if label not in self._pools:
-            self._pools[label] = joined_pool([self._pools[part] for part in label.split(",")], label)
-        return self._pools[label]
+        pools = [self._pools[part] for part in label.split(",")]
+        return joined_pool(pools, label) if len(pools) > 1 else pools[0]
 
     def pool_of(self, text: Text) -> Pool | None:
         """Return the pool that a `node_group` value names: one label, several with commas, or a list of them.
@@ -108,10 +108,8 @@ class NodeGroups:
             what = "mixes " + " and ".join(f"{self[other].noun}s ({other})" for other in (found[0], label))
             text.reject("mixed-node-groups", what, "a placement counts one kind of thing", text.line(found[0]))
         elif both := sorted(self[label].nodes & {n for other in found for n in self[other].nodes}):
-            what, why = (
-                f"node {both[0]} is in {label} and in a group before it",
-                "its accelerators would have two numbers",
-            )
+            what = f"node {both[0]} is in {label} and in a group before it"
+            why = "its accelerators would have two numbers"
             text.reject("overlapping-node-groups", what, why, text.line(found[0]), span=at)
         else:
             return True

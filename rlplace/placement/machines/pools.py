@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlplace.placement.machines.ranges import Ranges, overlap
-from rlplace.placement.machines.topology import Node, Topology, describe_counts
+from rlplace.placement.machines.topology import Node, describe_counts
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
 ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes
@@ -160,10 +160,3 @@ def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
     """Join pools one after the other; they must count the same thing."""
     intervals, items = (i for pool in pools for i in pool.intervals), (i for pool in pools for i in pool.items)
     return Pool.of(label, pools[0].noun, intervals, items)
-
-
-def whole_cluster(topology: Topology) -> Pool:
-    """Count what a placement without a node group counts: all accelerators, or the nodes where no node has one."""
-    if not topology.num_accelerators:
-        return node_pool(topology.nodes, WHOLE_CLUSTER)
-    return accelerator_pool(topology.nodes)

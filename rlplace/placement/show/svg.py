@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
+from html import escape
 from operator import itemgetter
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from rlplace.placement.machines.ranges import Ranges
 from rlplace.placement.schedule import Residency
@@ -153,7 +153,7 @@ def render_svg(view: PlanView) -> str:
     height += legend_height
     ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
     placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
-    summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}", {'"': "&quot;"})
+    summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page} {height}" width="{page}" height="{height}" '
         f'role="img" aria-label="{summary}" font-family="{FONT}">',

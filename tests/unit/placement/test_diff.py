@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlplace.placement.show.diff import compare, diff_record, render_diff
+from rlplace.placement.show.text import compare, diff_record, render_diff
 from rlplace.placement.show.view import PlanView
 from tests.unit.placement.reports import APART, llm, ppo
 

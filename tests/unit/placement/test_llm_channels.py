@@ -13,8 +13,8 @@ from rlplace.placement import Plan, Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
-from rlplace.placement.show.json import render_json
 from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import render_json
 from tests.unit.placement.memory_cases import engine, trained
 from tests.unit.placement.reports import shown
 

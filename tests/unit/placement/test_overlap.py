@@ -12,9 +12,9 @@ from rlplace.placement import Plan
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.footprint import Part
 from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
-from rlplace.placement.show.json import render_json
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
+from rlplace.placement.show.view import render_json
 from tests.unit.placement.placing import place
 from tests.unit.placement.reports import shown
 from tests.unit.placement.test_llm_channels import LEAVING, config, layout

@@ -12,11 +12,10 @@ from rlplace.placement.flow import Transport
 from rlplace.placement.memory.solve import Knob, render_solution
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Needs, Residency
-from rlplace.placement.show.diff import render_diff
 from rlplace.placement.show.explain import explain_component
 from rlplace.placement.show.html import render_html
-from rlplace.placement.show.json import render_json
-from rlplace.placement.show.text import render_text
+from rlplace.placement.show.text import render_diff, render_text
+from rlplace.placement.show.view import render_json
 from rlplace.placement.transfers import transfers
 from tests.unit.placement.reports import APART, H100, llm, ppo, shown
 

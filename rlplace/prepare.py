@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.compose import Composed
-from rlplace.config.model_folder import no_folder, not_a_model, with_folder
-from rlplace.config.read import read_config
+from rlplace.config.read import no_folder, read_config, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs import describe
 from rlplace.envs.registry import check, check_task, missing_library
@@ -229,7 +228,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     if isinstance(vocabulary, int) and size > vocabulary:
         what = f"the tokenizer knows {size} tokens, the model {vocabulary}"
         why = f"a prompt may hold ids that the model of {folder / 'config.json'} has no weights for"
-        yield not_a_model(what, written, why, "the tokenizer that the model was trained with", key)
+        yield _wrong("not-a-model", key, what, written, why, "the tokenizer that the model was trained with")
     yield from check_prompts(config, folder)
 
 
@@ -239,4 +238,4 @@ def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
     elif not any(folder.glob("*.safetensors")):
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
         why = f"{folder} has no *.safetensors, from which its weights are read"
-        yield not_a_model(what, str(folder), why, fix, key)
+        yield _wrong("not-a-model", key, what, str(folder), why, fix)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
-from rlplace.config.schema import AlgorithmName, Config
+from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _T = TypeVar("_T")
+_Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 _NOTHING: Any = object()  # a value that is not there
+_GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "actor.model.kind": {"mlp": "mlp", "causal_lm": "causal_lm"},
@@ -347,3 +351,64 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
     if not all(isinstance(number, (int, float)) and number > 0 for number in (written, *numbers)):
         return 100
     return math.ceil(written / math.prod(numbers))
+
+
+# ── folders of language models ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
+    """Give every model of the config an absolute path and the keys of its folder's config.json.
+
+    Those of the folder win. No folder is needed where keys of a config.json are written in the config. Raises
+    ConfigError.
+    """
+    if config.kind == "mlp":
+        return config
+    reward = config.reward
+    if isinstance(reward, RewardConfig):
+        rewards: RewardConfig | dict[str, RewardConfig] = _with_model(reward, "reward", sources)
+    else:
+        rewards = {name: _with_model(block, f"reward.{name}", sources) for name, block in reward.items()}
+    return dataclasses.replace(
+        config,
+        actor=_with_model(config.actor, "actor", sources),
+        critic=_with_model(config.critic, "critic", sources),
+        reference=_with_model(config.reference, "reference", sources),
+        reward=rewards,
+    )
+
+
+def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) -> _Block:
+    if isinstance(block, RewardConfig) and block.kind != "model":
+        return dataclasses.replace(block, model=None)  # a function or an endpoint needs no folder
+    model = block.model if isinstance(block.model, Mapping) else None
+    if model is None or model.get("path") is None:
+        return block
+    written, key = str(model["path"]), f"{component}.model.path"
+    folder = Path(written).expanduser().resolve()
+    if folder.is_dir() or "model_type" not in model:
+        model = {**model, **_config_json(folder, written, key, source_of(key, sources))}
+    return dataclasses.replace(block, model={**model, "path": str(folder)})
+
+
+def _config_json(folder: Path, written: str, key: str, source: Source | None) -> Mapping[str, object]:
+    if not folder.is_dir():
+        raise ConfigError([no_folder(folder, written, key, source)])
+    file = folder / "config.json"
+    try:
+        keys = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        keys, why = None, f"{folder} has no config.json"
+    else:
+        why = f"{file} names no model_type"
+    if not isinstance(keys, dict) or "model_type" not in keys:
+        what = "is not the folder of a Hugging Face model"
+        raise ConfigError.of("not-a-model", key, what, written, why, _GET, source=source)
+    return keys
+
+
+def no_folder(folder: Path, written: str, key: str, source: Source | None = None) -> Problem:
+    why = f"the model and its tokenizer are read from {folder}"
+    fix = _GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
+    what = "there is no such folder"
+    return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)

@@ -21,12 +21,7 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean, suggestion
 
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
-}
+_SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
 _BOUNDS = {
     "minimum": (annotated_types.Ge, ">="),
@@ -144,10 +139,10 @@ def _whole(value: object) -> object:
 def _bytes(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or value >= LEAST_SIZE):
         return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or (not match[2] and 0 < float(match[1]) < LEAST_SIZE):
+    match = re.fullmatch(SIZE_TEXT, value) if isinstance(value, str) else None
+    if match is None or (match[2] is None and 0 < float(match[0]) < LEAST_SIZE):
         raise ValueError
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return int(_SIZES.validate_python(match[0]))
 
 
 # ── explanations of wrong values ─────────────────────────────────────────────────────────────────────────────────────

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError, OutputError, did_you_mean
 from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
-from rlplace.imports.libraries import import_areal, import_roll, import_skyrl, import_slime, import_verl
-from rlplace.imports.openrlhf import import_openrlhf
-from rlplace.imports.rlinf import import_rlinf, kind_of
+from rlplace.imports.libraries import LIBRARIES, kind_of
 from rlplace.imports.rules import read_rules
 from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml
 from rlplace.imports.tiny import shrink
@@ -36,16 +34,6 @@ the script that has them)
     --out FILE                   write the config there, and the report here
     --tiny                       the same components in the same places at a size that runs on a laptop
     --accelerators-per-node N    where the machines are not what the original makes of them"""
-
-_LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {
-    "openrlhf": import_openrlhf,
-    "slime": import_slime,
-    "rlinf": import_rlinf,
-    "verl": import_verl,
-    "roll": import_roll,
-    "skyrl": import_skyrl,
-    "areal": import_areal,
-}
 
 _COLUMN = 52  # where the second column begins at the latest
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
@@ -88,9 +76,9 @@ def run_import(words: list[str]) -> int:
 
 def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
     """Import files, or flags and overrides as they are typed. Raises ConfigError."""
-    if library not in _LIBRARIES:
-        near = did_you_mean(library.lower(), _LIBRARIES)
-        why = f"there are importers for {', '.join(_LIBRARIES)}"
+    if library not in LIBRARIES:
+        near = did_you_mean(library.lower(), LIBRARIES)
+        why = f"there are importers for {', '.join(LIBRARIES)}"
         raise ConfigError.of(
             "import-library", "import", "no such library", library, why, f"import {near or 'openrlhf'} ..."
         )
@@ -105,7 +93,7 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
 def import_settings(library: str, settings: Sequence[Setting], per_node: int = 0) -> Imported:
     """Import settings that have been read. Raises ConfigError for values that cannot be read."""
     kind = kind_of(settings) if library == "rlinf" else "causal_lm"
-    return _LIBRARIES[library](Draft(settings, read_rules(library, kind), kind), per_node)
+    return LIBRARIES[library](Draft(settings, read_rules(library, kind), kind), per_node)
 
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:

@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from rlplace.config.fields import Field, ModelKind, block_in, fields_of
 from rlplace.config.read import read_config, try_config
@@ -422,12 +422,12 @@ def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> t
             problems = error.problems
         except ConfigError:
             pass  # reported with the other refused values
-    block = draft.at(PLACEMENT)
-    groups, residents = draft.at("cluster.node_groups") or (), draft.at("cluster.allow_resident") or ()
-    assert isinstance(block, Mapping), block
-    assert isinstance(groups, list | tuple), groups
-    assert isinstance(residents, list | tuple), residents
-    cluster = ClusterConfig(component_placement=block, node_groups=tuple(groups), allow_resident=tuple(residents))
+    written: Any = draft.config["cluster"]
+    cluster = ClusterConfig(
+        component_placement=written["component_placement"],
+        node_groups=tuple(written.get("node_groups", ())),
+        allow_resident=tuple(written.get("allow_resident", ())),
+    )
     try:
         return plan_components(cluster, topology, offload=offload), problems
     except (PlacementError, ConfigError) as error:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.model_folder import with_folder
-from rlplace.config.read import read_config
+from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import value_head_problem

@@ -29,8 +29,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
 from rlplace.placement.schedule import Transition, text_needs
-from rlplace.report.timeline import render_timeline
-from rlplace.report.utilisation import StageUse
+from rlplace.report.utilisation import StageUse, render_timeline
 from rlplace.workers.launch.cluster import Cluster
 
 GIB = 1 << 30

@@ -35,7 +35,7 @@ from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
-from rlplace.report.timeline import render_timeline
+from rlplace.report.utilisation import render_timeline
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup

@@ -7,8 +7,7 @@ import xml.etree.ElementTree
 import pytest
 
 from rlplace.metrics import Metric
-from rlplace.report.timeline import render_timeline
-from rlplace.report.utilisation import StageUse, Usage, usage_rows
+from rlplace.report.utilisation import StageUse, Usage, render_timeline, usage_rows
 
 OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 

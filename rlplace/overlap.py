@@ -64,7 +64,7 @@ class Generation:
 
     def go_on(self) -> None:
         """Record finished iterations and start due ones; start nothing after a failed call."""
-        calls = [call for pending in self.under_way for call in pending.calls.values()]
+        calls = [call for pending in self.under_way for call in pending.calls]
         if not all(call.done() and call.exception() is None for call in calls):
             return
         if self._began_s is not None:
@@ -157,7 +157,7 @@ class Overlap(Loop):
         while True:
             generation.go_on()
             waiting = list(dict.fromkeys([*pending, *self._scoring, *generation.under_way]))
-            calls = [call for p in waiting for call in p.calls.values()]
+            calls = [call for p in waiting for call in p.calls]
             left = [call for call in calls if not call.done()]
             if any(call.done() and call.exception() for call in calls):
                 wait_all(waiting, self._timeout_s)

@@ -17,7 +17,7 @@ from pathlib import Path
 from rlplace.codes import codes
 from rlplace.config import compose
 from rlplace.config.json_schema import config_schema
-from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.errors import ClusterError, ConfigError, ProblemsError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
@@ -249,7 +249,7 @@ def _no_topic(topic: str, what: str, why: str, known: Iterable[str]) -> ConfigEr
 
 
 def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:
-    return ConfigError([Problem(code=code, key=key, what=what, got=got, why=why, fix=fix or "see --help")])
+    return ConfigError.of(code, key, what, got, why, fix or "see --help")
 
 
 if __name__ == "__main__":

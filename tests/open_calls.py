@@ -11,8 +11,7 @@ from rlplace.comm.channel import Channel
 from rlplace.metrics import Metric
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
-from rlplace.workers.launch.group import Pending, WorkerGroup
-from rlplace.workers.launch.handle import Call
+from rlplace.workers.launch.group import Call, Pending, WorkerGroup
 from rlplace.workers.worker import MoveReport
 
 
@@ -44,8 +43,8 @@ class OpenGroup:
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         def call(*told: object) -> Pending:
             self._log.append(" ".join(map(str, (self.name, method, *told))))
-            self.open.append(Call())
-            pending = Pending(cast(WorkerGroup, self), method, {0: self.open[-1]})
+            self.open.append(Call(self.slot, method))
+            pending = Pending(cast(WorkerGroup, self), [self.open[-1]])
             if method in self._at_once:
                 self.end(self.open.pop(), moved=method == "move")
             return pending

@@ -15,9 +15,9 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Residency, text_needs
-from rlplace.workers.launch.group import Pending, WorkerGroup
-from rlplace.workers.launch.handle import Call
+from rlplace.workers.launch.group import Call, Pending, WorkerGroup
 from rlplace.workers.worker import MoveReport
+from tests.open_calls import slot_of
 
 COMPONENTS = ("actor", "rollout", "env")
 
@@ -32,11 +32,11 @@ class Group:
         def call(*args: object) -> Pending:
             word = args[0].word if isinstance(args[0], Residency) else method
             self._log.append(f"{self.name} {word}")
-            future = Call()
+            future = Call(slot_of(self.name), method)
             numbers = {f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)}
             moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0)
             future.set_result(moved if method == "move" else numbers)
-            return Pending(cast(WorkerGroup, self), method, {0: future})
+            return Pending(cast(WorkerGroup, self), [future])
 
         return call
 

@@ -67,7 +67,7 @@ def test_an_iteration_is_over_when_all_its_ranks_are_and_idle_engines_take_what_
     assert stage.end() == []
     assert list(stage.generation.over) == [0]
     generated = stage.generation.over[0]
-    assert [pending.method for pending in generated.calls] == ["pull_weights", "run", "generate"]
+    assert [pending.calls[0].method for pending in generated.calls] == ["pull_weights", "run", "generate"]
     assert generated.seconds == generated.busy_s == stage.generation.busy_s > 0.0
     assert stage.push(1) == ["rollout pull_weights 1"]
     assert stage.generation.busy_s == generated.busy_s  # only generating counts

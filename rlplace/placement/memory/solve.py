@@ -120,7 +120,7 @@ def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
 
 
 def _unknown_memory(key: str, what: str, got: str | None, why: str, fix: str) -> PlacementError:
-    return PlacementError([Problem(code="unknown-memory", key=key, what=what, got=got, why=why, fix=fix)])
+    return PlacementError.of("unknown-memory", key, what, got, why, fix)
 
 
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:

@@ -120,7 +120,7 @@ class Cluster:
         self.reserve([slot for spec in specs for slot in spec.slots])
         with self._phase("workers"):
             handles = self._launcher.launch(specs)
-        groups = {spec.name: WorkerGroup(spec, handles[spec.name], self._launcher.forget) for spec in specs}
+        groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
             left_s = self._ray.start_timeout_s - (time.monotonic() - began)

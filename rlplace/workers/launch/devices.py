@@ -35,6 +35,9 @@ class Device:
         """Return what this worker holds on each of its accelerators."""
         return 0
 
+    def worker_ended(self) -> None:
+        """Take everything out of the account; called by the driver."""
+
 
 class MemoryAccount:
     """Bytes per resident and label on each emulated accelerator. Thread-safe; owned by the launcher of the job."""
@@ -145,6 +148,9 @@ class EmulatedDevice(Device):
 
     def held_bytes(self) -> int:
         return self._account.held_bytes(self._slot.owner)
+
+    def worker_ended(self) -> None:
+        self._account.release_all(self._slot.owner)
 
 
 class CudaDevice(Device):

@@ -1,4 +1,4 @@
-"""A worker group as the driver sees it: call a method on all ranks, wait for several groups at once, fail as one.
+"""Workers as the driver sees them: call a method on all ranks, wait for several groups at once, fail as one.
 
 ::
 
@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import abc
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -20,6 +21,7 @@ import functools
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +32,12 @@ from rlplace.errors import (
     ChannelError,
     ClusterError,
     PlacementError,
-    Problem,
     WorkerError,
     WorkerTimeout,
     did_you_mean,
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
-from rlplace.workers.launch.handle import Call, WorkerHandle
-from rlplace.workers.launch.host import GroupSpec
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -48,22 +48,75 @@ GRACE_S = 2.0  # how long cancelled ranks may take to give up before they are st
 CLOSE_S = 5.0  # how long ranks may take to close by themselves
 SETTLE_S = 30.0  # longest wait for a group to wind down; its parts have shorter limits
 _ASK_S = 1.0  # how long a rank may take to answer where it is
+_STOPPED = Failure(what="the worker was stopped")
+
+
+class Call(concurrent.futures.Future[Any]):
+    """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
+
+    seconds = 0.0  # inside the method, on the worker's clock; known when the call has ended well
+    failed_at_s = 0.0  # monotonic clock of the driver
+    stopped = False  # it failed because its worker was stopped
+
+    def __init__(self, slot: Slot, method: str) -> None:
+        super().__init__()
+        self.slot = slot
+        self.method = method
+
+
+class WorkerHandle(abc.ABC):
+    """The driver's way to one started worker. No method waits."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    @abc.abstractmethod
+    def send(
+        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Have WorkerHost run a method after those sent before. `settle` is called when it has answered or died."""
+
+    @abc.abstractmethod
+    def where(self) -> concurrent.futures.Future[str]:
+        """Ask what the worker is doing right now; answered beside a running call."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Ask the worker to give up."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """End the worker, whatever it is doing, and release what it held on its accelerators. Idempotent."""
+
+
+def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
+    error = WorkerError(
+        component=slot.component,
+        rank=slot.rank,
+        node=slot.node,
+        accelerators=slot.accelerators,
+        method=method,
+        what=failure.what,
+        remote_traceback=failure.traceback,
+        cause=failure.cause,
+    )
+    error.__cause__ = failure.cause
+    return error
 
 
 class Pending:
     """The results to come of one call on several ranks. Waiting twice gives the same."""
 
-    def __init__(self, group: WorkerGroup, method: str, calls: Mapping[int, Call]) -> None:
+    def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
         self.group = group
-        self.method = method
-        self.calls = calls  # by rank, in the order the ranks were named
+        self.calls = calls  # in the order the ranks were named
 
     def done(self) -> bool:
-        return all(call.done() for call in self.calls.values())
+        return all(call.done() for call in self.calls)
 
     def seconds(self) -> list[float]:
         """Return what each rank spent inside the method, by its own clock, in the order of `wait`; once all ended."""
-        return [call.seconds for call in self.calls.values()]
+        return [call.seconds for call in self.calls]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
         """Return one result per rank. Raises WorkerError; WorkerTimeout, after which one may wait again."""
@@ -76,13 +129,13 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
     A group that failed raises the same error from then on. Raises WorkerTimeout when the deadline passes; nothing is
     cancelled then.
     """
-    calls = [call for p in pending for call in p.calls.values()]
+    calls = [call for p in pending for call in p.calls]
     done, waiting = concurrent.futures.wait(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
     if any(call.exception() is not None for call in done):
         raise _fail_together(list(dict.fromkeys(p.group for p in pending)), calls)
     if waiting:
         raise deadline_passed(pending, timeout_s)
-    return [[call.result() for call in p.calls.values()] for p in pending]
+    return [[call.result() for call in p.calls] for p in pending]
 
 
 def _fail_together(groups: Sequence[WorkerGroup], calls: Sequence[Call]) -> BaseException:
@@ -120,9 +173,9 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
 
     Calls the ranks that are late; blocks about a second when they cannot answer.
     """
-    late = {p: ranks for p in pending if (ranks := [rank for rank, call in p.calls.items() if not call.done()])}
+    late = {p: ranks for p in pending if (ranks := [call.slot.rank for call in p.calls if not call.done()])}
     working = [
-        f"{p.group.name} {'rank' if len(ranks) == 1 else 'ranks'} {','.join(map(str, sorted(ranks)))} in {p.method}"
+        f"{p.group.name} rank{'s' * (len(ranks) > 1)} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
         for p, ranks in late.items()
     ]
     asked = {handle: handle.where() for p, ranks in late.items() for handle in (p.group.handles[r] for r in ranks)}
@@ -138,7 +191,7 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
     first = next(iter(late))
     return WorkerTimeout.about(
         "worker-deadline",
-        f"{first.group.name}.{first.method}",
+        f"{first.group.name}.{first.calls[0].method}",
         f"not finished after {timeout_s:g} s",
         got="still working: " + "; ".join(working),
         why="\n".join([*lines, waits] if waits else lines) or None,
@@ -149,23 +202,20 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
 class WorkerGroup:
     """All ranks of a component. Any public method of the worker class can be called on it: `group.method(args)`.
 
-    Owns the group's failure and its end, which comes once: by `close`, or by winding down after a failure.
+    Owns the calls that have not ended, the group's failure and its end, which comes once: by `close`, or by winding
+    down after a failure. Thread-safe.
     """
 
-    def __init__(
-        self, spec: GroupSpec, handles: Sequence[WorkerHandle], forget: Callable[[str], None], grace_s: float = GRACE_S
-    ) -> None:
-        """`forget` is called with the name of each rank that was stopped."""
+    def __init__(self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S) -> None:
         self.name, self.worker, self.channels = spec.name, spec.worker, spec.channels
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
         self.handles = tuple(handles)
-        self._forget = forget
         self._grace_s = grace_s
         self._open: set[Call] = set()
         self._lock = threading.Lock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._stopped = False
 
     @property
     def world_size(self) -> int:
@@ -191,15 +241,10 @@ class WorkerGroup:
         wrong = [r for r in chosen if not 0 <= r < self.world_size]
         if wrong or not chosen:
             last = self.world_size - 1
-            problem = Problem(
-                code="no-such-rank",
-                key=self.name,
-                what=f"rank {wrong[0]} does not exist" if wrong else "no rank is named",
-                got=f"execute_on({', '.join(map(str, chosen))})",
-                why=f"the group has {self.world_size} rank{'s' * (last > 0)}, 0-{last}",
-                fix=f"execute_on({last})",
-            )
-            raise PlacementError([problem])
+            what = f"rank {wrong[0]} does not exist" if wrong else "no rank is named"
+            got = f"execute_on({', '.join(map(str, chosen))})"
+            why = f"the group has {self.world_size} rank{'s' * (last > 0)}, 0-{last}"
+            raise PlacementError.of("no-such-rank", self.name, what, got, why, f"execute_on({last})")
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
@@ -218,24 +263,43 @@ class WorkerGroup:
             what = f"{method} was called on a group that is closed"
             fix = "launch the group again"
             raise ClusterError.about("group-closed", self.name, what, why="its workers have ended", fix=fix)
-        calls = {rank: self.handles[rank].call(method, args, kwargs) for rank in ranks}
+        return Pending(self, self._send(ranks, method, args, kwargs))
+
+    def _send(
+        self, ranks: Sequence[int], method: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Call]:
+        """Start a method. The calls of a rank run one after the other in the order given."""
+        calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         with self._lock:
-            self._open.update(calls.values())
-        for call in calls.values():
-            call.add_done_callback(self._ended)
-        return Pending(self, method, calls)
+            self._open.update(calls)
+            stopped = self._stopped
+        for rank, call in zip(ranks, calls, strict=True):
+            if stopped:
+                self._settle(call, _STOPPED)
+            else:
+                self.handles[rank].send(functools.partial(self._settle, call), method, args, kwargs or {})
+        return calls
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        """End a call. Only the first outcome counts. Runs in the thread that has it, so it must not wait."""
+        with self._lock:
+            if call not in self._open:
+                return
+            self._open.remove(call)
+            counts = not isinstance(outcome, Done) and outcome is not _STOPPED and not self._closed
+            if counts:
+                self.failed_calls.append(call)
+        if isinstance(outcome, Done):
+            call.seconds = outcome.seconds
+            call.set_result(outcome.value)
+            return
+        error = failed(call.slot, call.method, outcome)
+        call.failed_at_s, call.stopped = time.monotonic(), outcome is _STOPPED
+        call.set_exception(error)
+        if counts:
+            self.cancel(str(error).partition("\n")[0])
 
     # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _ended(self, call: concurrent.futures.Future[Any]) -> None:
-        """Note the end of a call. Runs in the thread that ended it, so it must not wait."""
-        assert isinstance(call, Call)
-        with self._lock:
-            self._open.discard(call)
-            if call.exception() is None or call.stopped or self._closed:
-                return
-            self.failed_calls.append(call)
-        self.cancel(str(call.exception()).partition("\n")[0])
 
     def cancel(self, why: str) -> None:
         """Start to wind the group down, in a thread of its own. Idempotent."""
@@ -253,8 +317,7 @@ class WorkerGroup:
                 left = set(self._open)
             concurrent.futures.wait(left, self._grace_s)
             if self.failure is None:
-                with self._lock:
-                    self.failure = _blamed(self.failed_calls)
+                self.failure = _blamed(tuple(self.failed_calls))
         finally:
             self._stop()
 
@@ -266,9 +329,14 @@ class WorkerGroup:
                 channel.break_(why)
 
     def _stop(self) -> None:
+        """Fail what is open, and end all ranks."""
+        with self._lock:
+            self._stopped = True
+            left = tuple(self._open)
+        for call in left:
+            self._settle(call, _STOPPED)
         for handle in self.handles:
-            handle.stop()
-            self._forget(handle.slot.owner)
+            handle.end()
 
     def wait_wound_down(self) -> None:
         """Wait until the ranks of a cancelled group are stopped."""
@@ -293,7 +361,7 @@ class WorkerGroup:
             return []
         if busy:
             self._give_up(f"{self.name} was closed")
-        return [handle.call("close") for handle in self.handles]
+        return self._send(range(self.world_size), "close")
 
     def __enter__(self) -> WorkerGroup:
         return self

@@ -17,8 +17,8 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
-from rlplace.workers.launch.handle import Call, WorkerHandle
-from rlplace.workers.launch.host import GroupSpec, WorkerHost
+from rlplace.workers.launch.group import WorkerHandle
+from rlplace.workers.launch.host import GroupSpec, Outcome, WorkerHost
 from rlplace.workers.worker import Rendezvous
 
 
@@ -67,9 +67,6 @@ class InlineLauncher:
         self._channels.append(channel)
         return channel
 
-    def forget(self, owner: str) -> None:
-        self._account.release_all(owner)
-
     def describe(self) -> str:
         return f"threads of process {os.getpid()}"
 
@@ -84,6 +81,7 @@ class InlineWorker(WorkerHandle):
 
     def __init__(self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous) -> None:
         super().__init__(slot)
+        self._device = device
         self._host = WorkerHost()
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous))
@@ -93,8 +91,10 @@ class InlineWorker(WorkerHandle):
         while (task := self._mailbox.get()) is not None:
             task()
 
-    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._mailbox.put(lambda: self.settle(call, self._host.call(method, args, kwargs)))
+    def send(
+        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._mailbox.put(lambda: settle(self._host.call(method, args, kwargs)))
 
     def where(self) -> Future[str]:
         future: Future[str] = Future()
@@ -104,7 +104,8 @@ class InlineWorker(WorkerHandle):
     def cancel(self) -> None:
         self._host.cancel()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._host.cancel()
         self._mailbox.put(lambda: self._host.call("close", (), {}))  # once it gives up
         self._mailbox.put(None)
+        self._device.worker_ended()

@@ -21,7 +21,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount
-from rlplace.workers.launch.handle import Call, WorkerHandle
+from rlplace.workers.launch.group import WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.worker import Rendezvous
@@ -116,26 +116,30 @@ def thread_of(number: int) -> str:
 class RayWorker(WorkerHandle):
     """One worker of a process; `number` counts those of the process."""
 
-    def __init__(self, slot: Slot, process: RayProcess, number: int) -> None:
+    def __init__(self, slot: Slot, device: Device, process: RayProcess, number: int) -> None:
         super().__init__(slot)
+        self._device = device
         self._process = process
         self._number = number
+        self._ended = False
 
     def report(self, serve_at: str | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
         return self._in_its_thread("report").remote(serve_at)
 
-    def make(self, pickled: Any, device: Device, folder: Path, rendezvous: Rendezvous) -> None:
+    def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
         """Have the worker built. Does not wait: what goes wrong fails the first call.
 
         `pickled`: a reference to what RayHost.make reads.
         """
-        self._in_its_thread("make").remote(self._number, pickled, self.slot, device, folder, rendezvous)
+        self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
 
-    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def send(
+        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         def ended(source: Future[Outcome]) -> None:
             error = source.exception()
-            self.settle(call, source.result() if error is None else Failure(what=explain(error)))
+            settle(source.result() if error is None else Failure(what=explain(error)))
 
         self._in_its_thread("call").remote(self._number, method, args, kwargs).future().add_done_callback(ended)
 
@@ -146,11 +150,15 @@ class RayWorker(WorkerHandle):
     def cancel(self) -> None:
         self._beside("cancel")
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """End one worker. In a shared process its call may go on until the last of the others ends."""
+        if self._ended:
+            return
+        self._ended = True
         if ray.is_initialized():
             self.cancel()
             self._in_its_thread("call").remote(self._number, "close", (), {})  # once it gives up
+            self._device.worker_ended()
         self._process.leave()
 
     def _in_its_thread(self, method: str) -> Any:

@@ -27,8 +27,8 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
-from rlplace.workers.launch.devices import make_device
-from rlplace.workers.launch.handle import WorkerHandle, failed
+from rlplace.workers.launch.devices import Device, make_device
+from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
@@ -141,11 +141,7 @@ class RayLauncher:
         pickled = ray.put(cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses)))
         rendezvous = Rendezvous(host=first.address, port=first.port)
         for worker in workers:
-            slot = worker.slot
-            index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
-            uuids = self._reserved[slot.node].uuids(slot)
-            device = make_device(slot, self._topology, self._account, index=index, uuids=uuids)
-            worker.make(pickled, device, folders[slot.node], rendezvous)
+            worker.make(pickled, folders[worker.slot.node], rendezvous)
 
     def _process(self, slots: Sequence[Slot]) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers."""
@@ -166,7 +162,12 @@ class RayLauncher:
         process = RayProcess(actor, len(slots))
         if slot.process:
             self._shared[slot.process] = process
-        return [RayWorker(slot, process, number) for number, slot in enumerate(slots)]
+        return [RayWorker(slot, self._device(slot), process, number) for number, slot in enumerate(slots)]
+
+    def _device(self, slot: Slot) -> Device:
+        index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
+        uuids = self._reserved[slot.node].uuids(slot)
+        return make_device(slot, self._topology, self._account, index=index, uuids=uuids)
 
     def _reports(self, workers: Mapping[Slot, RayWorker], serving: set[str]) -> dict[Slot, WorkerReport]:
         """Wait for the reports of the processes. Raises ClusterError for late ones, WorkerError for dead ones.
@@ -202,11 +203,6 @@ class RayLauncher:
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations)
 
-    def forget(self, owner: str) -> None:
-        """Release what a worker that ended held on its accelerators."""
-        if self._account is not None and ray.is_initialized():
-            self._account.release_all(owner)
-
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"
         return f"processes of Ray {ray.__version__} {where}"
@@ -217,7 +213,7 @@ class RayLauncher:
         """End everything that was started here. Idempotent and bounded in time."""
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.stop()
+            worker.end()
         try:
             if self._channels is not None:
                 self._channels.close()

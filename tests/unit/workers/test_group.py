@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,10 +11,9 @@ import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.errors import ChannelBroken, Problem, WorkerError
-from rlplace.workers.launch.group import WorkerGroup, wait_all
-from rlplace.workers.launch.handle import Call, WorkerHandle
-from rlplace.workers.launch.host import Done, Failure, GroupSpec
+from rlplace.errors import ChannelBroken, ClusterError, Problem, WorkerError
+from rlplace.workers.launch.group import WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
 from rlplace.workers.worker import Worker
 from tests.open_calls import slot_of
 
@@ -28,11 +27,14 @@ class Handle(WorkerHandle):
 
     def __init__(self, component: str, rank: int) -> None:
         super().__init__(slot_of(component, rank))
-        self.last = Call()
+        self.settle: Callable[[Outcome], None] = lambda outcome: None  # the last call
         self.cancelled = threading.Event()
+        self.ended = 0  # how often
 
-    def _send(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.last = call
+    def send(
+        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.settle = settle
 
     def where(self) -> Future[str]:
         return Future()
@@ -40,24 +42,23 @@ class Handle(WorkerHandle):
     def cancel(self) -> None:
         self.cancelled.set()
 
-    def _end(self) -> None:
-        """There is nothing to end."""
+    def end(self) -> None:
+        self.ended += 1
 
     def die(self) -> None:
-        self.settle(self.last, Failure(what="the worker process died"))
+        self.settle(Failure(what="the worker process died"))
 
     def raises(self, cause: BaseException) -> None:
-        self.settle(self.last, Failure(what=str(cause), traceback="a traceback", cause=cause))
+        self.settle(Failure(what=str(cause), traceback="a traceback", cause=cause))
 
 
 class Job:
-    """A group of three, and what was forgotten of it."""
+    """A group of three."""
 
     def __init__(self, name: str = "actor", **channels: LocalChannel) -> None:
         self.handles = [Handle(name, rank) for rank in range(3)]
-        self.forgotten: list[str] = []
         spec = GroupSpec(name=name, worker=Stepper, config=None, slots=(), channels=channels, seed=0)
-        self.group = WorkerGroup(spec, self.handles, self.forgotten.append, grace_s=0.01)
+        self.group = WorkerGroup(spec, self.handles, grace_s=0.01)
 
 
 def broken() -> ChannelBroken:
@@ -70,7 +71,7 @@ def test_a_death_explains_the_errors_of_its_peers() -> None:
     pending = job.group.step()
     job.handles[2].raises(RuntimeError("connection closed by peer"))
     job.handles[1].die()
-    job.handles[0].settle(job.handles[0].last, Done(None))
+    job.handles[0].settle(Done(None))
     with pytest.raises(WorkerError, match=r"actor rank 1.*died"):
         pending.wait(timeout_s=30)
 
@@ -96,9 +97,9 @@ def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
     job.handles[0].raises(ValueError("second"))  # rank 1 reacts to nothing and is stopped
     with pytest.raises(WorkerError, match=r"rank 2.*first") as raised:
         pending.wait(timeout_s=30)
-    assert isinstance(job.handles[1].last.exception(), WorkerError)
-    assert [call.stopped for call in job.group.failed_calls] == [False, False]
-    assert sorted(job.forgotten) == ["actor rank 0", "actor rank 1", "actor rank 2"]
+    assert [call.stopped for call in pending.calls] == [False, True, False]
+    assert len(job.group.failed_calls) == 2
+    assert [handle.ended for handle in job.handles] == [1, 1, 1]
     with pytest.raises(ChannelBroken, match="actor rank 2"):
         channel.get()
     with pytest.raises(WorkerError) as again:
@@ -116,13 +117,16 @@ def test_a_failure_breaks_the_channels_also_if_its_call_is_not_waited_for() -> N
 
 
 def test_calls_of_an_ended_worker_fail_at_once() -> None:
-    handle = Handle("env", 0)
-    waiting = handle.call("step")
-    handle.stop()
-    handle.stop()
-    for call in (waiting, handle.call("step")):
+    job = Job("env")
+    waiting = job.group.step()
+    answer = job.handles[0].settle
+    job.group.close(grace_s=0.0)
+    for call in waiting.calls:
         assert call.stopped
         with pytest.raises(WorkerError, match="step failed: the worker was stopped"):
             call.result(timeout=0)
-    handle.settle(waiting, Done(None))  # an answer that comes late changes nothing
-    assert isinstance(waiting.exception(), WorkerError)
+    answer(Done(None))  # that comes late changes nothing
+    assert isinstance(waiting.calls[0].exception(), WorkerError)
+    assert job.group.failed_calls == []
+    with pytest.raises(ClusterError, match="group that is closed"):
+        job.group.step()

@@ -115,7 +115,7 @@ def push(
     """One actor rank's share of `size_bytes` of weights in float32; the moments when its pushes began."""
     import torch
 
-    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard, row_blocks
     from rlplace.placement.flow import Delivery
 
@@ -140,7 +140,7 @@ def push(
 
 def pull(start: float, channel: Any, folder: Path, rank: int, ranks: int, versions: int, load: bool) -> list[float]:
     """The moments when one version after another was here, mapped or copied into tensors of this rank's own."""
-    from rlplace.comm.weights.receiver import CopyReceiver
+    from rlplace.comm.weights.host_sync import CopyReceiver
 
     receiver, ended, own = CopyReceiver(channel, rank, folder=folder), [], {}
     wait_until(start)

@@ -101,7 +101,7 @@ def syncs(together: Barrier) -> Iterator[int]:
 def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
     import torch
 
-    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard, row_blocks
 
     torch.set_num_threads(1)
@@ -130,8 +130,8 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
 def receive(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
     import torch
 
-    from rlplace.comm.weights.receiver import CopyReceiver
-    from rlplace.comm.weights.tensors import copy_tensor
+    from rlplace.comm.weights.host_sync import CopyReceiver
+    from rlplace.comm.weights.shards import copy_tensor
 
     torch.set_num_threads(1)
     own = {f"layer.{number}": torch.zeros(rows, COLUMNS) for number, rows in enumerate(case.rows)}

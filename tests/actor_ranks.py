@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
-from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces

@@ -269,7 +269,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (wrong_floors, "envs.adapter", "from rlplace.workers import worker"),
         (wrong_floors, "comm.codec", "import importlib\nimportlib.import_module('rlplace.loop')"),
         (wrong_floors, "cellar", "x = 1"),
-        (wrong_floors_within, "comm.codec", "from rlplace.comm.weights import sender"),
+        (wrong_floors_within, "comm.codec", "from rlplace.comm.weights import shards"),
         (wrong_doors, "loop", "def f():\n    import ray.util"),
         (wrong_doors, "workers.launch.group", "from ray import get"),
         (wrong_doors, "placement.spec", "import numpy"),

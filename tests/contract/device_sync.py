@@ -15,10 +15,9 @@ import torch.distributed as dist
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.weights.device_links import StoreAddress
 from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
-from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.rendezvous import StoreAddress
-from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.version import WeightReceiver, WeightSyncReport
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
@@ -103,7 +102,7 @@ class Ends:
 
     def _pull(self, rank: int, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> Any:
         with self.receivers[rank].pull(version) as received:
-            return load(received.tensors), dict(received.report.transports)
+            return load(received.tensors), dict(received.transports)
 
     def close(self) -> None:
         for thread in (*self._pushing, *self._pulling.values()):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.metrics import Metric
 from rlplace.models.mlp import build_policy
 from rlplace.placement.schedule import Residency

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlplace.algo.packing import optimizer_steps
-from rlplace.comm.weights.receiver import CopyReceiver
+from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.errors import OutputError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample

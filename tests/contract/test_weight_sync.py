@@ -15,10 +15,8 @@ import torch
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
-from rlplace.comm.weights.receiver import CopyReceiver
-from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.shards import Layout, assemble
-from rlplace.comm.weights.tensors import spec_of
 from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import Delivery, Transport
@@ -353,7 +351,7 @@ def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, 
 
 def test_a_copy_of_its_own_ends_with_its_reader() -> None:
     (shard,) = shards_of({"weight": torch.ones(3)})
-    memory = OwnCopy(assemble(Layout.of([spec_of(shard)]), [shard.blocks], Delivery(readers=(0,))))
+    memory = OwnCopy(assemble(Layout.of([shard.spec]), [shard.blocks], Delivery(readers=(0,))))
     memory.begin(0, 7, deadline_s=0.0)
     memory.finish(0, 7, 0)
     whole = memory.read(0, 7)

@@ -27,8 +27,7 @@ import numpy as np
 
 from rlplace.comm.processes import LOCK_BYTES, SharedLock, alive, this_process
 from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
-from rlplace.comm.weights.shards import Assembly
-from rlplace.comm.weights.tensors import Bytes
+from rlplace.comm.weights.shards import Assembly, Bytes
 from rlplace.comm.weights.version import not_here, ranks, versions_only_go_up
 from rlplace.errors import ChannelTimeout
 from rlplace.placement.language.slots import owner_of

@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.device import device_group, open_shared, share
-from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
-from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard
-from rlplace.comm.weights.tensors import copy_tensor, held_in, tensors_in
-from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, WeightSyncReport, failed_sync
+from rlplace.comm.weights.device_links import StoreAddress, SyncRendezvous, device_group, open_shared, share
+from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, copy_tensor, held_in, tensors_in
+from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, failed_sync
 from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import owner_of
@@ -68,7 +66,7 @@ class DeviceBucket:
             bucket.zero_()  # the gaps count in the sum
         for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
             shard = shards[piece.tensor]
-            copy_tensor(bucket[run].view(getattr(torch, shard.dtype)), held_in(shard, self.owner, piece))
+            copy_tensor(bucket[run].view(shard.kind), held_in(shard, self.owner, piece))
         if checked:
             _sum_of(bucket).copy_(_summed(bucket))
 
@@ -331,7 +329,7 @@ class DeviceReceiver(WeightReceiver):
     def close(self) -> None:
         self._member.leave()
 
-    def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights:
+    def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
         sync, member = self._announcement(version, deadline_s), self._member
         layout, owner, damaged = sync.assembly.layout, sync.delivery.owner(self._rank), None
         with member.sync(sync, deadline_s) as rendezvous:
@@ -360,12 +358,11 @@ class DeviceReceiver(WeightReceiver):
                 member.rendezvous_at(sync.store).set_version(version)
             member.free_memory()
 
-        moved = {member.transports[owner is None]: sum(spec.size_bytes for spec in layout.tensors)}
         return ReceivedWeights(
             version=version,
             tensors=tensors,
             partial=sync.push.partial,
-            report=WeightSyncReport(transports=moved, seconds=time.perf_counter() - began),
+            transports={member.transports[owner is None]: sum(spec.size_bytes for spec in layout.tensors)},
             give_back=give_back,
         )
 

@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.shards import Assembly
+from rlplace.comm.weights.shards import Assembly, Bytes, Changes
 from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
 from rlplace.placement.language.slots import owner_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlplace.comm.weights.tensors import Bytes, Changes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSyncReport:
-    """What one push or pull moved on this rank."""
+    """What one push moved on this rank."""
 
     transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
     seconds: float
@@ -106,7 +104,7 @@ class ReceivedWeights:
     version: int
     tensors: dict[str, Tensor]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
     partial: bool  # only some of the weights; the others stay as they are
-    report: WeightSyncReport
+    transports: Mapping[str, int]  # bytes, as of WeightSyncReport
     give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
 
     def release(self, *, loaded: bool = True) -> None:
@@ -139,16 +137,15 @@ class WeightReceiver(abc.ABC):
 
     def pull(self, version: int, *, timeout_s: float | None = None) -> ReceivedWeights:
         """Block until exactly `version` is here, whole. Raises WeightSyncError, or as the channel."""
-        began = time.perf_counter()
         deadline_s = time.monotonic() + (self._channel.spec.timeout_s if timeout_s is None else timeout_s)
         try:
-            return self._receive(version, deadline_s, began)
+            return self._receive(version, deadline_s)
         except (ChannelTimeout, WeightSyncError):
             self._given_up = max(self._given_up, version)
             raise
 
     @abc.abstractmethod
-    def _receive(self, version: int, deadline_s: float, began: float) -> ReceivedWeights: ...
+    def _receive(self, version: int, deadline_s: float) -> ReceivedWeights: ...
 
     @abc.abstractmethod
     def close(self) -> None: ...

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.comm.weights.tensors import copy_tensor
+from rlplace.comm.weights.shards import copy_tensor
 from rlplace.models.mlp import sample
 from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency

@@ -32,7 +32,7 @@ from rlplace.workers.roles.env import Recording
 from rlplace.workers.training.worker import TrainedWorker, spec_of
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.sender import WeightSender
+    from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard
     from rlplace.workers.training.experience import AdvantageEstimator, Experience
     from rlplace.workers.training.lm_learner import ActorLearner
@@ -57,9 +57,9 @@ class Actor(TrainedWorker):
         """
         import torch
 
+        from rlplace.comm.weights.device_links import StoreAddress
         from rlplace.comm.weights.device_sync import DeviceSender
-        from rlplace.comm.weights.rendezvous import StoreAddress
-        from rlplace.comm.weights.sender import WeightSender
+        from rlplace.comm.weights.host_sync import WeightSender
 
         context, sync = self.context, self.config.config.actor.sync
         deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"])
@@ -187,7 +187,7 @@ class LmActor(Actor):
     _experience: Experience | None = None
 
     def setup(self) -> None:
-        from rlplace.comm.weights.sender import WeightSender
+        from rlplace.comm.weights.host_sync import WeightSender
         from rlplace.models.causal_lm import ActorCriticLm, CausalLm
         from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner

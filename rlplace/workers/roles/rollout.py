@@ -62,7 +62,7 @@ class RolloutWorker(RoleWorker):
     def _open(self, engine: Engine) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.comm.weights.receiver import receiver_of
+        from rlplace.comm.weights.host_sync import receiver_of
         from rlplace.workers.engines.weights import KeptWeights
 
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
@@ -96,14 +96,13 @@ class RolloutWorker(RoleWorker):
         with self._kept.completed(received) as (weights, factors):
             pulled = time.perf_counter()
             self.engine.load(weights, version, factors)
-        loaded = time.perf_counter()
-        report = received.report
+        loaded, pulled_bytes = time.perf_counter(), sum(received.transports.values())
         return {
             "rollout/pull_s": Metric(loaded - began, "max"),
             "rollout/load_s": Metric(loaded - pulled, "max"),
-            "rollout/pull_gb_per_s": Metric(report.size_bytes / (loaded - began) / 1e9, "min"),
-            "rollout/pull_bytes": Metric(report.size_bytes, "sum"),
-            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
+            "rollout/pull_gb_per_s": Metric(pulled_bytes / (loaded - began) / 1e9, "min"),
+            "rollout/pull_bytes": Metric(pulled_bytes, "sum"),
+            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in received.transports.items()},
             **(self._probe.compare() if self._probe is not None else {}),
         }
 

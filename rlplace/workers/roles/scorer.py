@@ -247,7 +247,7 @@ class ReferenceWorker(ModelScorer):
     def setup(self) -> None:
         super().setup()
         if REFERENCE_WEIGHTS in self.context.channels:
-            from rlplace.comm.weights.receiver import CopyReceiver
+            from rlplace.comm.weights.host_sync import CopyReceiver
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
             self._receiver = CopyReceiver(channel, self.context.rank)  # each rank has a copy through the channel

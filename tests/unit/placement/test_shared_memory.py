@@ -9,7 +9,7 @@ from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
-from rlplace.comm.weights import sender
+from rlplace.comm.weights import host_sync
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.memory.case import (
@@ -122,7 +122,7 @@ def test_shared_memory_is_held_against_the_host() -> None:
 
 
 def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
-    assert sender.BUCKET_BYTES == BUCKET_BYTES
+    assert host_sync.BUCKET_BYTES == BUCKET_BYTES
     plan, _ = ppo()
     assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
     far, _ = ppo(topology=Topology.uniform(2, 4))

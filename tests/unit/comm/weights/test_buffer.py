@@ -25,9 +25,7 @@ SOON = 60.0
 
 def assembly(writers: int = 2, readers: int = 2) -> Assembly:
     """One tensor of 64 bytes for each writer, which holds it alone."""
-    layout = Layout.of(
-        TensorSpec(names=(f"of {rank}",), dtype="uint8", itemsize=1, shape=(64,)) for rank in range(writers)
-    )
+    layout = Layout.of(TensorSpec(names=(f"of {rank}",), dtype="uint8", shape=(64,)) for rank in range(writers))
     held = [tuple(Block(0, 64 * (rank == own)) for rank in range(writers)) for own in range(writers)]
     return assemble(layout, held, Delivery(readers=tuple(range(readers)), near=tuple(range(writers))))
 

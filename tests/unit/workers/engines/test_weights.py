@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlplace.comm.weights.version import ReceivedWeights, WeightSyncReport
+from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.errors import WeightSyncError
 from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, KeptWeights, check_fit
 
@@ -26,9 +26,8 @@ class Sent:
         self.back: list[bool] = []
         self.left = -1  # tensors that were still alive when it was given back
         named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-        report = WeightSyncReport(transports={}, seconds=0.0)
         self.received = ReceivedWeights(
-            version=version, tensors=named, partial=partial, report=report, give_back=self._give_back
+            version=version, tensors=named, partial=partial, transports={}, give_back=self._give_back
         )
 
     def _give_back(self, loaded: bool) -> None:

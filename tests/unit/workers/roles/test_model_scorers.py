@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.host_sync import WeightSender
 from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, NotResident, RewardError
 from rlplace.models.tokenizer import Tokenizer

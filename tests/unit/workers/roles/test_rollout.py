@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from rlplace.comm.ends import LocalChannel
-from rlplace.comm.weights.sender import WeightSender
+from rlplace.comm.weights.host_sync import WeightSender
 from rlplace.errors import ChannelBroken
 from rlplace.models.mlp import build_policy
 from rlplace.placement.flow import Delivery

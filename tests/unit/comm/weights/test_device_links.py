@@ -1,19 +1,21 @@
-"""Tensors shared with another process, on hosts and on GPUs; whole syncs test what is broadcast."""
+"""Tensors shared with another process, on hosts and on GPUs; notes between members. Whole syncs test the rest."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import multiprocessing
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 
-from rlplace.comm.weights.device import open_shared, share
-from rlplace.errors import WeightSyncError
+from rlplace.comm.weights.device_links import SyncRendezvous, open_shared, share
+from rlplace.errors import ChannelTimeout, WeightSyncError
 
 PATIENCE_S = 60.0
 
@@ -21,7 +23,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def another_process() -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rlplace.comm.weights.device"])
+    context.set_forkserver_preload(["rlplace.comm.weights.device_links"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         yield pool
 
@@ -67,3 +69,31 @@ def test_an_accelerator_that_is_not_seen_is_named() -> None:
     with pytest.raises(WeightSyncError) as caught:
         open_shared(json.dumps(note).encode())
     assert caught.value.code == "accelerator-not-visible"
+
+
+MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
+
+
+def members() -> list[SyncRendezvous]:
+    store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, but not in the stubs
+    return [SyncRendezvous(store, member) for member in MEMBERS]
+
+
+def test_a_note_that_does_not_come_names_its_source() -> None:
+    actor, first, _ = members()
+    actor.refuse(0, "")
+    with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* s for rollout rank 1: bucket 3 taken"):
+        actor.read("bucket 3 taken", "rollout rank 1", deadline_s=0.0)
+    first.refuse(0, "")
+    first.note("bucket 3 taken", b"yes")
+    assert actor.read("bucket 3 taken", "rollout rank 0", deadline_s=time.monotonic() + 60.0) == b"yes"
+
+
+def test_notes_are_forgotten_two_rounds_later_and_versions_are_not() -> None:
+    actor = members()[0]
+    actor.set_version(7)
+    for round in range(10):
+        actor.refuse(round, "")
+        actor.note("something", b"x" * 100)
+    assert actor.store.num_keys() <= 3 * 3 + 1
+    assert (actor.version_of("actor rank 0"), actor.version_of("rollout rank 0")) == (7, -1)

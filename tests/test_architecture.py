@@ -73,7 +73,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
-    "vllm": {"workers.engines.vllm", "workers.engines.vllm_memory"},
+    "vllm": {"workers.engines.vllm"},
     "yaml": {"config.compose", "config.yaml_text", "imports.settings", "run"},
     "zmq": {"comm.network"},
 }

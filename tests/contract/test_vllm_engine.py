@@ -16,7 +16,7 @@ from rlplace.config.schema import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines.contract import EngineSettings
-from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS
+from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model

@@ -89,6 +89,11 @@ class EngineSettings:
         assert isinstance(self.rollout.gpu_memory_utilization, float), "auto is a number once there is a plan"
         return self.rollout.gpu_memory_utilization
 
+    def cache_bytes(self, total: int, weights: int) -> int:
+        """Return the most that the KV cache takes, on an accelerator of `total` bytes that holds `weights` of them."""
+        limit = self.rollout.kv_cache_memory
+        return int(self.share * total) - weights if limit is None else limit
+
 
 class TextEngine(Engine, Protocol):
     """Continuous batching under its caller's control: `submit` and `step` need FULL and loaded weights.

@@ -15,7 +15,7 @@ from rlplace.models.mlp import sample
 from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights, require
-from rlplace.workers.engines.weights import check_fit
+from rlplace.workers.engines.weights import check_fit, merged
 from rlplace.workers.offload import storages
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class ModuleEngine:
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         check_fit(weights, shapes, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
-        for name, weight in weights.items():
-            whole = factors[name].added_to(weight, self._torch_device) if name in factors else weight
-            copy_tensor(self._tensors[name], whole)
+        for name, weight in merged(weights, factors, self._torch_device):
+            copy_tensor(self._tensors[name], weight)
         self.version = version
 
     def close(self) -> None:

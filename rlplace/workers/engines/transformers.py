@@ -99,12 +99,17 @@ class TransformersEngine(ModuleEngine):
         self._shape = RowShape.of(config, tokens=settings.context, dtype=dtype)
         # One row for each answer of full length. There may be more of them than are ever used: the plan counts the
         # whole limit as held.
-        self._rows = self._cache_limit() // self._shape.size_bytes
+        total = settings.emulated_memory
+        if self._torch_device.type != "cpu":
+            total = torch.cuda.get_device_properties(self._torch_device).total_memory
+        limit = settings.cache_bytes(total, self._weight_bytes)
+        self._rows = limit // self._shape.size_bytes
         if self._rows < 1:
             key, each = "rollout.kv_cache_memory", self._shape.size_bytes
             why = f"this model keeps {each} bytes for {settings.context} tokens of prompt and answer"
-            what, got = f"{owner}: not one answer fits", str(self._cache_limit())
-            raise ConfigError.of("kv-cache-too-small", key, what, got, why, f"{key}: {each}")
+            raise ConfigError.of(
+                "kv-cache-too-small", key, f"{owner}: not one answer fits", str(limit), why, f"{key}: {each}"
+            )
         self._workspace_bytes = self._rows * self._shape.size_bytes
         self._most = min(self._rows, rollout.step_sequences)
 
@@ -117,15 +122,6 @@ class TransformersEngine(ModuleEngine):
         return max(0, self._most - self.in_flight)
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _cache_limit(self) -> int:
-        settings = self._settings
-        if settings.rollout.kv_cache_memory is not None:
-            return settings.rollout.kv_cache_memory
-        total = settings.emulated_memory
-        if self._torch_device.type != "cpu":
-            total = torch.cuda.get_device_properties(self._torch_device).total_memory
-        return int(settings.share * total) - self._weight_bytes
 
     def move(self, to: Residency) -> int:
         if to < Residency.FULL and self.in_flight:

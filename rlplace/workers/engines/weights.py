@@ -1,4 +1,4 @@
-"""Weights as an engine loads them: a version completed by kept weights, and checked against names and shapes.
+"""Weights as an engine loads them: completed by kept weights, checked against names and shapes, verified by effect.
 
 ::
 
@@ -15,18 +15,23 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
+from rlplace.comm.weights.shards import Shard, replicas
+from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.errors import WeightSyncError
+from rlplace.metrics import Metric, Metrics
 from rlplace.models.heads import weight_shapes
-from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights
-
-if TYPE_CHECKING:
-    from rlplace.comm.weights.version import ReceivedWeights
+from rlplace.placement.schedule import Residency
+from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, TextEngine, Weights
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which every model computes for itself
@@ -113,6 +118,12 @@ class ExpectedWeights:
         return weights
 
 
+def merged(weights: Weights, factors: FactorsOf, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield all weights by name, those that have factors with them added on `device`."""
+    for name, weight in weights.items():
+        yield name, factors[name].added_to(weight, device) if name in factors else weight
+
+
 def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int) -> None:
     """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
@@ -124,3 +135,74 @@ def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner:
     ]
     if problems:
         raise ValueError(f"{owner}: weights of version {version} do not fit the model: " + "; ".join(problems))
+
+
+# ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
+#
+#   actor     push: scores the probe ─▶ encloses the log-probabilities with the weights ─┐
+#   rollout   pull ◀─────────────────────────────────────────────────────────────────────┘
+#             as soon as the engine can generate: scores the probe, compares
+#
+# They are sent as one more tensor, so that they belong to their version by every transport.
+
+NAME = "probe.logprobs"  # among the weights; no model has it
+_TOKENS = 32
+# Largest difference of one log-probability that rounding explains. Half precision differs by some hundredths on most
+# tokens and tenths on unlikely ones; weights that are not the actor's, by a nat and more.
+_TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
+
+
+def probe_tokens(job: WorkerArguments) -> list[int]:
+    """Draw tokens evenly from the vocabulary, the same in every process."""
+    vocabulary: int = json.loads((job.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    length = min(_TOKENS, job.config.algorithm.longest - 1)
+    drawn: list[int] = np.random.default_rng(0).integers(0, vocabulary, length).tolist()
+    return drawn
+
+
+def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shard:
+    """Wrap the `scores` of all but the first of `length` tokens, equal on all `ranks`; None: not probed."""
+    data = torch.full((length - 1,), torch.nan) if scores is None else torch.tensor(scores, dtype=torch.float32)
+    return Shard(names=(NAME,), dtype="float32", shape=(length - 1,), blocks=replicas(length - 1, ranks), data=data)
+
+
+class SyncProbe:
+    """A rollout rank's side. Owns the actor's log-probabilities of the last loaded version until they are compared."""
+
+    def __init__(self, engine: TextEngine, job: WorkerArguments, owner: str) -> None:
+        self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
+        rollout = job.config.text_rollout
+        dtypes = (job.config.actor.compute, rollout.dtype, rollout.cache)
+        self._tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)  # by the coarsest in use
+        self._expected: NDArray[np.float32] | None = None
+        self._largest: float | None = None
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """Take the enclosed log-probabilities out of `tensors`."""
+        expected = tensors.pop(NAME, None)
+        self._expected = None if expected is None or expected.isnan().any() else expected.cpu().numpy().copy()
+
+    def compare(self) -> Metrics:
+        """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
+
+        Does nothing while the engine cannot generate. Return the largest difference of the last comparison. Raises
+        WeightSyncError where they differ by more than rounding.
+        """
+        if self._expected is not None and self._engine.residency is Residency.FULL:
+            expected, self._expected = self._expected, None
+            differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected)
+            differences[np.isnan(differences)] = np.inf
+            worst = int(differences.argmax())
+            self._largest = float(differences[worst])
+            if self._largest > self._tolerance:
+                raise self._differ(worst, float(expected[worst]))
+        return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}
+
+    def _differ(self, worst: int, expected: float) -> WeightSyncError:
+        place = worst + 1  # the first token is given
+        what = f"the engine does not use the weights of version {self._engine.version}: token {self._tokens[place]}, "
+        what += f"number {place} of the probe, differs most, by {self._largest:.3g}"
+        why = f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights"
+        fix = "rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)"
+        got = f"the actor has {expected:.5f}"
+        return WeightSyncError.about("logprobs-differ", self._owner, what, got=got, why=why, fix=fix)

@@ -329,7 +329,7 @@ class LmActor(Actor):
         sync = self.config.config.actor.sync
         if sync.verify == "checksum" or not sync.verify_every:
             return ()
-        from rlplace.workers.engines.sync_probe import probe_shard, probe_tokens
+        from rlplace.workers.engines.weights import probe_shard, probe_tokens
 
         tokens = probe_tokens(self.config)
         scores = self.logprobs(tokens) if self._pushes % sync.verify_every == 0 else None

@@ -41,9 +41,8 @@ from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancel
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.version import WeightReceiver
-    from rlplace.workers.engines.sync_probe import SyncProbe
     from rlplace.workers.engines.torch import Decision, TorchEngine
-    from rlplace.workers.engines.weights import KeptWeights
+    from rlplace.workers.engines.weights import KeptWeights, SyncProbe
 
 _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
 
@@ -247,11 +246,10 @@ class TextRolloutWorker(RolloutWorker):
         self._ahead = -1  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
-        from rlplace.workers.engines.sync_probe import SyncProbe, probe_tokens, tolerance
+        from rlplace.workers.engines.weights import SyncProbe
 
         self._open(self._engine())
-        limit = tolerance(self.config.config)
-        self._probe = SyncProbe(self.engine, probe_tokens(self.config), limit, self.context.owner)
+        self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
     def _engine(self) -> TextEngine:
         """Build the engine that the config names, OFF and without weights; import only that one's libraries."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
+from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -24,7 +24,7 @@ class Memory(EngineMemory):
 
     def __init__(self, device: Ledger, level: Level = 2) -> None:
         self.log: list[tuple[str, dict[str, int]]] = []
-        super().__init__(None, device, level)  # type: ignore[arg-type]
+        super().__init__(None, device, level)
         self.device = device
 
     def _step(self, name: str) -> None:

@@ -25,7 +25,6 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
-from rlplace.workers.engines import vllm_support
 from rlplace.workers.launch.machines import declared_topology
 from rlplace.workers.roles.checks import check_scorers, critic_problems
 from rlplace.workers.training.worker import not_run
@@ -143,7 +142,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         why = f"there is no module {error.name}"
         yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
     each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
-    yield from vllm_support.model_problems(config.model or {}, context=algorithm.longest, tensor_parallel=each)
+    yield from model_problems(config.model or {}, context=algorithm.longest, tensor_parallel=each)
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         what = "factors alone cannot be sent: there are none"
         why = "actor.lora_rank is null, so all weights are trained, and engines would never see it"
@@ -151,9 +150,13 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             "no-factors", "actor.sync.mode", what, "mode: lora", why, "mode: all        (or actor.lora_rank: 16)"
         )
     yield from _parallel_problems(plan, rollout.engine)
-    cache = vllm_support.cache_problem(rollout.engine, rollout.dtype, rollout.cache)
-    if cache is not None:
-        yield cache
+    if rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
+        what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
+        why = "attention reads them as they are computed, or as fp8 in vllm; answers would be wrong without an error"
+        if rollout.cache == "fp8":
+            why = "fp8 needs vllm; answers would be wrong without an error"
+        got, fix = f"cache_dtype: {rollout.cache}", f"cache_dtype: {rollout.dtype}        (or null: as dtype)"
+        yield _wrong("cache-dtype", "rollout.cache_dtype", what, got, why, fix)
     limits = algorithm.max_prompt_length + algorithm.max_new_tokens
     if algorithm.longest < limits:
         what = f"shorter than the longest prompt and answer, {limits} tokens together"
@@ -164,6 +167,24 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) -> Problem:
     return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
+
+
+def model_problems(model: Mapping[str, object], *, context: int, tensor_parallel: int) -> Iterator[Problem]:
+    """Report what an engine cannot run. `model`: content of its config.json."""
+    heads = model.get("num_attention_heads")
+    if isinstance(heads, int) and heads % tensor_parallel:
+        fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)
+        what = f"{heads} attention heads cannot be shared by {tensor_parallel} accelerators of an engine"
+        got = f"{tensor_parallel} accelerators for each rank"
+        why = "each accelerator of an engine computes the same number of heads"
+        fix = f"{fitting} for each rank, as in {{placement: 0-{fitting - 1}, accelerators_per_rank: {fitting}}}"
+        yield _wrong("tensor-parallel-heads", "cluster.component_placement.rollout", what, got, why, fix)
+    longest = model.get("max_position_embeddings")
+    if isinstance(longest, int) and context > longest:
+        what, got = f"the model reads at most {longest} tokens", f"{context} tokens of prompt and answer together"
+        why = "max_position_embeddings in the model's config.json"
+        fix = f"algorithm.max_prompt_length + algorithm.max_new_tokens <= {longest}"
+        yield _wrong("context-too-long", "rollout", what, got, why, fix)
 
 
 def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
@@ -191,8 +212,9 @@ def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
 
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     if config.text_rollout.engine == "vllm":
-        kind = "emulated" if plan.topology.nodes[0].kind == "emulated" else "gpu"
-        problem = vllm_support.installation_problem(kind)
+        from rlplace.workers.engines.contract import vllm_problem
+
+        problem = vllm_problem("emulated" if plan.topology.nodes[0].kind == "emulated" else "gpu")
         if problem is not None:
             yield problem
     yield from _actor_problems(config)

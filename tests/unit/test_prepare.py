@@ -16,7 +16,7 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
-from rlplace.prepare import check_env, check_launch, check_plan
+from rlplace.prepare import check_env, check_launch, check_plan, model_problems
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
 SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
@@ -215,3 +215,28 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
         fix is not None
     )
     assert all(str(p.fix).startswith(str(fix)) for p in found)
+
+
+LIMITS = {"num_attention_heads": 12, "max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "ranks", "code", "fix"),
+    [
+        (LIMITS, 2048, 4, None, ""),
+        ({}, 2048, 4, None, ""),
+        (
+            LIMITS,
+            2048,
+            8,
+            "tensor-parallel-heads",
+            "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}",
+        ),
+        (LIMITS, 2049, 1, "context-too-long", "algorithm.max_prompt_length + algorithm.max_new_tokens <= 2048"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    config: dict[str, int], context: int, ranks: int, code: str | None, fix: str
+) -> None:
+    found = [(p.code, p.fix) for p in model_problems(config, context=context, tensor_parallel=ranks)]
+    assert found == ([] if code is None else [(code, fix)])

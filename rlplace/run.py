@@ -63,12 +63,13 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
 
     spaces = describe(config.simulator_env) if simulated else None
     case = memory_case(plan, config, spaces)
-    arguments = WorkerArguments(
-        config=config if simulated else with_share(config, case),
-        ranks={component: placement.world_size(component) for component in placement.components},
-        deliveries=plan.deliveries,
-        simulator=None if spaces is None else SimulatorArguments(spaces=spaces, routes=plan.row_routes),
-    )
+    ranks = {component: placement.world_size(component) for component in placement.components}
+    if spaces is None:
+        arguments = WorkerArguments(config=with_share(config, case), ranks=ranks, deliveries=plan.deliveries)
+    else:
+        arguments = SimulatorArguments(
+            config=config, ranks=ranks, deliveries=plan.deliveries, spaces=spaces, routes=plan.row_routes
+        )
     workers = {component: worker_of(config, component) for component in placement.components}
     return JobSpec(config=config, plan=plan, workers=workers, arguments=arguments, case=case, progress=progress)
 

@@ -30,7 +30,7 @@ from rlplace.placement.flow import Delivery, Route, Routes
 from rlplace.placement.language.spec import RankLocations
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS, SimulatorArguments, WorkerArguments
+from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS, SimulatorArguments
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.training.worker import TrainedWorker
@@ -69,7 +69,7 @@ class Scenario:
         return Spaces(observation_shape=(5,), actions=self.actions)
 
     @property
-    def job(self) -> WorkerArguments:
+    def job(self) -> SimulatorArguments:
         targets = [rank for rank, count in enumerate(self.split) if count]
         trajectories = Route(
             source="env",
@@ -83,9 +83,10 @@ class Scenario:
         routes = Routes(observations=trajectories, trajectories=trajectories)
         everyone = tuple(range(len(self.split)))
         deliveries = (Delivery(readers=everyone, near=everyone),)
-        simulator = SimulatorArguments(spaces=self.spaces, routes=routes)
         ranks = {"actor": len(self.split), "env": 1, "rollout": len(everyone)}
-        return WorkerArguments(config=self.config, ranks=ranks, deliveries=deliveries, simulator=simulator)
+        return SimulatorArguments(
+            config=self.config, ranks=ranks, deliveries=deliveries, spaces=self.spaces, routes=routes
+        )
 
 
 def _anywhere(ranks: int) -> RankLocations:

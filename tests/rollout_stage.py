@@ -17,7 +17,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
-from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
@@ -59,7 +59,7 @@ class Layout:
         return f"{self.env}env-{self.rollout}rollout-{self.actor}actor-{self.stage_groups}groups"
 
 
-def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0) -> tuple[Plan, WorkerArguments]:
+def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0) -> tuple[Plan, SimulatorArguments]:
     """The plan and job of a config whose components sit on accelerators of their own."""
     ranks = {"env": layout.env, "rollout": layout.rollout, "actor": layout.actor}
     placement, first = {}, 0
@@ -76,8 +76,10 @@ def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0
         }
     )
     plan = make_plan(config, Topology.uniform(1, first))
-    simulator = SimulatorArguments(spaces=describe(config.env), routes=plan.row_routes)
-    return plan, WorkerArguments(config=config, ranks=ranks, deliveries=plan.deliveries, simulator=simulator)
+    spaces, routes = describe(config.env), plan.row_routes
+    return plan, SimulatorArguments(
+        config=config, ranks=ranks, deliveries=plan.deliveries, spaces=spaces, routes=routes
+    )
 
 
 def channels_of(plan: Plan, capacity_items: int | None = None) -> dict[str, LocalChannel]:

@@ -53,35 +53,14 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatorArguments:
-    """What workers of simulators need beside the config."""
-
-    spaces: Spaces
-    routes: Routes
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
     """The `config` of every worker of a run."""
 
     config: Config
     ranks: Mapping[str, int]  # of each placed component
     deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
-    simulator: SimulatorArguments | None = None  # None for text tasks
 
-    # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def spaces(self) -> Spaces:
-        assert self.simulator is not None, "of simulators only"
-        return self.simulator.spaces
-
-    @property
-    def routes(self) -> Routes:
-        assert self.simulator is not None, "of simulators only"
-        return self.simulator.routes
-
-    # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def model(self) -> Path:
@@ -121,3 +100,11 @@ class WorkerArguments:
     def _block(self, rows: int, env_rank: int) -> range:
         first, stop = block_edges(rows, self.ranks["env"])[env_rank : env_rank + 2]
         return range(first, stop)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorArguments(WorkerArguments):
+    """The `config` of every worker of a run with simulators."""
+
+    spaces: Spaces
+    routes: Routes

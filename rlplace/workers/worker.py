@@ -67,6 +67,11 @@ class WorkerContext:
     def log(self) -> logging.Logger:
         return logging.getLogger(f"rlplace.{self.slot.component}.{self.slot.rank}")
 
+    def check_cancelled(self, method: str) -> None:
+        """Raise ChannelBroken where a sibling has failed or the run is ending."""
+        if self.cancelled.is_set():
+            raise cancelled(self.owner, method)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReport:

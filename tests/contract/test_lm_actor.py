@@ -20,7 +20,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.training.worker import not_run
+from rlplace.workers.roles.checks import not_run
 from tests.lm_ranks import ADAM, LmScenario, everything, give, iterate, made_up_samples
 from tests.reference_rlhf import (
     Rules,

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlplace.config.schema import Config
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
-from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample
 from rlplace.trajectory import Trajectory, concat
@@ -23,13 +21,14 @@ from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
     RETURNS,
     SAMPLES,
-    SCORERS,
     TRAJECTORIES,
     WEIGHTS,
+    SimulatorArguments,
+    WorkerArguments,
     scores_of,
 )
 from rlplace.workers.roles.env import Recording
-from rlplace.workers.training.worker import TrainedWorker, spec_of
+from rlplace.workers.training.worker import TrainedWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.host_sync import WeightSender
@@ -113,22 +112,21 @@ class Actor(TrainedWorker):
 class PolicyActor(Actor):
     """One rank of the learner of a simulator policy."""
 
+    config: SimulatorArguments
     _learner: PolicyLearner
 
     def setup(self) -> None:
-        import torch
-
         from rlplace.algo.packing import Rows
         from rlplace.models.mlp import build_policy
         from rlplace.workers.training.policy_learner import PolicyLearner
         from rlplace.workers.training.trained_model import TrainedPolicy
 
         context, job, config = self.context, self.config, self.config.config
-        device, ranks = torch.device(context.device.torch_name), self._join()
-        module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed).to(device)
-        policy = TrainedPolicy(module, config.actor.compute, ranks)
+        ranks = self._join()
+        module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed)
+        policy = TrainedPolicy(module.to(context.device.torch_name), config.actor.compute, ranks)
         trainer = self._train(policy, config.actor.optimizer)
-        route, seed = job.routes.trajectories, config.runner.seed
+        route = job.routes.trajectories
         mine = route.receives(context.rank)
         rows = Rows(
             steps=config.algorithm.rollout_steps,
@@ -136,7 +134,7 @@ class PolicyActor(Actor):
             first=mine[0].start if mine else 0,
             count=sum(share.stop - share.start for share in mine),
         )
-        self._learner = PolicyLearner(config.algorithm, rows, policy, trainer, ranks, device, seed)
+        self._learner = PolicyLearner(config, rows, policy, trainer, ranks)
         self._open_sync()
         self.move(Residency.OFF)
 
@@ -195,8 +193,7 @@ class LmActor(Actor):
 
         config, actor = self.config.config, self.config.config.actor
         ranks = self._join()
-        spec = spec_of("actor", actor, self.config.model, config.runner.seed)
-        lm = TrainedLm(spec, ranks, ActorCriticLm if config.critic.on_actor else CausalLm)
+        lm = TrainedLm(self._spec(actor), ranks, ActorCriticLm if config.critic.on_actor else CausalLm)
         trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
         self._learner = ActorLearner(config, lm, trainer, ranks)
         self._estimate_advantages = AdvantageEstimator(self.config)
@@ -254,7 +251,7 @@ class LmActor(Actor):
         updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
-            for part in parts_of(self.config.config):
+            for part in parts_of(self.config):
                 shard, groups = self._receive(iteration, part)
                 watch.lap("wait")
                 taken += groups
@@ -347,15 +344,14 @@ class LmActor(Actor):
 # up to `max_staleness` versions, several ones for a partial rollout.
 
 
-def parts_of(config: Config) -> tuple[int, ...]:
+def parts_of(job: WorkerArguments) -> tuple[int, ...]:
     """Return the groups of each part in order; a single part where something is asked of all samples first."""
-    algorithm = config.algorithm
-    assert algorithm.prompts is not None, "checked before a run"
-    scored = any(role_of(c) in SCORERS for c in config.placed) or config.reference.share_actor or config.critic.on_actor
+    config, algorithm = job.config, job.config.algorithm
+    scored = job.scorers or config.reference.share_actor or config.critic.on_actor
     if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or scored:
-        return (algorithm.prompts,)
+        return (job.prompts,)
     each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
-    whole, rest = divmod(algorithm.prompts, each)
+    whole, rest = divmod(job.prompts, each)
     return (each,) * whole + ((rest,) if rest else ())
 
 

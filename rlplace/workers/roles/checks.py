@@ -1,4 +1,4 @@
-"""Checks before launch of what would stop a placed scorer or critic: heads, tokenizers, templates, addresses.
+"""Checks before launch of what would stop a placed scorer or trained model: heads, tokenizers, templates, addresses.
 
 A plan makes them too, so this module imports neither numpy nor a heavy library.
 """
@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig
+from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig, TrainedConfig
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.training.worker import not_run
 
 TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
 _READS_TOKENS = {
@@ -37,12 +36,11 @@ def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem
 
 def _check_reward(config: Config, block: RewardConfig, key: str) -> Iterator[Problem]:
     """Report a wrong function or address; a missing head; no chat template where the model has its own tokens."""
-    try:
-        if block.function is not None:
+    if block.function is not None:
+        try:
             named_reward(block.function, block.kwargs, key=key)
-            return
-    except ConfigError as error:
-        yield from error.problems
+        except ConfigError as error:
+            yield from error.problems
         return
     if block.url is not None:
         yield from endpoint_problems(block, key)
@@ -117,6 +115,29 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
         why = "its value is sent with every request as a bearer token"
         fix = f"export {name}=<token>        (where the workers start)"
         yield Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix)
+
+
+def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
+    """Report what can be planned but not run of a trained model; to be asked before launch."""
+    fp16 = "float16 needs its losses scaled, which a run does not do"
+    wanted: Sequence[tuple[str, str, object, tuple[object, ...], str]] = (
+        ("optimizer.", "kind", trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
+        ("", "weights", trained.weights, ("fp32", "bf16"), fp16),
+        ("", "compute", trained.compute, ("fp32", "bf16"), fp16),
+        ("", "zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
+    )
+    return [
+        Problem(
+            code="plan-only",
+            key=f"{component}.{block}{field}",
+            what="is planned, not run",
+            got=f"{field}: {value}",
+            why=why,
+            fix=" or ".join(f"{field}: {choice}" for choice in choices),
+        )
+        for block, field, value, choices, why in wanted
+        if value not in choices
+    ]
 
 
 def critic_problems(config: Config) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Scores
 from rlplace.workers.arguments import RETURNS, samples_for, scores_of
 from rlplace.workers.roles.checks import folder_of
-from rlplace.workers.training.worker import TrainedWorker, spec_of
+from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import out_of_step
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
@@ -44,11 +44,10 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        folder = folder_of(critic.model) or self.config.model  # the job's has no value head: it starts anew
-        spec = spec_of("critic", critic, folder, config.runner.seed)
+        spec = self._spec(critic, folder_of(critic.model))  # the job's folder has no value head: it starts anew
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
-        self._learner = CriticLearner(config, lm, trainer, ranks)
+        self._learner = CriticLearner(config, lm, trainer, ranks, critic.token_budget)
         self.move(Residency.OFF)
 
     def infer(self, iteration: int, version: int) -> Metrics:

@@ -19,8 +19,8 @@ from rlplace.envs.contract import DiscreteActions, Simulator, Spaces, StepResult
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
-from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, WorkerArguments
-from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step
 
 
 class EnvWorker(RoleWorker):
@@ -111,20 +111,19 @@ class VectorEnvWorker(EnvWorker):
 
     holds: ClassVar[str] = "simulator"
 
-    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
-        super().__init__(config, context)
-        self._groups: list[StageGroup] = []
-        self._rows = config.config.simulator_env.total_num_envs // context.world_size
-        shares = config.routes.observations.sends(context.rank)
-        # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
-        self._cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
+    config: SimulatorArguments
 
     def setup(self) -> None:
-        config = self.config.config
+        config, context = self.config.config, self.context
+        shares = self.config.routes.observations.sends(context.rank)
+        # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
+        self._cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
+        self._groups: list[StageGroup] = []
+        self._rows = config.simulator_env.total_num_envs // context.world_size
         adapter, groups = find_adapter(config.simulator_env.kind), config.torch_rollout.pipeline_stage_num
         rows = self._rows // groups
         for index in range(groups):
-            first_row = self.context.rank * self._rows + index * rows
+            first_row = context.rank * self._rows + index * rows
             simulator = adapter.make(config.simulator_env, rows)
             self._opened.callback(simulator.close)
             group = StageGroup(
@@ -147,8 +146,7 @@ class VectorEnvWorker(EnvWorker):
         watch.lap("put")
         for step in range(steps):
             for group in self._groups:
-                if self.context.cancelled.is_set():
-                    raise cancelled(self.context.owner, "run")
+                self.context.check_cancelled("run")
                 self._receive(group, step, recording)
                 watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])

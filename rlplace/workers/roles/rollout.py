@@ -13,6 +13,7 @@ Where the actor learns while answers are in flight, the rest of an answer is sam
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,10 +35,10 @@ from rlplace.workers.arguments import (
     REQUESTS,
     WEIGHTS,
     EndOfIteration,
-    WorkerArguments,
+    SimulatorArguments,
 )
 from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
-from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step
+from rlplace.workers.worker import MoveReport, RoleWorker, out_of_step
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.version import WeightReceiver
@@ -117,6 +118,7 @@ class VectorRolloutWorker(RolloutWorker):
     may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
 
+    config: SimulatorArguments
     engine: TorchEngine
 
     def setup(self) -> None:
@@ -142,8 +144,7 @@ class VectorRolloutWorker(RolloutWorker):
         due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
         batches, watch = 0, Stopwatch("policy", "wait", "put")
         while due:
-            if context.cancelled.is_set():
-                raise cancelled(context.owner, "generate")
+            context.check_cancelled("generate")
             arrived = source.get_batch(due, key=key) if config.merge_requests else [source.get(key=key)]
             watch.lap("wait")
             noise = [self._noise.rows(iteration, o.step, o.first_row, len(o.observations)) for o in arrived]
@@ -239,15 +240,13 @@ class TextRolloutWorker(RolloutWorker):
     """
 
     engine: TextEngine
-
-    def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
-        super().__init__(config, context)
-        self._share = -(-config.prompts * config.config.algorithm.samples_per_prompt // config.ranks["rollout"])
-        self._ahead = -1  # last version that was pulled while generating, before it was asked for
+    _ahead = -1  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
         from rlplace.workers.engines.weights import SyncProbe
 
+        answers = self.config.prompts * self.config.config.algorithm.samples_per_prompt
+        self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(self._engine())
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
@@ -297,8 +296,7 @@ class TextRolloutWorker(RolloutWorker):
 
         Return False at the end of the iteration.
         """
-        if self.context.cancelled.is_set():
-            raise cancelled(self.context.owner, "generate")
+        self.context.check_cancelled("generate")
         requests = self.context.channels[REQUESTS]
         while self.engine.room and self.engine.in_flight < self._share:
             try:

@@ -37,7 +37,7 @@ from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.training.worker import JoinedWorker
-from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, cancelled, out_of_step, score_not_finite
+from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step, score_not_finite
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
@@ -65,7 +65,7 @@ class Scoring:
 
         Raises ChannelTimeout, ChannelBroken; ChannelMisuse for a group that is not of this iteration.
         """
-        self._check_cancelled()
+        self._context.check_cancelled("infer")
         channel, taken = self._context.channels[samples_for(self._component)], list[Sample]()
         while self.due:
             try:
@@ -86,7 +86,7 @@ class Scoring:
     def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values]) -> None:
         """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned."""
         self.watch.lap("infer")
-        self._check_cancelled()
+        self._context.check_cancelled("infer")
         scores = [
             Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
             for sample, value in zip(samples, values, strict=True)
@@ -99,10 +99,6 @@ class Scoring:
         if scores:
             self._context.channels[scores_of(self._component)].put(tuple(scores), weight=len(scores))
             self.watch.lap("wait")
-
-    def _check_cancelled(self) -> None:
-        if self._context.cancelled.is_set():
-            raise cancelled(self._context.owner, "infer")
 
     def metrics(self) -> Metrics:
         busy_s = self.watch.seconds["infer"]
@@ -191,7 +187,10 @@ class ModelScorer(Scorer, JoinedWorker):
         if weights is None:
             on_accelerator, on_host = 0, sum(tensor.nbytes for tensor in self._lm.weight_tensors())
         else:
-            weights.offload() if to is Residency.OFF else weights.onload()
+            if to is Residency.OFF:
+                weights.offload()
+            else:
+                weights.onload()
             on_accelerator, on_host = weights.accelerator_bytes, weights.host_bytes
         self._residency = to
         return MoveReport(residency=to, accelerator_bytes=on_accelerator, host_bytes=on_host)

@@ -30,7 +30,7 @@ from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.scorer import reads_text
-from rlplace.workers.worker import cancelled, out_of_step
+from rlplace.workers.worker import out_of_step
 
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks
@@ -241,8 +241,7 @@ class Pass:
         left = deque(groups.items())
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
         while whole:
-            if self._context.cancelled.is_set():
-                raise cancelled(self._context.owner, "run")
+            self._context.check_cancelled("run")
             if left and not self._to_ask:
                 group, number = left.popleft()
                 prompt, dialogues = self._prompts.episodes(number, samples)
@@ -278,7 +277,10 @@ class Pass:
         """Put the next request; return False when there is no room. With no answer due, wait for room."""
         channel, request = self._context.channels[REQUESTS], self._to_ask[0]
         try:
-            (channel.put_nowait if self._due else channel.put)(request, weight=request.weight)
+            if self._due:
+                channel.put_nowait(request, weight=request.weight)
+            else:
+                channel.put(request, weight=request.weight)
         except ChannelFull:
             return False
         finally:

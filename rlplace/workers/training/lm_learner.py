@@ -34,7 +34,7 @@ from rlplace.models.packed_attention import Packed
 from rlplace.models.token_scores import TokenScores
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target, shards_of
+from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target
 from rlplace.workers.training.trained_model import TrainedLm
 
 # The loss of a micro-batch, and its parts of the means over the step by name, float64.
@@ -75,11 +75,24 @@ class LmLearner:
         targets: Mapping[Target, BySample] | None = None,
         kl_coef: float = 0.0,
     ) -> list[SampleShard]:
-        """Cut out what each rank needs of all groups, to infer them, to learn them in `iteration`, or both."""
-        lengths = Lengths.of(groups)
+        """Cut out what each rank needs of all groups, to infer them, to learn them in `iteration`, or both.
+
+        `targets` are of all samples, in their order.
+        """
+        lengths, samples = Lengths.of(groups), [sample for group in groups for sample in group]
         passes = [self.inference_plan(lengths)] if infer else []
         passes += () if iteration is None else self.plan(lengths, iteration)
-        return shards_of(groups, lengths, self._ranks.world_size, passes, targets, kl_coef)
+        shards: list[SampleShard] = []
+        for rank in range(self._ranks.world_size):
+            needed = {i for packing in passes for picks in packing.ranks[rank] for i in picks}
+            shard = SampleShard(
+                lengths=lengths,
+                own={i: samples[i] for i in needed},
+                targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
+                kl_coef=kl_coef,
+            )
+            shards.append(shard)
+        return shards
 
     def _infer(
         self, batch: Batch, micro_batches: Iterable[MicroBatch], scores: Callable[[Packed], Sequence[Tensor]], rows: int
@@ -233,9 +246,6 @@ class ActorLearner(LmLearner):
 
 class CriticLearner(LmLearner):
     """Brings the values of response tokens nearer to their returns."""
-
-    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
-        super().__init__(config, lm, trainer, ranks, config.critic.token_budget)
 
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""

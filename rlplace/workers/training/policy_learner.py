@@ -20,7 +20,7 @@ from rlplace.algo.advantages import gae
 from rlplace.algo.losses import Clip, StepSamples, ppo_terms, shares_of
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.algo.packing import Rows, iteration_generator, minibatches
-from rlplace.config.schema import AlgorithmConfig
+from rlplace.config.schema import Config
 from rlplace.metrics import Metric
 from rlplace.models.mlp import entropy, logprob
 from rlplace.trajectory import Array, Trajectory
@@ -32,20 +32,12 @@ from rlplace.workers.training.trained_model import TrainedPolicy
 class PolicyLearner:
     """Owns the reward statistics; borrows the policy. `learn` is a collective."""
 
-    def __init__(
-        self,
-        algorithm: AlgorithmConfig,
-        rows: Rows,
-        policy: TrainedPolicy,
-        trainer: Trainer,
-        ranks: Ranks,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        self._algorithm, self._rows, self._seed, self._device = algorithm, rows, seed, device
+    def __init__(self, config: Config, rows: Rows, policy: TrainedPolicy, trainer: Trainer, ranks: Ranks) -> None:
+        algorithm = self._algorithm = config.algorithm
+        self._rows, self._seed, self._device = rows, config.runner.seed, policy.device
         self._policy, self._trainer, self._ranks = policy, trainer, ranks
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high)
-        self._return_scale = ReturnScale(rows.count, algorithm.gamma, device)
+        self._return_scale = ReturnScale(rows.count, algorithm.gamma, policy.device)
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""

@@ -11,7 +11,7 @@ Letters: S samples of the iteration that are learned, M response tokens of these
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.algo.packing import MicroBatch, Packing
+from rlplace.algo.packing import MicroBatch
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed_attention import Packed
@@ -57,31 +57,6 @@ class SampleShard:
     own: Mapping[int, Sample]  # by number
     targets: Mapping[Target, Mapping[int, TokenArray]]  # of the same samples, as far as they have been computed
     kl_coef: float  # weight of the KL from the reference
-
-
-def shards_of(
-    groups: Groups,
-    lengths: Lengths,
-    ranks: int,
-    passes: Iterable[Packing],
-    targets: Mapping[Target, BySample] | None = None,
-    kl_coef: float = 0.0,
-) -> list[SampleShard]:
-    """Cut out what each rank needs for these passes; `targets` are of all samples, in their order."""
-    samples = [sample for group in groups for sample in group]
-    needed: list[set[int]] = [set() for _ in range(ranks)]
-    for packing in passes:
-        for own, micro_batches in zip(needed, packing.ranks, strict=True):
-            own.update(i for picks in micro_batches for i in picks)
-    return [
-        SampleShard(
-            lengths=lengths,
-            own={i: samples[i] for i in own},
-            targets={name: {i: values[i] for i in own} for name, values in (targets or {}).items()},
-            kl_coef=kl_coef,
-        )
-        for own in needed
-    ]
 
 
 # ── from channels, by rank 0 ─────────────────────────────────────────────────────────────────────────────────────────

@@ -53,6 +53,7 @@ class TrainedModel(abc.ABC):
         self._tensors = dict(tensors)
         self._module, self._world_size, self._compute = module, ranks.world_size, compute
         self._kept, self._lora_scale = kept, lora_scale
+        self.device = torch.device(ranks.mesh.device_type)
         self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -171,12 +172,10 @@ class TrainedPolicy(TrainedModel):
         """`module`: on the ranks' device already and equal on all of them; FSDP shards it unless there is no need."""
         groups: list[nn.Module] = []
         if ranks.world_size > 1 or compute != "fp32":  # else there is nothing to shard or to cast
-            policy = MixedPrecisionPolicy()
-            if compute != "fp32":
-                # Inputs stay float32: observations are normalised first and rounded after that, inside the module.
-                policy = MixedPrecisionPolicy(
-                    param_dtype=DTYPES[compute], reduce_dtype=torch.float32, cast_forward_inputs=False
-                )
+            # Inputs stay float32: observations are normalised first and rounded after that, inside the module.
+            policy = MixedPrecisionPolicy(
+                param_dtype=DTYPES[compute], reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
             # One group for the whole module: for a small policy the number of collectives is what costs.
             fully_shard(module, mesh=ranks.mesh, reshard_after_forward=False, mp_policy=policy)
             groups.append(module)
@@ -193,7 +192,6 @@ class TrainedLm(TrainedModel):
 
     def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] = CausalLm) -> None:
         self.spec, self.module = spec, build(kind, spec, ranks.mesh)
-        self.device = torch.device(ranks.mesh.device_type)
         super().__init__(
             self.module,
             ranks,

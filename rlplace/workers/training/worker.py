@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlplace.errors import Problem
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, RoleWorker
 
@@ -117,54 +116,22 @@ class TrainedWorker(JoinedWorker):
             self._model.drop_gathered()
             self.context.device.release(_WORKSPACE)
 
+    def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
+        """Describe a language model to train, of its `own_folder` or that of the job."""
+        from rlplace.models.causal_lm import LmSpec
+        from rlplace.models.lora import LoraSpec
 
-# ── language models: from the config to how they are built ───────────────────────────────────────────────────────────
-
-
-def spec_of(component: str, trained: TrainedConfig, folder: Path, seed: int) -> LmSpec:
-    """`seed`: of the weights that the folder does not have."""
-    from rlplace.models.causal_lm import LmSpec
-    from rlplace.models.lora import LoraSpec
-
-    lora, key = None, f"{component}.lora_targets"
-    if trained.lora_rank is not None:
-        lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
-    return LmSpec(
-        folder=folder,
-        weights=trained.weights,
-        compute=trained.compute,
-        checkpointing=trained.checkpointing,
-        gather_again=trained.zero_stage == 3,
-        lora=lora,
-        seed=seed,
-        key=f"{component if path_of(trained) is not None else 'actor'}.model.path",
-    )
-
-
-def path_of(trained: TrainedConfig) -> str | None:
-    """Return the folder of its own model; None: that of the job."""
-    path = (trained.language_model or {}).get("path")
-    return None if path is None else str(path)
-
-
-def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
-    """Report what can be planned but not run of a trained model; to be asked before launch."""
-    fp16 = "float16 needs its losses scaled, which a run does not do"
-    wanted: Sequence[tuple[str, str, object, tuple[object, ...], str]] = (
-        ("optimizer.", "kind", trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
-        ("", "weights", trained.weights, ("fp32", "bf16"), fp16),
-        ("", "compute", trained.compute, ("fp32", "bf16"), fp16),
-        ("", "zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
-    )
-    return [
-        Problem(
-            code="plan-only",
-            key=f"{component}.{block}{field}",
-            what="is planned, not run",
-            got=f"{field}: {value}",
-            why=why,
-            fix=" or ".join(f"{field}: {choice}" for choice in choices),
+        component, lora = self.context.slot.component, None
+        if trained.lora_rank is not None:
+            key = f"{component}.lora_targets"
+            lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
+        return LmSpec(
+            folder=own_folder or self.config.model,
+            weights=trained.weights,
+            compute=trained.compute,
+            checkpointing=trained.checkpointing,
+            gather_again=trained.zero_stage == 3,
+            lora=lora,
+            seed=self.config.config.runner.seed,
+            key=f"{component if own_folder else 'actor'}.model.path",
         )
-        for block, field, value, choices, why in wanted
-        if value not in choices
-    ]

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config
 from rlplace.metrics import Metric, reduce_metrics
+from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.roles.actor import metrics_of, parts_of, sample_metrics
 from rlplace.workers.training.optimizer import Update
 from tests.lm_ranks import made_up_samples
 from tests.unit.algo.samples import sample
 
 
-def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> Config:
+def job(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> WorkerArguments:
     asked = {"name": "grpo", "prompts": 7, "samples_per_prompt": 4, "max_staleness": 1, "train_batch": 8}
     blocks = {"env": {"task": "arithmetic"}, "actor": {"model": {"path": "somewhere"}}}
     placement = dict.fromkeys(placed, "0")
-    return read_config({"cluster": {"component_placement": placement}, "algorithm": asked | algorithm, **blocks})
+    config = read_config({"cluster": {"component_placement": placement}, "algorithm": asked | algorithm, **blocks})
+    return WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ def config(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: A
     ],
 )
 def test_a_part_is_a_step_of_whole_groups(algorithm: dict[str, Any], parts: tuple[int, ...]) -> None:
-    assert parts_of(config(**algorithm)) == parts
-    assert parts_of(config(("actor", "env", "rollout", "reference"), **algorithm)) == (7,)  # scored first
+    assert parts_of(job(**algorithm)) == parts
+    assert parts_of(job(("actor", "env", "rollout", "reference"), **algorithm)) == (7,)  # scored first
 
 
 def update(loss: float, steps: int = 1) -> Update:

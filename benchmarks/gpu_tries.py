@@ -176,7 +176,7 @@ def offload() -> str:
 
 def attention() -> str:
     """bf16 in one kernel against fp32, sequence by sequence."""
-    from rlplace.models.packed_attention import Packed, attention
+    from rlplace.models.packed import Packed, attention
 
     lengths = (700, 1, 64, 2048, 333)
     batch = Packed.of([np.arange(n) for n in lengths], [np.arange(n) > 0 for n in lengths], "cuda")

@@ -53,7 +53,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "annotated_types": {"config"},
     "datasets": {"envs.text"},
-    "flash_attn": {"models.packed_attention"},
+    "flash_attn": {"models.packed"},
     "gymnasium": {"envs"},
     "hydra": {"config.compose"},
     "jinja2": {"models.tokenizer"},

@@ -35,9 +35,8 @@ from rlplace.models.checkpoint import Checkpoint, model_mismatch
 from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
-from rlplace.models.packed_attention import Packed, attend_packed
+from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
 from rlplace.models.sharding import elements, generator_of, own, own_rows
-from rlplace.models.token_scores import TokenScores, token_scores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -295,9 +294,8 @@ def _rows(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint
 
 
 def _move_buffers(module: nn.Module, device: torch.device) -> None:
-    for owner in module.modules():
-        for name, buffer in dict(owner.named_buffers(recurse=False)).items():
-            setattr(owner, name, buffer.to(device))
+    for buffer in module.buffers():
+        buffer.data = buffer.to(device)
 
 
 # ── frozen ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -35,7 +34,7 @@ def own_rows(parameter: Tensor) -> tuple[int, int]:
 
 
 def elements(parameters: Iterable[Tensor]) -> int:
-    return sum(math.prod(p.shape) for p in parameters)
+    return sum(p.numel() for p in parameters)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

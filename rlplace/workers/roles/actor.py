@@ -309,7 +309,7 @@ class LmActor(Actor):
         import numpy as np
         import torch
 
-        from rlplace.models.packed_attention import Packed
+        from rlplace.models.packed import Packed
 
         with self._computing("logprobs", Residency.WEIGHTS), torch.no_grad():
             ids = np.asarray(tokens)

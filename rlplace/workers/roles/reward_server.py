@@ -22,7 +22,7 @@ import torch
 
 from rlplace.algo.packing import fit
 from rlplace.models.causal_lm import FrozenLm, reward_lm
-from rlplace.models.packed_attention import Packed
+from rlplace.models.packed import Packed
 from rlplace.models.tokenizer import Tokenizer
 
 

@@ -228,7 +228,7 @@ class ModelScorer(Scorer, JoinedWorker):
         """Run one pass of the model; with a sharded one, a collective."""
         import torch
 
-        from rlplace.models.packed_attention import Packed
+        from rlplace.models.packed import Packed
 
         packed = Packed.of([each.tokens for each in batch], [each.mask for each in batch], self._lm.device)
         with torch.no_grad():

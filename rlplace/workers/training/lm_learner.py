@@ -30,8 +30,7 @@ from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
 from rlplace.config.schema import Config
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
-from rlplace.models.packed_attention import Packed
-from rlplace.models.token_scores import TokenScores
+from rlplace.models.packed import Packed, TokenScores
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlplace.algo.packing import MicroBatch
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
-from rlplace.models.packed_attention import Packed
+from rlplace.models.packed import Packed
 from rlplace.placement.language.spec import role_of
 from rlplace.tokens import Sample, Scores, by_group
 from rlplace.workers.worker import out_of_step, score_not_finite

@@ -22,8 +22,7 @@ from rlplace.models import BUILDING
 from rlplace.models.causal_lm import ActorCriticLm, CausalLm, FrozenLm, LmSpec, PackedLm, ValueLm, build, first_head
 from rlplace.models.heads import value_head_problem
 from rlplace.models.lora import LoraSpec, is_factor
-from rlplace.models.packed_attention import Packed
-from rlplace.models.token_scores import TokenScores
+from rlplace.models.packed import Packed, TokenScores
 from rlplace.placement.memory.model import Head, read_model
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.transformers import TransformersEngine

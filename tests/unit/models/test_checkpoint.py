@@ -86,6 +86,6 @@ def test_a_place_that_cannot_be_written(qwen: Path, tmp_path: Path) -> None:
 
 def test_converting_without_arguments_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch("sys.argv", ["from_gguf"]), pytest.raises(SystemExit) as stopped:
-        runpy.run_module("rlplace.models.from_gguf", run_name="__main__")
+        runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "from_gguf.py"), run_name="__main__")
     assert stopped.value.code == 2
-    assert "from_gguf FILE FOLDER" in capsys.readouterr().err
+    assert "from_gguf.py FILE FOLDER" in capsys.readouterr().err

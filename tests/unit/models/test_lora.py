@@ -11,7 +11,7 @@ import torch
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.lora import Factors, LoraSpec, checkpoint_name, factors_of, first_values, is_factor, take_factors
-from rlplace.models.packed_attention import Packed
+from rlplace.models.packed import Packed
 from rlplace.workers.training.ranks import Ranks
 
 SPEC = LoraSpec(rank=4, alpha=8.0)

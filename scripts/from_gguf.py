@@ -1,4 +1,4 @@
-"""`python -m rlplace.models.from_gguf FILE FOLDER`: convert a GGUF file to a Hugging Face folder, weights unpacked."""
+"""`python scripts/from_gguf.py FILE FOLDER`: convert a GGUF file to a Hugging Face folder, weights unpacked."""
 
 from __future__ import annotations
 

@@ -1,0 +1,141 @@
+"""Sequences side by side: nothing is padded, none sees the tokens of another; scores in chunks are those at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.models.packed import Packed, attention, token_scores
+
+LENGTHS = (3, 1, 6)
+TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
+
+
+def packed(lengths: tuple[int, ...] = LENGTHS) -> Packed:
+    sequences = [np.arange(n) + 10 * i for i, n in enumerate(lengths)]
+    return Packed.of(sequences, [np.arange(n) > 1 for n in lengths])
+
+
+def heads(lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return tuple(torch.randn(1, n, sum(lengths), 8, generator=generator) for n in (queries, keys, keys))  # type: ignore[return-value]
+
+
+def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+    """Textbook attention of one sequence: [1, T, H, D]."""
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
+    distance = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
+    hidden = (distance < 0) | (distance >= (window or query.shape[2]))
+    return (scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ value).transpose(1, 2)
+
+
+def test_a_first_token_cannot_be_scored() -> None:
+    with pytest.raises(ValueError, match="nothing comes before it"):
+        Packed.of([np.arange(3), np.arange(2)], [np.zeros(3, bool), np.ones(2, bool)])
+
+
+@pytest.mark.parametrize("sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"])
+def test_nothing_is_one_token_that_is_not_scored(sequences: list[np.ndarray]) -> None:
+    batch = Packed.of(sequences, [np.zeros(len(s), bool) for s in sequences])
+    assert (batch.lengths, batch.targets.tolist()) == ((1,), [])
+
+
+@pytest.mark.parametrize("window", [None, 2, 50])
+@pytest.mark.parametrize("keys", [4, 2], ids=["every head its keys", "heads share keys"])
+def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
+    batch, whole = packed(), heads(keys=keys)
+    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    pieces = (t.split(LENGTHS, dim=2) for t in whole)
+    expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+    torch.testing.assert_close(result, expected)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="capped scores"):
+        attention(nn.Module(), *heads(), None, packed=packed(), softcap=50.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 2])
+def test_one_kernel_for_all_sequences(window: int | None) -> None:
+    whole = tuple(t.cuda().bfloat16() for t in heads())
+    batch = Packed.of([np.arange(n) for n in LENGTHS], [np.arange(n) > 1 for n in LENGTHS], "cuda")
+    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    pieces = (t.float().split(LENGTHS, dim=2) for t in whole)
+    with torch.device("cuda"):
+        expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+    torch.testing.assert_close(result.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+# ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    head = torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    return hidden, head, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+
+
+def plain(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax((hidden @ head.t()).float() / temperature, dim=-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_elements", [1, 3 * VOCABULARY, 1 << 20], ids=["single", "three", "all"])
+def test_chunks_change_nothing(temperature: float, chunk_elements: int) -> None:
+    hidden, head, targets = inputs(torch.float32)
+    scores = token_scores(hidden, head, targets, temperature, chunk_elements)
+    logprobs, entropies = plain(hidden, head, targets, temperature)
+    torch.testing.assert_close(scores.logprobs, logprobs)
+    torch.testing.assert_close(scores.entropies, entropies)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.6, -0.3)], ids=["logprobs", "entropies", "both"])
+def test_gradients_are_those_of_the_plain_formula(temperature: float, weights: tuple[float, float]) -> None:
+    hidden, head, targets = inputs(torch.float32)
+    uneven = torch.linspace(-1.0, 1.0, TOKENS)
+
+    def gradients(scores: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        used = [(weight * uneven * score).sum() for weight, score in zip(weights, scores, strict=True) if weight]
+        return torch.autograd.grad(torch.stack(used).sum(), [hidden, head])
+
+    expected = gradients(plain(hidden, head, targets, temperature))
+    torch.testing.assert_close(gradients(token_scores(hidden, head, targets, temperature, 2 * VOCABULARY)), expected)
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, head, targets = inputs(torch.float32)
+    head.requires_grad_(False)
+    token_scores(hidden, head, targets).logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert head.grad is None
+
+
+def test_no_token_is_a_loss_of_nothing() -> None:
+    hidden, head, targets = inputs(torch.float32)
+    token_scores(hidden[:0], head, targets[:0]).logprobs.sum().backward()
+    assert head.grad is not None
+    assert not head.grad.any()
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    hidden, head, targets = inputs(torch.bfloat16)
+    scores = token_scores(hidden, head, targets)
+    logprobs, _ = plain(hidden, head, targets, 1.0)
+    assert scores.logprobs.dtype == torch.float32
+    torch.testing.assert_close(scores.logprobs, logprobs)
+    scores.logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert head.grad is not None
+    assert hidden.grad.dtype == head.grad.dtype == torch.bfloat16
+
+
+def test_large_scores_do_not_overflow() -> None:
+    hidden, head, targets = inputs(torch.float32)
+    assert torch.stack(token_scores(hidden * 1e4, head, targets)).isfinite().all()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rlplace.config.yaml_text import quote
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
@@ -59,9 +59,6 @@ class Line:
     sharing: int  # ranks_per_accelerator
     parallel: Parallel
     shares_process: bool  # with the other lines of the same place that share theirs
-
-    def spread_over(self, pieces: Iterable[range], pool: Pool) -> tuple[Segment, ...]:
-        return respread(self.where, pieces, pool, self.each, self.sharing)
 
 
 def read_block(
@@ -312,7 +309,8 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
         elif target not in unplaced and (found := follow(line_of[target], [*chain, i])) is not None:
             pool, segments = found
             if line.each * line.sharing > 1:
-                segments = line.spread_over([s.accelerators for s in segments], pool)
+                numbers = [s.accelerators for s in segments]
+                segments = respread(line.where, numbers, pool, line.each, line.sharing)
             if segments and not unplaced & {*line.names}:
                 placed[i] = (pool, segments)
                 return placed[i]
@@ -353,7 +351,7 @@ def _pick(line: Line, count: int, free: Ranges, others: Sequence[str]) -> tuple[
     pool, noun = line.pool, line.pool.noun
     if count == REST:
         if free:
-            return line.spread_over(free.pieces, pool)
+            return respread(line.where, free.pieces, pool, line.each, line.sharing)
         why = f"other components use all; {pool.describe()}"
         line.where.reject("nothing-left", f"no {noun} is left", why, line.whole.line("all"))
         return ()

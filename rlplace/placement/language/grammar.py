@@ -144,8 +144,8 @@ def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) ->
         number = f"{item:g}" if isinstance(item, float) else show(item)
         what = f"{number} is not the number of {'an' if pool.noun[:1] in 'aeiou' else 'a'} {pool.noun}"
     else:
-        kind = "mapping" if isinstance(item, Mapping) else "list" if isinstance(item, list | tuple) else "value"
-        what = f"expected numbers or text here, not a {type(item).__name__ if kind == 'value' else kind}"
+        kind = "mapping" if isinstance(item, Mapping) else "list" if isinstance(item, list | tuple) else None
+        what = f"expected numbers or text here, not a {kind or type(item).__name__}"
     text.reject("bad-placement", what, WHY, text.line("all"), span=span)
 
 

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlplace.errors import PlacementError, Problem, did_you_mean, suggestion
+from rlplace.errors import PlacementError, Problem
 from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
 from rlplace.placement.language.spec import ComponentSpec, process_name
+from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
 from rlplace.placement.machines.topology import Topology
 
@@ -93,10 +94,8 @@ class PackedPlacementStrategy:
             what, fix = "stride and num_hardware_per_process are at least 1", "stride=1, num_hardware_per_process=1"
             raise PlacementError.of("bad-strategy", key, what, got, "they are counts", fix)
         if count < 1:
-            fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise PlacementError.of(
-                "reversed-range", key, "the range runs backwards", got, "both ends are included", fix
-            )
+            what, fix = "the range runs backwards", f"start_hardware_rank={end}, end_hardware_rank={start}"
+            raise PlacementError.of("reversed-range", key, what, got, "both ends are included", fix)
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
@@ -108,7 +107,8 @@ class PackedPlacementStrategy:
             for lane in range(stride)
         ]
         groups = _groups_of(cluster)
-        return _place(held, _pool(f"{key}.node_group", self.node_group, groups), groups, key, isolate_accelerator)
+        pool = _pool(f"{key}.node_group", self.node_group or WHOLE_CLUSTER, groups)
+        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class FlexiblePlacementStrategy:
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         key, groups = type(self).__name__, _groups_of(cluster)
-        pool = _pool(f"{key}.node_group_label", self.node_group_label, groups)
+        pool = _pool(f"{key}.node_group_label", self.node_group_label or WHOLE_CLUSTER, groups)
         held = [sorted(numbers) for numbers in self.hardware_ranks_list]
         return _place(held, pool, groups, key, isolate_accelerator)
 
@@ -134,10 +134,9 @@ class NodePlacementStrategy:
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
         key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
-        nodes: Sequence[int] = sorted(_pool(f"{key}.node_group_label", label, groups).nodes)
-        if label == WHOLE_CLUSTER:
-            nodes = range(groups.topology.num_nodes)
-        pool = node_pool([groups.topology.nodes[n] for n in nodes], label)
+        members = {n for one in label.split(",") for n in _pool(f"{key}.node_group_label", one, groups).nodes}
+        nodes = [node for node in groups.topology.nodes if label == WHOLE_CLUSTER or node.rank in members]
+        pool = node_pool(nodes, label)
         return _place([[n] for n in self.node_ranks], pool, groups, key, isolate_accelerator)
 
 
@@ -161,16 +160,16 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
     return cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster.topology)
 
 
-def _pool(key: str, label: str | None, groups: NodeGroups) -> Pool:
-    """Return the pool of a node group, or of several joined by commas."""
-    names = (label or WHOLE_CLUSTER).split(",")
-    unknown = next((name for name in names if name not in groups.labels), None)
-    if unknown is None:
-        return groups[",".join(names)]
-    near = did_you_mean(unknown, groups.labels)
-    what, why = f"there is no node group {unknown!r}" + suggestion(near), "there are " + ", ".join(groups.labels)
-    fix = f'{key.rpartition(".")[2]}="{near}"' if near else "leave the node group out"
-    raise PlacementError.of("unknown-node-group", key, what, str(label), why, fix)
+def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
+    """Return the pool of a node group, or of several joined by commas. Raises PlacementError."""
+    argument = key.rpartition(".")[2]
+    text = Text.of(label, key, argument, {}, [])
+    pool = groups.pool_of(text)
+    if pool is None:  # what is pasted is an argument in Python, not a line of YAML
+        fixes = (str(problem.fix).removeprefix(f"{argument}: ").strip('"') for problem in text.problems)
+        problems = zip(text.problems, fixes, strict=True)
+        raise PlacementError([dataclasses.replace(problem, fix=f'{argument}="{fix}"') for problem, fix in problems])
+    return pool
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:

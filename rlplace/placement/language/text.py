@@ -97,10 +97,9 @@ class Text:
             shift = (4 if cut else 0) - cut
             got = "... " * (cut > 0) + got[cut:end] + " ..." * (end < len(got))
             start, stop = start + shift, min(stop, end) + shift
+        at, source = (start, stop), self.source
         self.problems.append(
-            Problem(
-                code=code, key=self.key, what=what, got=got, span=(start, stop), source=self.source, why=why, fix=fix
-            )
+            Problem(code=code, key=self.key, what=what, got=got, span=at, source=source, why=why, fix=fix)
         )
 
     def line(self, value: object, remark: str = "") -> str:

@@ -213,14 +213,11 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
     Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
     """
+    key, problems = "ray.address", list[Problem]()
     alive = [n for n in nodes if n.get("Alive", True)]
-    problems: list[Problem] = []
-
-    def reject(code: str, what: str, got: str, why: str, fix: str) -> None:
-        problems.append(Problem(code=code, key="ray.address", what=what, got=got, why=why, fix=fix))
-
     if not alive:
-        reject("no-node", "Ray lists no living node", "[]", "a plan needs at least one machine", "ray start --head")
+        what, why = "Ray lists no living node", "a plan needs at least one machine"
+        raise PlacementError.of("no-node", key, what, "[]", why, "ray start --head")
     labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
     ranks: dict[int, Mapping[str, Any]] = {}
     for node, label in zip(alive, map(str, labels), strict=True) if any(x is not None for x in labels) else ():
@@ -229,7 +226,8 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
             continue
         what = f"{node.get('NodeManagerAddress', '?')} cannot have rank {label}"
         why = f"where one node has this label, all have it: a number of 0-{len(alive) - 1}, each once"
-        reject("node-ranks", what, label, why, f"ray start ... --labels {RANK_LABEL}={len(ranks)}")
+        fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
+        problems.append(Problem(code="node-ranks", key=key, what=what, got=label, why=why, fix=fix))
     if problems:
         raise PlacementError(problems)
 

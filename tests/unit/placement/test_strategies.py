@@ -87,3 +87,30 @@ def test_a_placed_component_is_checked_against_another_cluster() -> None:
     assert codes(strategy, Topology.uniform(1, 4)) == {"accelerator-out-of-range"}
     grouped = place({"actor": {"node_group": "a", "placement": 0}}, node_groups=[{"label": "a", "node_ranks": 0}])
     assert codes(grouped.get_strategy("actor"), TWO) == {"unknown-node-group"}
+
+
+@pytest.mark.parametrize(
+    ("label", "code", "fix"),
+    [
+        ("b,a", None, None),
+        ("bb", "unknown-node-group", 'node_group="b"'),
+        ("a,a", "node-group-repeated", 'node_group="a"'),
+        ("a,nodes", "mixed-node-groups", 'node_group="a"'),
+        ("a,cluster", "overlapping-node-groups", 'node_group="a"'),
+    ],
+)
+def test_joined_groups_are_checked_as_in_the_config(label: str, code: str | None, fix: str | None) -> None:
+    declared = [
+        {"label": "a", "node_ranks": 0},
+        {"label": "b", "node_ranks": 1},
+        {"label": "nodes", "node_ranks": "0-1", "ignore_hardware": True},
+    ]
+    groups = place({"actor": 0}, TWO, node_groups=declared).node_groups
+    strategy = PackedPlacementStrategy(0, 4, node_group=label)
+    if code is None:
+        assert [s.accelerators for s in strategy.get_placement(groups)] == [(4,), (5,), (6,), (7,), (0,)]
+        return
+    with pytest.raises(PlacementError) as caught:
+        strategy.get_placement(groups)
+    assert [(p.code, p.fix) for p in caught.value.problems] == [(code, fix)]
+    assert [s.node for s in NodePlacementStrategy([1], "a,b,nodes").get_placement(groups)] == [1]

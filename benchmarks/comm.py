@@ -24,11 +24,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import comm_jobs as jobs
-from comm_sides import Queues, RayActors, Shared, Side, Sockets
+from benchmarks import comm_jobs as jobs
+from benchmarks.comm_sides import Queues, RayActors, Shared, Side, Sockets
 
 MIB = 1 << 20
 Measure = Callable[[Side, float], float]  # side, and how much of the full number of messages to send
@@ -149,8 +151,8 @@ def _through_sockets(side: Side, job: Callable[..., float], count: int) -> list[
 
 
 def rows() -> list[Row]:
-    ping = {"limit": socket_ping, "limit_is": "socket, one way"}
-    pour = {"limit": socket_pour, "limit_is": "socket, 300 B each"}
+    ping: dict[str, Any] = {"limit": socket_ping, "limit_is": "socket, one way"}
+    pour: dict[str, Any] = {"limit": socket_pour, "limit_is": "socket, 300 B each"}
     found = [
         Row(name="latency", what="small dict, one at a time, one way", unit="µs", ours=one_at_a_time,
             ray=one_at_a_time, **ping, goal=Goal(absolute=100, to_ray=20)),
@@ -164,19 +166,19 @@ def rows() -> list[Row]:
             goal=Goal(absolute=300)),
     ]  # fmt: skip
     for size, label, count in ((64 << 10, "64 KiB", 4000), (MIB, "1 MiB", 1000)):
-        copies = {"limit": memcpy(size), "limit_is": "memcpy"}
         measure = rate(size, count)
         found.append(Row(name=label, what=f"{label} arrays 1→1, owned", unit="MiB/s", ours=measure, ray=measure,
-                         goal=Goal(absolute=500 if size < MIB else 3000), **copies))  # fmt: skip
+                         limit=memcpy(size), limit_is="memcpy",
+                         goal=Goal(absolute=500 if size < MIB else 3000)))  # fmt: skip
     measure = rate(MIB, 250, pairs=4)
     found.append(Row(name="1 MiB-4", what="1 MiB arrays 4→4, owned", one_to_one=False, unit="MiB/s", ours=measure,
                      ray=measure, limit=memcpy(MIB), limit_is="memcpy",
                      goal=Goal(absolute=2000, to_ray=5)))  # fmt: skip
     for mib, count in ((16, 100), (256, 10)):
-        copies = {"limit": memcpy(mib * MIB), "limit_is": "memcpy"}
         measure = rate(mib * MIB, count)
-        found.append(Row(name=f"{mib} MiB", what=f"{mib} MiB arrays 1→1, owned", unit="MiB/s", **copies, ours=measure,
-                         ray=measure, goal=Goal(to_limit=0.45)))  # fmt: skip
+        found.append(Row(name=f"{mib} MiB", what=f"{mib} MiB arrays 1→1, owned", unit="MiB/s", ours=measure,
+                         ray=measure, limit=memcpy(mib * MIB), limit_is="memcpy",
+                         goal=Goal(to_limit=0.45)))  # fmt: skip
     return [
         *found,
         Row(name="weights", one_to_one=False,
@@ -251,7 +253,7 @@ def measure(chosen: Sequence[Row], repetitions: int, share: float, *, with_ray: 
 _COLUMNS = ("ours", "zmq", "queue", "ray", "limit")
 
 
-def _medians(figures: Sequence[tuple[float | None, ...]]) -> dict[str, float | None]:
+def _medians(figures: Sequence[tuple[float | None, ...]]) -> dict[str, Any]:
     columns = zip(_COLUMNS, zip(*figures, strict=True), strict=True)
     return {name: None if column[0] is None else statistics.median(column) for name, column in columns}
 

@@ -142,7 +142,8 @@ def pull(start: float, channel: Any, folder: Path, rank: int, ranks: int, versio
     """The moments when one version after another was here, mapped or copied into tensors of this rank's own."""
     from rlplace.comm.weights.host_sync import CopyReceiver
 
-    receiver, ended, own = CopyReceiver(channel, rank, folder=folder), [], {}
+    receiver, ended = CopyReceiver(channel, rank, folder=folder), []
+    own: dict[str, Any] = {}
     wait_until(start)
     for version in range(versions):
         with receiver.pull(version, timeout_s=DEADLINE_S) as received:

@@ -68,7 +68,7 @@ class Shared:
             ended = wait(list(running), _DEADLINE_S)
             if not ended:
                 raise TimeoutError(f"{', '.join(jobs[i][0].__name__ for i in running.values())}: no end in sight")
-            for line in ended:
+            for line in [line for line in running if line in ended]:
                 result = results[running.pop(line)] = line.recv()
                 if isinstance(result, BaseException):
                     raise result
@@ -211,12 +211,12 @@ class RayActors:
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else Ray's processes would run at a disadvantage
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False)
-        actor = ray.remote(Runner).options(num_cpus=0)
+        actor: Any = ray.remote(Runner).options(num_cpus=0)
         self._actors = [actor.remote() for _ in range(processes)]
         self.run(*[(_wake,)] * processes)
 
     def channel(self, capacity_items: int) -> Any:
-        from ray_actor_channel import RayActorChannel
+        from benchmarks.ray_actor_channel import RayActorChannel
 
         return RayActorChannel.create(capacity_items)
 

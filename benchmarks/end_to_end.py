@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def best(runs: Sequence[Run]) -> Run:
 def compare_rates(hidden: str, repetitions: int, overrides: Sequence[str]) -> None:
     sides: dict[str, Callable[[int], Run]] = {"Stable-Baselines3": lambda seed: theirs("rate", hidden, seed)}
     for name, placement in PLACEMENTS.items():
-        sides[name] = lambda seed, extra=placement: ours("rate", hidden, seed, [*extra, *overrides])
+        sides[name] = partial(ours, "rate", hidden, overrides=[*placement, *overrides])
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for seed in range(repetitions):
         for name, side in sides.items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import logging
 import multiprocessing
 import os
 import socket
@@ -191,9 +192,8 @@ def ray_ways() -> Iterator[dict[str, Callable[[int], list[float]]]]:
         head_node_args={"num_cpus": 1, "resources": {"first": 1}, "object_store_memory": 400 * MIB},
     )
     cluster.add_node(num_cpus=1, resources={"second": 1}, object_store_memory=400 * MIB)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
-    @ray.remote(num_cpus=0, enable_tensor_transport=True)
     class Peer:
         def make(self, size_bytes: int) -> Any:
             item = item_of(size_bytes)
@@ -210,8 +210,10 @@ def ray_ways() -> Iterator[dict[str, Callable[[int], list[float]]]]:
             now = time.monotonic()
             return now - (made["at"] if isinstance(made, dict) else made[0])
 
-    producer = Peer.options(resources={"first": 1}).remote()
-    consumer = Peer.options(resources={"second": 1}).remote()
+    remote: Any = ray.remote  # its stubs do not know the transport of tensors
+    actor = remote(num_cpus=0, enable_tensor_transport=True)(Peer)
+    producer = actor.options(resources={"first": 1}).remote()
+    consumer = actor.options(resources={"second": 1}).remote()
     ray.get([peer.take.remote((0.0, None)) for peer in (producer, consumer)])
     create_collective_group([producer, consumer], backend="gloo")
 
@@ -274,7 +276,8 @@ def main() -> None:
     if options.cable is not None:
         from benchmarks.network_cable import over_cable
 
-        over_cable(*options.cable, options.rounds)
+        mbit_per_s, delay_ms = options.cable
+        over_cable(mbit_per_s, delay_ms, options.rounds)
     else:
         over_loopback(options.rounds, with_ray=not options.without_ray)
 

@@ -155,4 +155,4 @@ def main(repetitions: str = "3", launcher: str = "ray") -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
 else:
-    gymnasium.register("Slow-v0", entry_point=Slow)
+    gymnasium.register("Slow-v0", entry_point=lambda **settings: Slow(**settings))

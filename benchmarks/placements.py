@@ -14,13 +14,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.memory_monitor import MemoryMonitor

@@ -43,9 +43,8 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
 
 def plan_rlhf(count: int) -> None:
     """Ten components, with the routes of samples to all of them."""
-    from rlplace.config.schema import ClusterConfig
-    from rlplace.placement import Topology, plan_components
-    from rlplace.placement.checks import BatchSizes
+    from rlplace.config.read import read_config
+    from rlplace.placement import Topology, make_plan
 
     half, eighth = count // 2, count // 8
     placement: dict[str, object] = {
@@ -57,12 +56,17 @@ def plan_rlhf(count: int) -> None:
         "agent": {"node_group": "node", "placement": "all"},
     }
     placement |= {name: f"{half + i * eighth}-{half + (i + 1) * eighth - 1}" for i, name in enumerate(REWARDS)}
-    made = plan_components(
-        ClusterConfig(component_placement=placement),
-        Topology.uniform(count // 8, 8),
-        offload=["actor", "reference", "critic", "rollout", "env", *REWARDS],
-        batches=BatchSizes(prompts=count, samples_per_prompt=4, train_batch=count),
+    leaves: dict[str, object] = {"enable_offload": True}
+    config = read_config(
+        {
+            "cluster": {"component_placement": placement},
+            "actor": leaves | {"model": {"kind": "causal_lm"}},
+            **dict.fromkeys(("reference", "critic", "rollout", "env"), leaves),
+            "reward": {name.removeprefix("reward."): leaves for name in REWARDS},
+            "algorithm": {"name": "ppo", "prompts": count, "samples_per_prompt": 4, "train_batch": count},
+        }
     )
+    made = make_plan(config, Topology.uniform(count // 8, 8))
     assert len(made.placement.components) == 10
 
 

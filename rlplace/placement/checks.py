@@ -7,7 +7,6 @@ where its key was written.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
         yield from _check_sync(config, placement, active)
         return
     if not config.runs:
-        yield from check_batches(BatchSizes.of(config), placement)
+        yield from check_batches(config, placement)
         yield from check_partners(placement)
     for check in (_check_critic, _check_reference, _check_rewards):
         yield from check(config, placed_names(config.cluster.component_placement))
@@ -143,48 +142,25 @@ def check_names(allow_resident: tuple[str, ...], components: tuple[str, ...]) ->
 # Batches of a job with text that is planned only: no sample is dropped, and every rank gets equally many.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
-    """Numbers of one iteration."""
-
-    prompts: int
-    samples_per_prompt: int = 1
-    train_batch: int  # samples of one optimizer step, over all ranks
-    micro_batch: int = 1  # samples of one forward pass of one copy
-
-    @classmethod
-    def of(cls, config: Config) -> BatchSizes | None:
-        """Of a job that is planned only and has its number of prompts."""
-        algorithm = config.algorithm
-        if config.kind == "mlp" or config.runs or algorithm.prompts is None:
-            return None
-        return cls(
-            prompts=algorithm.prompts,
-            samples_per_prompt=algorithm.samples_per_prompt,
-            train_batch=algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt,
-            micro_batch=config.actor.micro_batch,
-        )
-
-    @property
-    def samples(self) -> int:
-        return self.prompts * self.samples_per_prompt
-
-
-def check_batches(sizes: BatchSizes | None, placement: HybridComponentPlacement) -> Iterator[Problem]:
+def check_batches(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Check that samples divide over engines, steps over samples, and micro-batches over the copies that learn.
 
     Every fix is the nearest value with which all of these hold.
     """
-    if sizes is None:
+    prompts, per, micro = config.algorithm.prompts, config.algorithm.samples_per_prompt, config.actor.micro_batch
+    if prompts is None:
         return
-    batch, per, micro = sizes.train_batch, sizes.samples_per_prompt, sizes.micro_batch
+    samples = prompts * per
+    batch = config.algorithm.train_batch or samples
     learning = {c: placement.spec(c).num_copies for c in ("actor", "critic") if c in placement.components}
     engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
-    legal, prompts = _nearest(sizes, lcm(*(copies * micro for copies in learning.values())), engines)
-    if sizes.samples % engines:
-        what = f"{sizes.samples} samples do not divide over {engines} engines"
-        why = f"{sizes.prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
-        yield _problem("uneven-batches", "algorithm.prompts", what, sizes.prompts, why, f"prompts: {prompts}")
+    legal = _nearest_batch(samples, batch, lcm(*(copies * micro for copies in learning.values())))
+    unit = lcm(engines, legal)
+    enough = next(n for n in range(prompts, prompts + unit + 1) if n * per % unit == 0)
+    if samples % engines:
+        what = f"{samples} samples do not divide over {engines} engines"
+        why = f"{prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
+        yield _problem("uneven-batches", "algorithm.prompts", what, prompts, why, f"prompts: {enough}")
     uneven = [
         (
             f"{batch} samples do not divide over {copies} {component} copies x {micro}",
@@ -193,22 +169,18 @@ def check_batches(sizes: BatchSizes | None, placement: HybridComponentPlacement)
         for component, copies in learning.items()
         if batch % (copies * micro)
     ]
-    if sizes.samples % batch:
-        what = f"{sizes.samples} samples are no whole number of batches of {batch}"
-        uneven.insert(0, (what, f"an iteration has {sizes.samples} samples, and none is dropped"))
-    fix = f"train_batch: {legal}" + (f", and prompts: {prompts}" if prompts != sizes.prompts else "")
+    if samples % batch:
+        what = f"{samples} samples are no whole number of batches of {batch}"
+        uneven.insert(0, (what, f"an iteration has {samples} samples, and none is dropped"))
+    fix = f"train_batch: {legal}" + (f", and prompts: {enough}" if enough != prompts else "")
     for what, why in uneven:
         yield _problem("uneven-batches", "algorithm.train_batch", what, batch, why, fix)
 
 
-def _nearest(sizes: BatchSizes, step: int, engines: int) -> tuple[int, int]:
-    """A batch in multiples of `step`, one that divides the samples if there is any, and prompts that go with it."""
-    whole = [n for n in range(step, sizes.samples + 1, step) if sizes.samples % n == 0]
-    more = -(-sizes.train_batch // step) * step
-    batch = min(whole, key=lambda n: (abs(n - sizes.train_batch), n), default=more)
-    unit, each = lcm(engines, batch), sizes.samples_per_prompt
-    prompts = next(n for n in range(sizes.prompts, sizes.prompts + unit + 1) if n * each % unit == 0)
-    return batch, prompts
+def _nearest_batch(samples: int, batch: int, step: int) -> int:
+    """The nearest multiple of `step` that divides the samples, or the next multiple where none does."""
+    whole = [n for n in range(step, samples + 1, step) if samples % n == 0]
+    return min(whole, key=lambda n: (abs(n - batch), n), default=-(-batch // step) * step)
 
 
 # Roles of a job with text: which must be placed, which contradict each other, which use no accelerator.

@@ -175,6 +175,10 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
     )
 
 
+BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
+DEVICE_BUCKET_BYTES = 64 << 20  # between accelerators; large: the notes about a bucket should take little of its time
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """One copy of the weights, put together once and read by all `readers`.

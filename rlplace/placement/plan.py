@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from rlplace.config.schema import ClusterConfig, Config, RewardConfig
+from rlplace.config.schema import AlgorithmConfig, ClusterConfig, Config, RewardConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
-from rlplace.placement.checks import BatchSizes
 from rlplace.placement.counts import Savings
 from rlplace.placement.flow import (
     Delivery,
@@ -95,7 +94,7 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
             deliveries=deliver(placement),
         )
     if not config.runs:
-        return dataclasses.replace(plan, routes=_planned_routes(placement, BatchSizes.of(config)))
+        return dataclasses.replace(plan, routes=_planned_routes(placement, config.algorithm))
     # A version stays in host memory until engines that generate ahead of the actor load it.
     sync = config.actor.sync
     on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
@@ -112,7 +111,6 @@ def plan_components(
     *,
     needs: Needs | None = None,
     offload: Mapping[str, bool] | Collection[str] = (),
-    batches: BatchSizes | None = None,
     sources: Mapping[str, Source] | None = None,
 ) -> Plan:
     """The plan of a cluster block alone, without channels, or a PlacementError with every problem at once.
@@ -126,9 +124,8 @@ def plan_components(
         needs=needs or text_needs(placed_names(cluster.component_placement)),
         offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
         sources=sources or {},
-        batches=batches,
     )
-    return dataclasses.replace(plan, routes=_planned_routes(plan.placement, batches))
+    return dataclasses.replace(plan, routes=_planned_routes(plan.placement))
 
 
 def _arrange(
@@ -139,7 +136,6 @@ def _arrange(
     offload: Mapping[str, bool],
     sources: Mapping[str, Source],
     job: Config | None = None,  # None: of a cluster block alone
-    batches: BatchSizes | None = None,
 ) -> Plan:
     """Placement, residency and their checks: a plan in which nothing is sent yet."""
     components = needs.components
@@ -156,7 +152,7 @@ def _arrange(
     blocks = {} if job is None else {c: job.key_of(c) for c in components}
     problems += written(find_clashes(placement, active, leaving, cluster.allow_resident, blocks))
     if job is None:
-        problems += written((*checks.check_batches(batches, placement), *checks.check_partners(placement)))
+        problems += written(checks.check_partners(placement))
     else:
         problems += written(checks.check_job(job, placement, active))
     if problems:
@@ -189,12 +185,13 @@ def _leaves(config: Config, component: str) -> bool:
     return block.enable_offload or (isinstance(block, RewardConfig) and block.kind != "model")
 
 
-def _planned_routes(placement: HybridComponentPlacement, batches: BatchSizes | None) -> tuple[Route, ...]:
+def _planned_routes(placement: HybridComponentPlacement, job: AlgorithmConfig | None = None) -> tuple[Route, ...]:
     """Samples from the engines to every component that scores them or learns from them; weights from the actor."""
     routes: list[Route] = []
-    if batches is not None and "rollout" in placement.components:
+    if job is not None and job.prompts is not None and "rollout" in placement.components:
+        samples = job.prompts * job.samples_per_prompt
         takers = [c for c in placement.components if role_of(c) in ("actor", "critic", "reference", "reward")]
-        routes += [scatter_rows(placement, "rollout", c, batches.samples, "samples") for c in takers]
+        routes += [scatter_rows(placement, "rollout", c, samples, "samples") for c in takers]
     if {"actor", "rollout"} <= {*placement.components}:
         routes.append(copy_nearest(placement, "actor", "rollout"))
     return tuple(routes)

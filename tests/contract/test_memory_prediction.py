@@ -9,8 +9,14 @@ import pytest
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
-from rlplace.placement.memory.demands import PolicyRolloutDemand, PolicyShape, PolicyTrainingDemand, policy_shape
-from rlplace.placement.memory.footprint import Footprint, Placed
+from rlplace.placement.memory.demands import (
+    Footprint,
+    Placed,
+    PolicyRolloutDemand,
+    PolicyShape,
+    PolicyTrainingDemand,
+    policy_shape,
+)
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from rlplace.config.schema import FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, SimulatorDemand, TrainingDemand
-from rlplace.placement.memory.footprint import Demand, Part, Placed
+from rlplace.placement.memory.demands import (
+    Demand,
+    EngineDemand,
+    Part,
+    Placed,
+    ScoringDemand,
+    SimulatorDemand,
+    TrainingDemand,
+)
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger

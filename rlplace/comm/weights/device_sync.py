@@ -28,10 +28,9 @@ from rlplace.comm.weights.device_links import StoreAddress, SyncRendezvous, devi
 from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, copy_tensor, held_in, tensors_in
 from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, failed_sync
 from rlplace.errors import WeightSyncError
-from rlplace.placement.flow import DeviceDelivery
+from rlplace.placement.flow import DEVICE_BUCKET_BYTES, DeviceDelivery
 from rlplace.placement.language.slots import owner_of
 
-DEVICE_BUCKET_BYTES = 64 << 20  # large enough that the notes about a bucket take little of its time
 _ALIGNMENT = 16
 _SUM_BYTES = 8
 _SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied

@@ -53,10 +53,9 @@ from rlplace.comm.weights.version import (
     versions_only_go_up,
 )
 from rlplace.errors import ChannelEmpty, ChannelTimeout
-from rlplace.placement.flow import Delivery, DeviceDelivery, Transport
+from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery, Transport
 from rlplace.placement.language.slots import owner_of
 
-BUCKET_BYTES = 16 << 20
 _DRAIN_S = 0.02  # how often a receiver that waits for credit takes in what others have sent it
 
 

@@ -23,10 +23,11 @@ from rlplace.config.schema import (
 )
 from rlplace.errors import ConfigError, Problem
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
-from rlplace.placement.flow import deliver_through_host
+from rlplace.placement.flow import BUCKET_BYTES, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     Choices,
+    Demand,
     DeviceSync,
     EngineDemand,
     PolicyRolloutDemand,
@@ -38,7 +39,6 @@ from rlplace.placement.memory.demands import (
     TrainingDemand,
     policy_shape,
 )
-from rlplace.placement.memory.footprint import Demand
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.memory.model import Head, ModelShape, read_model
@@ -60,7 +60,6 @@ _TABLE_BYTES = 64 << 10  # of the segments of one process
 ITEM_BYTES = 2 << 10  # of an item beside its arrays: names, shapes, alignment
 WEIGHT_BUFFERS = 2  # one is read while the other is written
 _HEADER_BYTES = 64 << 10  # of a double buffer beside the weights
-BUCKET_BYTES = 16 << 20  # of weights that travel to a copy on another node
 _FLOAT32, _INT64 = 4, 8
 
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"

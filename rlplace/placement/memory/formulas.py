@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.placement.flow import DEVICE_BUCKET_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -23,7 +24,6 @@ OPTIMIZER_STATE: Mapping[str, tuple[int, int]] = {
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
 GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
-SYNC_BUCKET_BYTES = 64 << 20  # of one weight sync bucket between accelerators
 COPY_BYTES_PER_S = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
 
 
@@ -130,7 +130,7 @@ def sync_buckets(weights: int) -> int:
     Source: rlplace.comm.weights.
     Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
     """
-    return 2 * min(weights, SYNC_BUCKET_BYTES)
+    return 2 * min(weights, DEVICE_BUCKET_BYTES)
 
 
 def pinned(size: int) -> int:

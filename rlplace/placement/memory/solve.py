@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from rlplace.config.yaml_text import quote, show
 from rlplace.errors import PlacementError, Problem
-from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
-from rlplace.placement.memory.footprint import Demand
+from rlplace.placement.memory.demands import Demand, EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
 from rlplace.placement.schedule import Residency

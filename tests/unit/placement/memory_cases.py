@@ -10,8 +10,7 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import Config, FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import EngineDemand, ScoringDemand, TrainingDemand
-from rlplace.placement.memory.footprint import Demand, HostPart, Part
+from rlplace.placement.memory.demands import Demand, EngineDemand, HostPart, Part, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.ledger import Account, Load, MemoryCase
 from rlplace.placement.memory.model import Head, read_model
 from rlplace.placement.schedule import text_needs

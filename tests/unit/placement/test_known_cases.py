@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
 import pytest
 
+from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig, NodeConfig
 from rlplace.errors import PlacementError
-from rlplace.placement import Plan, Topology, plan_components
-from rlplace.placement.checks import BatchSizes
+from rlplace.placement import Plan, Topology, make_plan, plan_components
 from rlplace.placement.flow import Transport
 from rlplace.placement.machines.topology import declare_topology
 from rlplace.placement.schedule import Needs, Residency, text_needs
@@ -145,16 +144,26 @@ def test_partners_of_sizes_that_do_not_divide() -> None:
     assert layout({**block, "reference": "6-7"}, Topology.uniform(1, 8)).warnings == ()
 
 
+def with_batches(block: dict[str, Any], *, micro_batch: int = 1, **sizes: int) -> Plan:
+    """Of a job that is planned only, with these sizes."""
+    job: dict[str, Any] = {"cluster": {"component_placement": block}, "algorithm": {"name": "ppo", **sizes}}
+    job |= {role: {"enable_offload": True} for role in RLHF}
+    job["actor"] |= {"micro_batch": micro_batch, "model": {"kind": "causal_lm"}}
+    return make_plan(read_config(job), Topology.uniform(1, 8))
+
+
 def test_batches_divide_over_engines_and_copies() -> None:
     block = {"actor,critic": "0-5", "rollout": {"placement": "6-7", "tensor_parallel_size": 2}}
 
     def found(**sizes: int) -> tuple[str, ...]:
-        return codes(block, Topology.uniform(1, 8), batches=BatchSizes(**sizes))
+        with pytest.raises(PlacementError) as caught:
+            with_batches(block, **sizes)
+        return caught.value.codes
 
     assert found(prompts=8, train_batch=4) == ("uneven-batches", "uneven-batches")
     assert found(prompts=7, samples_per_prompt=2, train_batch=12) == ("uneven-batches",)
-    good = BatchSizes(prompts=6, samples_per_prompt=4, train_batch=12, micro_batch=2)
-    made = layout(block, Topology.uniform(1, 8), batches=good)
+    good = {"prompts": 6, "samples_per_prompt": 4, "train_batch": 12, "micro_batch": 2}
+    made = with_batches(block, **good)
     assert [(r.source, r.target, r.rows) for r in made.routes] == [
         ("rollout", "actor", 24),
         ("rollout", "critic", 24),
@@ -162,30 +171,28 @@ def test_batches_divide_over_engines_and_copies() -> None:
     ]
     two = {"actor": "0-5", "rollout": "6-7"}
     with pytest.raises(PlacementError) as caught:
-        layout(two, Topology.uniform(1, 8), batches=BatchSizes(prompts=9, samples_per_prompt=1, train_batch=9))
+        with_batches(two, prompts=9, train_batch=9)
     assert [p.fix for p in caught.value.problems] == ["prompts: 12", "train_batch: 12, and prompts: 12"]
-    layout(two, Topology.uniform(1, 8), batches=BatchSizes(prompts=12, samples_per_prompt=1, train_batch=12))
-    broken = {"actor": "0-9", "rollout": "8"}
-    assert set(codes(broken, Topology.uniform(1, 8), batches=good)) == {"accelerator-out-of-range"}
+    with_batches(two, prompts=12, train_batch=12)
+    block = {"actor": "0-9", "rollout": "8"}
+    assert set(found(**good)) == {"accelerator-out-of-range"}
 
 
 @pytest.mark.parametrize(("prompts", "per", "batch"), [(1024, 1, 100), (1023, 4, 128), (5, 3, 7), (64, 8, 500)])
 @pytest.mark.parametrize("engines", ["6-7", "0-4", "0-7"])
 def test_fixes_of_batches_hold_together(prompts: int, per: int, batch: int, engines: str) -> None:
     block = {"actor": "0-5", "critic": "0-3", "rollout": engines}
-    topology = Topology.uniform(1, 8)
-    sizes = BatchSizes(prompts=prompts, samples_per_prompt=per, train_batch=batch, micro_batch=2)
+    sizes = {"prompts": prompts, "samples_per_prompt": per, "train_batch": batch, "micro_batch": 2}
     with pytest.raises(PlacementError) as caught:
-        layout(block, topology, batches=sizes)
+        with_batches(block, **sizes)
     fixes = [str(p.fix) for p in caught.value.problems]
     written = {key: int(value) for fix in fixes for key, value in re.findall(r"(prompts|train_batch): (\d+)", fix)}
-    changed = dataclasses.replace(sizes, **written)
-    assert layout(block, topology, batches=changed).routes
+    assert with_batches(block, **sizes | written).routes
 
 
 def test_unknown_components_and_own_needs() -> None:
     assert codes({"actor": 0, "rollout": 1, "critc": 2}, Topology.uniform(1, 3)) == ("unknown-component",)
     own = Needs(stages=("work",), residency={"work": {"a": FULL, "b": FULL}})
-    made = layout({"a": 0, "b": 0}, Topology.uniform(1, 1), needs=own, batches=BatchSizes(prompts=1, train_batch=1))
+    made = layout({"a": 0, "b": 0}, Topology.uniform(1, 1), needs=own)
     assert made.schedule.entries["work"].releases == ()
     assert made.routes == ()

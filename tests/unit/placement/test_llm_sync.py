@@ -12,7 +12,7 @@ from rlplace.config.schema import Config
 from rlplace.placement import Topology
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.footprint import HostPart, Part
+from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan, make_plan
 from tests.unit.placement.reports import LLAMA_8B

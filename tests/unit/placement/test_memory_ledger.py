@@ -12,8 +12,16 @@ from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Node, Run
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import PolicyRolloutDemand, ScoringDemand, SimulatorDemand, TrainingDemand
-from rlplace.placement.memory.footprint import Demand, HostPart, Part, Placed
+from rlplace.placement.memory.demands import (
+    Demand,
+    HostPart,
+    Part,
+    Placed,
+    PolicyRolloutDemand,
+    ScoringDemand,
+    SimulatorDemand,
+    TrainingDemand,
+)
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
 from rlplace.placement.schedule import Needs, Residency, text_needs

@@ -10,7 +10,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.footprint import Part
+from rlplace.placement.memory.demands import Part
 from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text

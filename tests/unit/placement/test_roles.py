@@ -11,8 +11,7 @@ from rlplace.config.schema import Config
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import Plan, Topology
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import ScoringDemand
-from rlplace.placement.memory.footprint import HostPart, Part
+from rlplace.placement.memory.demands import HostPart, Part, ScoringDemand
 from rlplace.placement.memory.ledger import Load, MemoryCase
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.solve import find_remedies

@@ -9,17 +9,16 @@ from rlplace.comm import codec
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
-from rlplace.comm.weights import host_sync
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
+from rlplace.placement.flow import BUCKET_BYTES
 from rlplace.placement.memory.case import (
-    BUCKET_BYTES,
     WEIGHT_BUFFERS,
     channel_bytes,
     item_segment_bytes,
     simulator_items,
 )
-from rlplace.placement.memory.footprint import HostPart
+from rlplace.placement.memory.demands import HostPart
 from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.schedule import Residency
@@ -122,7 +121,6 @@ def test_shared_memory_is_held_against_the_host() -> None:
 
 
 def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
-    assert host_sync.BUCKET_BYTES == BUCKET_BYTES
     plan, _ = ppo()
     assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
     far, _ = ppo(topology=Topology.uniform(2, 4))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from rlplace.config.schema import AlgorithmConfig, ClusterConfig, Config, RewardConfig
+from rlplace.config.schema import ClusterConfig, Config, RewardConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan, plan_channels, scorers_of
@@ -75,14 +75,8 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
     `sources` maps key paths to where their values were written.
     """
     needs = needs_of(config)
-    plan = _arrange(
-        config.cluster,
-        topology,
-        needs=needs,
-        offload={c: _leaves(config, c) for c in needs.components},
-        sources=sources or {},
-        job=config,
-    )
+    leaving = [c for c in needs.components if _leaves(config, c)]
+    plan = plan_components(config.cluster, topology, needs=needs, offload=leaving, sources=sources, job=config)
     placement = plan.placement
     if config.kind == "mlp":
         envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
@@ -94,7 +88,7 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
             deliveries=deliver(placement),
         )
     if not config.runs:
-        return dataclasses.replace(plan, routes=_planned_routes(placement, config.algorithm))
+        return plan
     # A version stays in host memory until engines that generate ahead of the actor load it.
     sync = config.actor.sync
     on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
@@ -110,43 +104,26 @@ def plan_components(
     topology: Topology,
     *,
     needs: Needs | None = None,
-    offload: Mapping[str, bool] | Collection[str] = (),
+    offload: Collection[str] = (),
     sources: Mapping[str, Source] | None = None,
+    job: Config | None = None,
 ) -> Plan:
-    """The plan of a cluster block alone, without channels, or a PlacementError with every problem at once.
+    """The plan of a cluster block, without channels, or a PlacementError with every problem at once.
 
     `needs` None: those of the components that the placement names (`text_needs`). `offload` are the components with
-    enable_offload.
+    enable_offload. `job`: whose block it is, which is checked with it.
     """
-    plan = _arrange(
-        cluster,
-        topology,
-        needs=needs or text_needs(placed_names(cluster.component_placement)),
-        offload=offload if isinstance(offload, Mapping) else dict.fromkeys(offload, True),
-        sources=sources or {},
-    )
-    return dataclasses.replace(plan, routes=_planned_routes(plan.placement))
-
-
-def _arrange(
-    cluster: ClusterConfig,
-    topology: Topology,
-    *,
-    needs: Needs,
-    offload: Mapping[str, bool],
-    sources: Mapping[str, Source],
-    job: Config | None = None,  # None: of a cluster block alone
-) -> Plan:
-    """Placement, residency and their checks: a plan in which nothing is sent yet."""
+    places = sources or {}
+    needs = needs or text_needs(placed_names(cluster.component_placement))
     components = needs.components
-    specs, groups, problems = read_component_placement(cluster, topology, components, sources)
+    specs, groups, problems = read_component_placement(cluster, topology, components, places)
     # The components placed correctly are checked further even if others are not, so that all problems come at once.
     placement = HybridComponentPlacement.of({c: spec for c, spec in specs.items() if c in components}, groups)
-    leaving = {c: offload.get(c, False) for c in components}
+    leaving = {c: c in offload for c in components}
     active = split_stages(needs, placement, leaving)
 
     def written(found: Iterable[Problem]) -> Iterator[Problem]:
-        return (dataclasses.replace(problem, source=source_of(problem.key, sources)) for problem in found)
+        return (dataclasses.replace(problem, source=source_of(problem.key, places)) for problem in found)
 
     problems += written(checks.check_names(cluster.allow_resident, components))
     blocks = {} if job is None else {c: job.key_of(c) for c in components}
@@ -163,6 +140,7 @@ def _arrange(
         needs=needs,
         offload=leaving,
         schedule=schedule_of(placement, active, leaving),
+        routes=_planned_routes(placement, job),
         security=cluster.comm.security,
         warnings=tuple(written(checks.find_waste(job, placement, active))),
     )
@@ -185,11 +163,16 @@ def _leaves(config: Config, component: str) -> bool:
     return block.enable_offload or (isinstance(block, RewardConfig) and block.kind != "model")
 
 
-def _planned_routes(placement: HybridComponentPlacement, job: AlgorithmConfig | None = None) -> tuple[Route, ...]:
-    """Samples from the engines to every component that scores them or learns from them; weights from the actor."""
+def _planned_routes(placement: HybridComponentPlacement, job: Config | None) -> tuple[Route, ...]:
+    """Of what is planned only: samples from the engines to every component that scores or learns; the actor's weights.
+
+    None of a job that runs: what it sends goes by channels and deliveries.
+    """
+    if job is not None and (job.kind == "mlp" or job.runs):
+        return ()
     routes: list[Route] = []
-    if job is not None and job.prompts is not None and "rollout" in placement.components:
-        samples = job.prompts * job.samples_per_prompt
+    if job is not None and job.algorithm.prompts is not None and "rollout" in placement.components:
+        samples = job.algorithm.prompts * job.algorithm.samples_per_prompt
         takers = [c for c in placement.components if role_of(c) in ("actor", "critic", "reference", "reward")]
         routes += [scatter_rows(placement, "rollout", c, samples, "samples") for c in takers]
     if {"actor", "rollout"} <= {*placement.components}:

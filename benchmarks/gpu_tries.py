@@ -109,14 +109,14 @@ def weight_sync() -> str:
         sender = mixture.sender(channel, 0, point, folder.path)
         pulled = pool.submit(_pull, mixture, folder.path, versions)
         for version in versions:
-            report = sender.push(version, held_by(0, 1, sent))
+            moved = sender.push(version, held_by(0, 1, sent))
         sums, seconds = pulled.result(PATIENCE_S)
         sender.close()
         channel.destroy()
     del store
     if sums != {name: tensor.double().sum().item() for name, tensor in sent.items()}:
         sys.exit("other weights arrived than were sent")
-    return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(report.transports)}"
+    return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(moved)}"
 
 
 def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, float], list[float]]:

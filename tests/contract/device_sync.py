@@ -18,7 +18,7 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights.device_links import StoreAddress
 from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
-from rlplace.comm.weights.version import WeightReceiver, WeightSyncReport
+from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
 
@@ -85,7 +85,7 @@ class Ends:
         self._pulling = {rank: ThreadPoolExecutor(1) for rank in mixture.readers}
         self._pushing = [ThreadPoolExecutor(1) for _ in self.senders]
 
-    def push(self, version: int, tensors: Weights) -> list[Future[WeightSyncReport]]:
+    def push(self, version: int, tensors: Weights) -> list[Future[dict[str, int]]]:
         return [
             thread.submit(sender.push, version, held_by(rank, self.mixture.actors, tensors))
             for rank, (sender, thread) in enumerate(zip(self.senders, self._pushing, strict=True))

@@ -21,7 +21,6 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
 from rlplace.comm.weights.device_links import StoreAddress
-from rlplace.comm.weights.version import WeightSyncReport
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, serve
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
@@ -77,7 +76,7 @@ def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
     for pull in pulls.values():
         loaded, _ = pull.result(PATIENCE_S)
         assert_equal_to_the_bit(loaded, sent)
-    return dict(sum((Counter(report.transports) for report in reports), Counter[str]()))
+    return dict(sum((Counter(moved) for moved in reports), Counter[str]()))
 
 
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
@@ -119,7 +118,7 @@ def test_a_member_that_does_not_come_is_named_and_the_next_version_arrives(tmp_p
         sync(ends, 3, weights(3))
 
 
-def push_error(push: Future[WeightSyncReport]) -> BaseException | None:
+def push_error(push: Future[dict[str, int]]) -> BaseException | None:
     error = push.exception(PATIENCE_S)
     assert isinstance(error, ChannelTimeout | WeightSyncError)
     return error
@@ -273,7 +272,7 @@ def test_a_consumer_on_a_gpu_takes_what_its_owner_shares(tmp_path: Path) -> None
         sent = {"w": torch.randn(3000, 700, device="cuda:0"), "b": torch.randn(9, device="cuda:0").bfloat16()}
         for version in (1, 2):
             pulled = pool.submit(gpu_consumer, mixture, folder.path, version)
-            assert sender.push(version, held_by(0, 1, sent)).transports == {"cuda_ipc": 3000 * 700 * 4 + 18}
+            assert sender.push(version, held_by(0, 1, sent)) == {"cuda_ipc": 3000 * 700 * 4 + 18}
             tensors, kind = pulled.result(PATIENCE_S)
             assert kind == "cuda"
             assert_equal_to_the_bit(tensors, {name: tensor.cpu() for name, tensor in sent.items()})

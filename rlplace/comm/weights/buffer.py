@@ -13,7 +13,6 @@ completed, because one of its writers died or has gone on to a later one, is giv
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import mmap
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from rlplace.comm.processes import LOCK_BYTES, SharedLock, alive, this_process
-from rlplace.comm.shared_memory.folder import allocate, spill_of, too_small
+from rlplace.comm.shared_memory.folder import FULL, allocate, spill_of, too_small
 from rlplace.comm.weights.shards import Assembly, Bytes
 from rlplace.comm.weights.version import not_here, ranks, versions_only_go_up
 from rlplace.errors import ChannelTimeout
@@ -69,10 +68,8 @@ class DoubleBuffer:
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
         """Open the buffer of `spec` in `folder`; the first process makes it. ClusterError where there is no room."""
-        path, began = (
-            folder / f"weights-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.buffer",
-            time.monotonic(),
-        )
+        began, name = time.monotonic(), hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
+        path = folder / f"weights-{name}.buffer"
         with open(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as making:
             while not _taken(making.fileno()):
                 if not _rest(began, deadline_s):
@@ -239,7 +236,7 @@ def _allocated(path: Path, size_bytes: int) -> bool:
     try:
         allocate(path, size_bytes)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in FULL:
             raise
         return False
     return True

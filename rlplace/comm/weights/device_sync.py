@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.device_links import StoreAddress, SyncRendezvous, device_group, open_shared, share
-from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, copy_tensor, held_in, tensors_in
+from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, tensors_in, write_piece
 from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, failed_sync
 from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES, DeviceDelivery
@@ -64,8 +64,7 @@ class DeviceBucket:
         if checked:
             bucket.zero_()  # the gaps count in the sum
         for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
-            shard = shards[piece.tensor]
-            copy_tensor(bucket[run].view(shard.kind), held_in(shard, self.owner, piece))
+            write_piece(bucket[run], shards[piece.tensor], self.owner, piece)
         if checked:
             _sum_of(bucket).copy_(_summed(bucket))
 

@@ -47,7 +47,6 @@ from rlplace.comm.weights.version import (
     PushHeader,
     ReceivedWeights,
     WeightReceiver,
-    WeightSyncReport,
     failed_sync,
     not_here,
     versions_only_go_up,
@@ -94,14 +93,13 @@ class WeightSender:
         self._pushes = 0
         self._newest = -1  # version that was sent
 
-    def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> WeightSyncReport:
-        """Block until this rank's share of `version` is written.
+    def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> dict[str, int]:
+        """Block until this rank's share of `version` is written. Returns the bytes by transport.
 
         Raises WeightSyncError for a version that is not newer than all before, or as the channel.
         """
         if version <= self._newest:
             raise versions_only_go_up(self._rank, version, self._newest)
-        began = time.perf_counter()
         checked = self._verify_every > 0 and self._pushes % self._verify_every == 0
         push = Push(version=version, partial=partial, checked=checked)
         self._pushes += 1
@@ -119,7 +117,7 @@ class WeightSender:
             else:
                 moved[Transport.NETWORK] += self._stream(assembly, push, shards)
         self._newest = version
-        return WeightSyncReport(transports=dict(moved), seconds=time.perf_counter() - began)
+        return dict(moved)
 
     def close(self) -> None:
         """Leave the other members of a sync between devices."""

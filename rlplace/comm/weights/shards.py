@@ -216,16 +216,11 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def write_piece(target: Bytes, shard: Shard, rank: int, piece: Piece) -> None:
+def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -> None:
     """Write the elements of a piece, which `rank` holds in `shard`, in the type they travel in."""
-    copy_tensor(_view(target, shard.kind), held_in(shard, rank, piece))
-
-
-def held_in(shard: Shard, rank: int, piece: Piece) -> Tensor:
-    """Return the elements of a piece, which `rank` holds in `shard`."""
     held = shard.data.detach().reshape(-1)  # copies only what is not contiguous
     first = shard.blocks[rank].start
-    return held[piece.start - first : piece.stop - first]
+    copy_tensor(_view(target, shard.kind), held[piece.start - first : piece.stop - first])
 
 
 def copy_tensor(target: Tensor, source: Tensor) -> None:

@@ -76,22 +76,6 @@ class Bucket:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSyncReport:
-    """What one push moved on this rank."""
-
-    transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
-    seconds: float
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.transports.values())
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedWeights:
     """One whole version, valid until `release`.
 
@@ -104,7 +88,7 @@ class ReceivedWeights:
     version: int
     tensors: dict[str, Tensor]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
     partial: bool  # only some of the weights; the others stay as they are
-    transports: Mapping[str, int]  # bytes, as of WeightSyncReport
+    transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
     give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
 
     def release(self, *, loaded: bool = True) -> None:

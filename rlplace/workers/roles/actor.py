@@ -9,6 +9,7 @@ A simulator policy learns from trajectories, one for each actor rank. A language
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -91,13 +92,15 @@ class Actor(TrainedWorker):
         self._require(Residency.WEIGHTS, "push_weights")
         shards = self._shards()
         picked = select(self.config.config.actor.sync.mode, shards) if self._pushes else shards
-        report = self._sender.push(version, (*picked, *self._enclosed()), partial=len(picked) < len(shards))
+        enclosed, began = self._enclosed(), time.perf_counter()
+        pushed = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
+        seconds, pushed_bytes = time.perf_counter() - began, sum(pushed.values())
         self._pushes += 1
         return {
-            "actor/push_s": Metric(report.seconds, "max"),
-            "actor/push_gb_per_s": Metric(report.gb_per_s, "sum"),
-            "actor/pushed_bytes": Metric(report.size_bytes, "sum"),
-            **{f"actor/pushed_{name}_bytes": Metric(size, "sum") for name, size in report.transports.items()},
+            "actor/push_s": Metric(seconds, "max"),
+            "actor/push_gb_per_s": Metric(pushed_bytes / seconds / 1e9, "sum"),
+            "actor/pushed_bytes": Metric(pushed_bytes, "sum"),
+            **{f"actor/pushed_{name}_bytes": Metric(size, "sum") for name, size in pushed.items()},
         }
 
     def _shards(self) -> tuple[Shard, ...]:
@@ -301,8 +304,10 @@ class LmActor(Actor):
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
-            report = self._reference.push(version, self._model.shards())
-        return {"actor/refresh_s": Metric(report.seconds, "max")}
+            shards, began = self._model.shards(), time.perf_counter()
+            self._reference.push(version, shards)
+            seconds = time.perf_counter() - began
+        return {"actor/refresh_s": Metric(seconds, "max")}
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Return log p(tokens[i] | tokens[:i]) for i >= 1, without temperature, to compare with an engine's."""

@@ -50,7 +50,8 @@ def share(tensor: Tensor) -> bytes:
     data = tensor.detach()
     if data.is_cuda:
         arguments = reductions.reduce_tensor(data)[1][-len(_CUDA) :]
-        note = {name: _hex(value) for name, value in zip(_CUDA, arguments, strict=True)}
+        named = zip(_CUDA, arguments, strict=True)
+        note = {name: value.hex() if isinstance(value, bytes) else value for name, value in named}
         note["accelerator"] = _uuid(data.get_device())
     else:
         file, size_bytes = data.untyped_storage()._share_fd_cpu_()
@@ -103,10 +104,6 @@ def device_group(store: Store, *, rank: int, size: int, device: torch.device, ti
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def _hex(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _unhex(value: object) -> object:

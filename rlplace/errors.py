@@ -213,11 +213,7 @@ class RewardError(_OneProblem):
     """A reward function returned no finite number for an episode; nothing was learned from it."""
 
 
-class AcceleratorError(_OneProblem):
-    """Base of the errors of an accelerator."""
-
-
-class AcceleratorOutOfMemory(AcceleratorError):
+class AcceleratorOutOfMemory(_OneProblem):
     """More memory is wanted than an accelerator has left; the text names the components that hold it.
 
     `accelerator` is its global number, `lacking_bytes` what is wanted beyond what is free, as far as it is known.
@@ -229,11 +225,11 @@ class AcceleratorOutOfMemory(AcceleratorError):
         self.lacking_bytes = lacking_bytes
 
 
-class NotResident(AcceleratorError):
+class NotResident(_OneProblem):
     """A worker was asked to compute while its state was not on the accelerator."""
 
 
-class EngineBusy(AcceleratorError):
+class EngineBusy(_OneProblem):
     """A generation engine was asked to release its cache while answers are in flight."""
 
 

@@ -19,9 +19,8 @@ from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs import describe
 from rlplace.errors import OutputError
-from rlplace.loop import Loop
+from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.language.spec import role_of

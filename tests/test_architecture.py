@@ -26,7 +26,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
-    ("loop", "memory_monitor", "overlap", "report"),
+    ("loop", "memory_monitor", "report"),
     ("run",),
     ("prepare",),
     ("plan", "train"),
@@ -34,7 +34,6 @@ FLOORS = (  # lowest first; a room imports from floors below its own
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
     "loop": {"memory_monitor", "report"},
-    "overlap": {"loop", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
 }
@@ -84,7 +83,6 @@ PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 DRIVER = PLANNER | {
     "envs",
     "loop",
-    "overlap",
     "run",
     "trajectory",
     "workers.launch.group",

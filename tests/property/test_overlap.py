@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_overlap import Stage
+from tests.unit.test_loop_ahead import Stage
 
 ITERATIONS = 8
 

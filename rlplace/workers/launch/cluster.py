@@ -51,7 +51,16 @@ class Cluster:
             num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
         )
         self.start_s: dict[str, float] = {}  # seconds, by phase
-        self._launcher = _make_launcher(launcher, self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
+        self._launcher: InlineLauncher | RayLauncher
+        if launcher == "inline":
+            self._launcher = InlineLauncher(self.topology)
+        else:
+            from rlplace.workers.ray_launch.session import ray_environment
+
+            with ray_environment(self._ray.address):
+                from rlplace.workers.ray_launch.launcher import RayLauncher
+
+            self._launcher = RayLauncher(self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
         self._groups: dict[str, WorkerGroup] = {}
         self._channels: set[str] = set()  # names
         self._started = self._reserved = self._closed = False
@@ -185,16 +194,3 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _make_launcher(
-    kind: str, topology: Topology, ray: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
-) -> InlineLauncher | RayLauncher:
-    if kind == "inline":
-        return InlineLauncher(topology)
-    from rlplace.workers.ray_launch.session import ray_environment
-
-    with ray_environment(ray.address):
-        from rlplace.workers.ray_launch.launcher import RayLauncher
-
-    return RayLauncher(topology, ray, comm, shared_bytes)

@@ -6,13 +6,14 @@ Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlplace.config.yaml_text import to_yaml
-from rlplace.errors import ConfigError, OutputError, did_you_mean
+from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
 from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
 from rlplace.imports.libraries import LIBRARIES, kind_of
 from rlplace.imports.rules import read_rules
@@ -50,16 +51,24 @@ def run_import(words: list[str]) -> int:
     if not words or "--help" in words[:1] or "-h" in words[:1]:
         sys.stdout.write(USAGE.format(program="python -m rlplace.plan") + "\n")
         return 0 if words else 2
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--out", "--accelerators-per-node"):
+        parser.add_argument(option, nargs="?", const="")
+    parser.add_argument("--tiny", action="store_true")
     try:
-        out, words = _option(words, "--out")
-        width, words = _option(words, "--accelerators-per-node")
+        options, words = parser.parse_known_args(words)
+        for option, value in (("--out", options.out), ("--accelerators-per-node", options.accelerators_per_node)):
+            if value == "":
+                what, why = "its value is missing", "nothing follows it"
+                raise ConfigError.of("import-flag-value", "import", what, option, why, f"{option} VALUE")
+        out, width = options.out, options.accelerators_per_node
         if width is not None and not (width.isdecimal() and int(width) >= 1):
             why = "it is how many accelerators each machine has"
             fix = "--accelerators-per-node 8"
             raise ConfigError.of("import-value", "import", "expected a whole number of at least 1", width, why, fix)
-        library, *sources = [word for word in words if word != "--tiny"] or [""]
+        library, *sources = words or [""]
         imported = import_words(library, sources, int(width or 0))
-        imported = shrink(imported) if "--tiny" in words else imported
+        imported = shrink(imported) if options.tiny else imported
         if out is None:
             sys.stdout.write(render_yaml(imported))
             return 0
@@ -68,7 +77,7 @@ def run_import(words: list[str]) -> int:
         except OSError as error:
             raise OutputError.of(Path(out), error, "--out", "a file in a folder") from error
         sys.stdout.write(render_report(imported))
-    except (ConfigError, OutputError) as error:
+    except (ProblemsError, OutputError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
@@ -134,20 +143,6 @@ def _read(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError.of("import-source", "import", "is not text", str(path), str(error), None) from error
-
-
-def _option(words: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The word after `name`, and the other words."""
-    for i, word in enumerate(words):
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2], [*words[:i], *words[i + 1 :]]
-        if word == name:
-            if i + 1 == len(words):
-                raise ConfigError.of(
-                    "import-flag-value", "import", "its value is missing", name, "nothing follows it", f"{name} VALUE"
-                )
-            return words[i + 1], [*words[:i], *words[i + 2 :]]
-    return None, words
 
 
 # ── the result as text ───────────────────────────────────────────────────────────────────────────────────────────────

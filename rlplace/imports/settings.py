@@ -143,17 +143,8 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
         return [(word.text, source(word.line)) for word in entry_words(text, script=bool(file))]
     except UnclosedQuote as error:
         what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
-        got = text.splitlines()[error.line - 1].strip()
-        problem = Problem(
-            code="import-quote",
-            key="import",
-            what=what,
-            got=got,
-            source=source(error.line),
-            why=why,
-            fix="close the quote",
-        )
-        raise ConfigError([problem]) from error
+        got, place = text.splitlines()[error.line - 1].strip(), source(error.line)
+        raise ConfigError.of("import-quote", "import", what, got, why, "close the quote", source=place) from error
 
 
 def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

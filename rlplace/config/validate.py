@@ -9,7 +9,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar
 
 import annotated_types
@@ -23,11 +23,11 @@ from rlplace.errors import did_you_mean, suggestion
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
-_BOUNDS = {
-    "minimum": (annotated_types.Ge, ">="),
-    "above": (annotated_types.Gt, ">"),
-    "maximum": (annotated_types.Le, "<="),
-    "below": (annotated_types.Lt, "<"),
+_BOUNDS = {  # rule of a field -> its annotation, its sign, the error of pydantic
+    "minimum": (annotated_types.Ge, ">=", "greater_than_equal"),
+    "above": (annotated_types.Gt, ">", "greater_than"),
+    "maximum": (annotated_types.Le, "<=", "less_than_equal"),
+    "below": (annotated_types.Lt, "<", "less_than"),
 }
 
 
@@ -82,8 +82,8 @@ def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
     def explained(value: object, check: pydantic.ValidatorFunctionWrapHandler) -> object:
         try:
             return check(value)
-        except pydantic.ValidationError:
-            raise _wrong(hint, value, rules) from None
+        except pydantic.ValidationError as error:
+            raise _wrong(hint, value, rules, {wrong["type"] for wrong in error.errors()}) from None
 
     return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
 
@@ -153,8 +153,8 @@ def _error(code: str, what: str, fix: str | None = None, why: str | None = None)
     return PydanticCustomError(code, "wrong", {"what": what, "fix": fix, "why": why})
 
 
-def _wrong(hint: Any, value: object, rules: Mapping[str, Any]) -> PydanticCustomError:
-    """Explain why a type and its bounds do not allow a value."""
+def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
+    """Explain why a type and its bounds do not allow a value; `errors` as pydantic calls them."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
     words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
@@ -170,7 +170,7 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any]) -> PydanticCustom
         return _error("wrong-type", "expected text", f'"{show(value)}"')
     if of is bool:
         return _error("wrong-type", "expected true or false", "true")
-    return _wrong_number(of, value, rules)
+    return _wrong_number(of, value, rules, errors)
 
 
 def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> PydanticCustomError:
@@ -194,24 +194,20 @@ def _wrong_size(value: object) -> PydanticCustomError:
     return _error("bad-size", "expected a size", fix, why)
 
 
-def _wrong_number(of: object, value: object, rules: Mapping[str, Any]) -> PydanticCustomError:
+def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
     usual = rules["usual"] if isinstance(rules["usual"], (int, float)) else None
-    known = None if usual is None or isinstance(usual, bool) else show(usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (of is int and value % 1):
-        meant = _as_number(value, of) if isinstance(value, str) else None
-        return _error("wrong-type", "expected a whole number" if of is int else "expected a number", meant or known)
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
-        finite = of is int
-    if not finite:
+    too_long = "float_type" in errors and type(value) is int  # beyond the range of a float
+    if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite")
+    passed = next((bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None)
+    if passed is None:
+        meant = _as_number(value, of) if isinstance(value, str) else None
+        known = None if usual is None or isinstance(usual, bool) else show(usual)
+        return _error("wrong-type", "expected a whole number" if of is int else "expected a number", meant or known)
     legal = "<a number that is>" if usual is None else usual
-    if "minimum" in rules and value < rules["minimum"]:
-        legal = rules["minimum"]
-    elif "maximum" in rules and value > rules["maximum"]:
-        legal = rules["maximum"]
-    rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign) in _BOUNDS.items() if bound in rules)
+    if passed in ("minimum", "maximum"):
+        legal = rules[passed]
+    rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign, _) in _BOUNDS.items() if bound in rules)
     return _error("out-of-bounds", f"must be {rule}", show(legal))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
 from typing import Any
 
 from rlplace.config.fields import ModelKind
@@ -35,23 +34,19 @@ def config_schema() -> dict[str, Any]:
     blocks: dict[str, Any] = {name: _block(block) for name, block in schema["$defs"].items()}
     for kind in kinds:
         blocks[f"Config_{kind}"]["properties"] |= _HYDRA
-    names = [name for name in typing.get_args(AlgorithmName) if name != "ppo"]
     keys: dict[str, Any] = {"type": "object", "anyOf": [{"required": [key]} for key in MODEL_KEYS]}
-    language = [_where(tag, [v for v, kind in values.items() if kind == "causal_lm"]) for tag, values in TAGS.items()]
+    language = {tag: [v for v, kind in values.items() if kind == "causal_lm"] for tag, values in TAGS.items()}
+    language["algorithm.name"] = [name for name in typing.get_args(AlgorithmName) if name != "ppo"]
+    conditions = [_having(key, {"enum": values}) for key, values in language.items()]
     return {
         "$schema": DRAFT,
         "title": "rlplace config",
         "type": "object",
-        "if": {"anyOf": [*language, _where("algorithm.name", names), _having("actor.model", keys)]},
+        "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
         "then": {"$ref": "#/$defs/Config_causal_lm"},
         "else": {"$ref": "#/$defs/Config_mlp"},
         "$defs": blocks,
     }
-
-
-def _where(key: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return the schema of a config in which `key` has one of the values."""
-    return _having(key, {"enum": list(values)})
 
 
 def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:

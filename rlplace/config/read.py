@@ -307,7 +307,9 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 value = _iterations(value, new)
             elif old == "model":
                 value = {"kind": "causal_lm"} | (value if isinstance(value, dict) else {})
-            if not isinstance(value_at(new, path), (dict, NoneType)):
+            if ".optimizer." in path:
+                _drop(new, path)  # the line of the fix has the whole block, with this value
+            elif not isinstance(value_at(new, path), (dict, NoneType)):
                 doubled[old] = f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
             _put(new, path, value)
     for old, value in written.items():

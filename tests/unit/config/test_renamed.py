@@ -104,6 +104,13 @@ def test_both_the_old_and_the_new_key_leave_the_new_one() -> None:
     ]
 
 
+def test_an_old_key_of_the_optimizer_goes_before_the_new_one() -> None:
+    actor = {**LANGUAGE["actor"], "optimizer": {"lr": 0.1, "on_host": False}, "optimizer_on_host": True}
+    with pytest.raises(ConfigError) as caught:
+        read_config({**LANGUAGE, "actor": actor})
+    assert [p.fix for p in caught.value.problems] == ["optimizer: {lr: 0.1, on_host: true}"]
+
+
 def problems_of(actor: dict[str, Any]) -> list[tuple[str, str | None]]:
     with pytest.raises(ConfigError) as caught:
         read_config({**SIMULATED, "actor": actor})

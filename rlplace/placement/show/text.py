@@ -5,11 +5,10 @@ Two plans stand side by side: accelerators, residency, moves, bytes and memory; 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplace.placement.flow import Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -209,8 +208,7 @@ _ZERO = show_bytes(0)  # a line with this on both sides is left out
 _LONGEST_SIDE = 31
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class Fact(NamedTuple):
     """One thing that both placements have, or one of them lacks."""
 
     what: str
@@ -222,45 +220,41 @@ class Line:
         return self.left != self.right
 
 
-def compare(left: PlanView, right: PlanView) -> dict[str, list[Line]]:
-    """Put two plans side by side, line by line in each chapter."""
-    there = _facts(right)
-    return {
-        chapter: [
-            Line(what, facts.get(what, _NONE), there[chapter].get(what, _NONE))
-            for what in dict.fromkeys((*facts, *there[chapter]))
-            if {facts.get(what, _ZERO), there[chapter].get(what, _ZERO)} != {_ZERO}
-        ]
-        for chapter, facts in _facts(left).items()
-    }
+def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
+    """Put two plans side by side, fact by fact in each chapter that has any."""
+    chapters: dict[str, list[Fact]] = {}
+    for (title, here), there in zip(_facts(left).items(), _facts(right).values(), strict=True):
+        for what in dict.fromkeys((*here, *there)):
+            if {here.get(what, _ZERO), there.get(what, _ZERO)} != {_ZERO}:
+                chapters.setdefault(title, []).append(Fact(what, here.get(what, _NONE), there.get(what, _NONE)))
+    return chapters
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
     """Write both in columns, `*` before differences; 100 columns wide."""
-    chapters = {chapter: lines for chapter, lines in compare(left, right).items() if lines}
-    rows = [("*" * line.differs, line.what, line.left, line.right) for lines in chapters.values() for line in lines]
-    rows.insert(0, ("", "", left.name, right.name))
+    chapters = compare(left, right)
+    facts = [fact for chapter in chapters.values() for fact in chapter]
+    rows = [("", "", left.name, right.name), *(("*" * fact.differs, *fact) for fact in facts)]
     heading, *texts = (f"  {text}" for text in table([tuple(clipped(c, _LONGEST_SIDE) for c in row) for row in rows]))
-    count = sum(line.differs for lines in chapters.values() for line in lines)
+    count = sum(fact.differs for fact in facts)
     title = f"{count} {'line' if count == 1 else 'lines'} differ, marked *" if count else "the same placement twice"
     parts, following = [f"diff: {title}", heading], iter(texts)
-    for chapter, lines in chapters.items():
-        parts += ["", f"  {chapter}", *itertools.islice(following, len(lines))]
+    for name, found in chapters.items():
+        parts += ["", f"  {name}", *itertools.islice(following, len(found))]
     return "\n".join(parts)
 
 
 def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
     """Return the same as plain values, ready for JSON."""
     chapters = [
-        {"title": title, "lines": [dataclasses.asdict(line) | {"differs": line.differs} for line in lines]}
-        for title, lines in compare(left, right).items()
-        if lines
+        {"title": title, "lines": [fact._asdict() | {"differs": fact.differs} for fact in facts]}
+        for title, facts in compare(left, right).items()
     ]
     return {"left": left.name, "right": right.name, "fits": [left.fits, right.fits], "chapters": chapters}
 
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
-    """Map each chapter to its lines, of every plan the same chapters: what is compared, and how it is in this plan."""
+    """Map each chapter to its facts, of every plan the same chapters: what is compared, and how it is in this plan."""
     placement, comparison, traffic, tightest = view.plan.placement, view.comparison, view.traffic, view.ledger.tightest
     machines = {
         "accelerators in use": f"{len(placement.used)} of {view.plan.topology.num_accelerators}",

@@ -21,14 +21,7 @@ from rlplace.placement.memory.records import ledger_record
 from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Residency, apart
-from rlplace.placement.transfers import (
-    Traffic,
-    Transfer,
-    TransportDetails,
-    count_traffic,
-    transfers,
-    transports_of,
-)
+from rlplace.placement.transfers import Traffic, Transfer, TransportDetails, count_traffic, transfers, transports_of
 from rlplace.units import show_bytes
 
 ELLIPSIS = " \u2026"

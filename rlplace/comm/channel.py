@@ -194,8 +194,8 @@ class Channel(abc.ABC):
             raise self._misuse("key", key, "a text", f"key={str(key)!r}")
         if not ((type(weight) is float or _is_number(weight)) and 0 <= weight < math.inf):
             raise self._misuse("weight", weight, "a finite number of at least 0", "weight=1.0")
-        if version is not None and not (_is_number(version) and version % 1 == 0 and abs(version) < 1 << 62):
-            raise self._misuse("version", version, "a whole number, or None", "version=0")
+        if version is not None and not (_is_number(version) and version % 1 == 0 and 0 <= version < 1 << 62):
+            raise self._misuse("version", version, "a whole number of at least 0, or None", "version=0")
 
     def _limit(self, weight: float) -> float:
         if not (_is_number(weight) and 0 < weight < math.inf):

@@ -23,22 +23,12 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # names of waiters or keys listed before "and N more"
 _SHOWN_CHARACTERS = 60  # of a name that is too long
-_CODES: dict[type[ChannelError], str] = {  # of a kind of error that has one
-    ChannelTimeout: "channel-timeout",
-    ChannelFull: "channel-full",
-    ChannelEmpty: "channel-empty",
-    ChannelClosed: "channel-closed",
-    EndOfStream: "end-of-stream",
-    ChannelBroken: "channel-broken",
-}
 E = TypeVar("E", bound=ChannelError)
 
 
-def _error(
-    kind: type[E], spec: ChannelSpec, what: str, *, code: str | None = None, key: str = "", **fields: str | None
-) -> E:
+def _error(kind: type[E], code: str, spec: ChannelSpec, what: str, *, key: str = "", **fields: str | None) -> E:
     where = f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
-    return kind.about(code or _CODES[kind], where, what, **fields)
+    return kind.about(code, where, what, **fields)
 
 
 def late(
@@ -57,40 +47,43 @@ def late(
         f"waiting to get: {listed(stats.waiting_consumers) or 'none'}"
     )
     fix = f"find out why {listed(gone)} died" if gone else slow
-    return _error(ChannelTimeout, spec, f"{owner} waited {waited_s:.1f} s for {wanted}", key=key, why=why, fix=fix)
+    what = f"{owner} waited {waited_s:.1f} s for {wanted}"
+    return _error(ChannelTimeout, "channel-timeout", spec, what, key=key, why=why, fix=fix)
 
 
 def refused(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats, *, puts: bool) -> ChannelFull | ChannelEmpty:
     """A put or get that does not wait found no credit or no item."""
     held = f"the channel holds {holding(stats)}"
     if puts:
-        return _error(ChannelFull, spec, f"no credit for {owner}", key=key, why=held)
-    return _error(ChannelEmpty, spec, f"nothing to take for {owner}", key=key, why=held)
+        return _error(ChannelFull, "channel-full", spec, f"no credit for {owner}", key=key, why=held)
+    return _error(ChannelEmpty, "channel-empty", spec, f"nothing to take for {owner}", key=key, why=held)
 
 
 def closed(spec: ChannelSpec, owner: str, key: str) -> ChannelClosed:
-    return _error(ChannelClosed, spec, f"{owner} put into a closed channel", key=key)
+    return _error(ChannelClosed, "channel-closed", spec, f"{owner} put into a closed channel", key=key)
 
 
 def end_of_stream(spec: ChannelSpec, owner: str, key: str) -> EndOfStream:
-    return _error(EndOfStream, spec, f"{owner} asked after the last item", key=key, why="the channel was closed")
+    what, why = f"{owner} asked after the last item", "the channel was closed"
+    return _error(EndOfStream, "end-of-stream", spec, what, key=key, why=why)
 
 
 def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
-    return _error(ChannelBroken, spec, f"broken for {owner}", why=why)
+    return _error(ChannelBroken, "channel-broken", spec, f"broken for {owner}", why=why)
 
 
 def silent(spec: ChannelSpec, owner: str, method: str, waited_s: float) -> ChannelTimeout:
     what = f"{owner} waited {waited_s:.1f} s for the channel itself to answer {method}"
     why = "the process that holds the channel is starting, overloaded or cut off"
     fix = "look at the load of the channel's node, or raise the deadline"
-    return _error(ChannelTimeout, spec, what, why=why, fix=fix)
+    return _error(ChannelTimeout, "channel-timeout", spec, what, why=why, fix=fix)
 
 
 def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
     what = f"this process waited {waited_s:.1f} s for the channel's lock"
     why = f"{holder} is in the middle of a change and does not go on: stopped, or the machine is overloaded"
-    return _error(ChannelTimeout, spec, what, why=why, fix="let it go on or end it; a dead process holds up no other")
+    fix = "let it go on or end it; a dead process holds up no other"
+    return _error(ChannelTimeout, "channel-timeout", spec, what, why=why, fix=fix)
 
 
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
@@ -99,25 +92,25 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
     what = f"{owner} used an undeclared key" + suggestion(near)
     why = f"declared keys: {listed(repr(k) for k in declared)}"
     fix = f"key={near!r}" if near else None
-    return _error(ChannelMisuse, spec, what, code="unknown-key", got=repr(key), why=why, fix=fix)
+    return _error(ChannelMisuse, "unknown-key", spec, what, got=repr(key), why=why, fix=fix)
 
 
 def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
     why = f"it was made with places for {spec.participants} {what}, and all are taken"
     fix = f"ChannelSpec(..., participants={2 * spec.participants})"
-    return _error(ChannelError, spec, f"no place for {owner}", code="channel-crowded", why=why, fix=fix)
+    return _error(ChannelError, "channel-crowded", spec, f"no place for {owner}", why=why, fix=fix)
 
 
 def name_too_long(spec: ChannelSpec, owner: str, name: str, limit_bytes: int) -> ChannelMisuse:
     what = f"{owner[:_SHOWN_CHARACTERS]} used a name or key that is too long"
     got = repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
     why = f"it may have {limit_bytes} bytes"
-    return _error(ChannelMisuse, spec, what, code="name-too-long", got=got, why=why, fix="a shorter one")
+    return _error(ChannelMisuse, "name-too-long", spec, what, got=got, why=why, fix="a shorter one")
 
 
 def bad_argument(spec: ChannelSpec, owner: str, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
     what, why = f"{owner} gave a wrong {name}", f"{name} is {wanted}"
-    return _error(ChannelMisuse, spec, what, code="bad-argument", got=repr(got), why=why, fix=fix)
+    return _error(ChannelMisuse, "bad-argument", spec, what, got=repr(got), why=why, fix=fix)
 
 
 def holding(stats: ChannelStats) -> str:

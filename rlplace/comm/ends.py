@@ -82,13 +82,10 @@ class Attachment:
             words[CHANGING] = 0
             raise
         finally:
-            wakes = queue.wakes
-            if wakes:
-                queue.wakes = []
+            wakes, queue.wakes = queue.wakes, []
             self.lock.release()
-            if wakes:
-                for number in wakes:
-                    self.wakers.wake(number)
+            for number in wakes:
+                self.wakers.wake(number)
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
         """As `run`, for what must not stay as it is: if a stopped process keeps the lock, with the next change."""
@@ -225,9 +222,7 @@ class LocalChannel(QueueEnd):
 
 def local_table(spec: ChannelSpec) -> Table:
     """A table in memory of this process."""
-    table = Table(spec, bytearray(Table(spec, inline=False).size_bytes), inline=False)
-    table.clear()
-    return table
+    return Table(spec, bytearray(Table(spec, inline=False).size_bytes), inline=False)
 
 
 class References:

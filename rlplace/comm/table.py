@@ -41,13 +41,13 @@ LOCK = 0  # eight words, between processes
     UNCONFIRMED,  # items that were taken for clients on other nodes and may come back
     PARTICIPANTS,  # records in use
     KEYS,  # records in use
-    NEWEST_VERSION,  # NO_VERSION: none was given so far
+    NEWEST_VERSION,  # 0 if none was given so far
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
     REASON,  # bytes, then text: why the channel is broken
 ) = range(8, 32)
 FIRST, LAST, COUNT = range(3)  # words of a line
-NO_VERSION = -(2**63)
+NO_VERSION = -1
 MAX_REASON_BYTES = 2048
 _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 
@@ -91,7 +91,10 @@ _INLINE_BUDGET = 16 << 20  # between these, what all entries together may take
 
 
 class Table:
-    """The memory of one channel, as integers, as reals and as bytes, and where its records begin, in words."""
+    """The memory of one channel, as integers, as reals and as bytes, and where its records begin, in words.
+
+    A new channel has only zeros.
+    """
 
     def __init__(self, spec: ChannelSpec, memory: bytearray | mmap.mmap | None = None, *, inline: bool = True) -> None:
         """`inline`: whether small items lie in their entries. `memory` None: only the sizes are asked for."""
@@ -108,10 +111,6 @@ class Table:
         self.data = memoryview(b"" if memory is None else memory)
         self.words = self.data.cast("q")
         self.reals: memoryview[float] = self.data.cast("d")
-
-    def clear(self) -> None:
-        """Make the table of a new channel, from zeros."""
-        self.words[NEWEST_VERSION] = NO_VERSION
 
     def release(self) -> None:
         """Let go of the memory. Any later access is a ValueError."""

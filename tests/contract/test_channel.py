@@ -257,6 +257,7 @@ WRONG_CALLS: list[Callable[[Any], Any]] = [
     lambda channel: channel.put("x", weight=float("nan")),
     lambda channel: channel.put("x", version="3"),
     lambda channel: channel.put("x", version=1.5),
+    lambda channel: channel.put("x", version=-1),
     lambda channel: channel.put("x", version=1 << 70),
     lambda channel: channel.put("x", timeout_s="1"),
     lambda channel: channel.get(key=3),

@@ -12,6 +12,7 @@ server has forgotten this process or was closed, the connection is broken for go
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import pickle
@@ -36,20 +37,15 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HAN
 NO_REPLY = Reply(0)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Waiter:
-    """A request until its caller has the answer. `arrived` is released once, with the connection's lock held.
+    """A request until its caller has the answer. No caller waits for the answer to a "withdraw"."""
 
-    No caller waits for the answer to a "withdraw".
-    """
-
-    __slots__ = ("arrived", "frames", "outgoing", "reply", "request")
-
-    def __init__(self, request: Request, outgoing: Sequence[Frame]) -> None:
-        self.request = request
-        self.outgoing = outgoing  # kept until the answer: it may have to be sent again
-        self.reply = NO_REPLY
-        self.frames: Sequence[zmq.Frame] = ()  # of the answer
-        self.arrived = threading.Lock()
+    request: Request
+    outgoing: Sequence[Frame] = ()  # kept until the answer: it may have to be sent again
+    reply: Reply = NO_REPLY
+    frames: Sequence[zmq.Frame] = ()  # of the answer
+    arrived: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # released once, by who has `_lock`
 
 
 class Connection:
@@ -80,6 +76,9 @@ class Connection:
         self._socket.connect(endpoint)
         self._reader = threading.Thread(target=self._read, name=f"rlplace {endpoint}", daemon=True)
         self._reader.start()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.endpoint, self.keys)
 
     def ask(
         self,
@@ -126,7 +125,7 @@ class Connection:
         self._reader.join()
 
     def _withdraw(self, serial: int) -> None:
-        gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"), ())
+        gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"))
         self._send(gone.request)  # kept until the server has confirmed it
 
     def _take_done(self) -> tuple[int, ...]:
@@ -258,7 +257,7 @@ class RemoteChannel(Channel):
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.connection.endpoint, self.connection.keys, self.spec, self.owner)
+        return type(self), (self.connection, self.spec), {"owner": self.owner}
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         packed, terms = self._pack(item), (key, weight, version, patience_s)
@@ -287,8 +286,3 @@ class RemoteChannel(Channel):
     def stats(self) -> ChannelStats:
         stats: ChannelStats = self.connection.ask(self, "stats").reply.value
         return stats
-
-
-def _rebuild(endpoint: str, keys: Keys, spec: ChannelSpec, owner: str) -> RemoteChannel:
-    """An end with a connection of its own."""
-    return RemoteChannel(Connection(endpoint, keys), spec).named(owner)

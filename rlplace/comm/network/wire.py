@@ -76,19 +76,14 @@ def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.P
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
     """What arrived in one frame is not copied if it is large: it has memory of its own, aligned to 8 bytes."""
-    if not size:
-        return bytearray()
-    first = next(frames)
-    if len(first) == size:
-        return first.buffer if size > INLINE_BYTES else bytearray(first.bytes)
-    whole = np.empty(size, np.uint8)
-    at, frame = 0, first
-    while True:
+    whole, at = np.empty(size, np.uint8), 0
+    while at < size:
+        frame = next(frames)
+        if len(frame) == size > INLINE_BYTES:
+            return frame.buffer
         whole[at : at + len(frame)] = frame.buffer
         at += len(frame)
-        if at == size:
-            return whole
-        frame = next(frames)
+    return whole
 
 
 PROBE_S = 1.0  # a channel server looks this often for clients that are gone

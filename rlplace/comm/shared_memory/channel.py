@@ -40,8 +40,9 @@ class ItemStore:
         self.arenas = arenas
         self.pack = codec.Packers(self._room).pack
 
-    def is_small(self, packed: codec.Packed) -> bool:
-        return type(packed) is bytes and len(packed) <= self._room
+    def inline(self, packed: codec.Packed | None) -> bytes | None:
+        """The item if it lies in its entry, else None: it follows by `fill`."""
+        return packed if isinstance(packed, bytes) and len(packed) <= self._room else None
 
     def write(self, packed: codec.Packed) -> bytes | int:
         if isinstance(packed, bytes):
@@ -122,10 +123,7 @@ def _make(path: Path, spec: ChannelSpec) -> None:
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
             mapped[-len(text) :] = text
-            table = Table(spec, mapped)
-            table.words[SPEC_BYTES] = len(text)
-            table.clear()
-            table.release()
+            mapped[8 * SPEC_BYTES : 8 * SPEC_BYTES + 8] = len(text).to_bytes(8, "little")
             SharedLock.make(mapped, 8 * LOCK)
         os.link(new, path)  # unlike rename, refuses to replace another channel of this name
     except OSError as error:
@@ -157,7 +155,7 @@ class SharedChannel(QueueEnd):
         return self._attachment.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self.path, self.owner)
+        return type(self).attach, (self.path,), {"owner": self.owner}
 
     def destroy(self) -> None:
         """Break the channel for every end and remove its file; for its maker. Idempotent."""
@@ -172,7 +170,7 @@ class SharedChannel(QueueEnd):
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         attachment = self._attachment
         packed = attachment.store.pack(item)
-        put = Put(self.owner, key, weight, version, packed if attachment.store.is_small(packed) else None)
+        put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
         attachment.attempt(attachment.queue.put, put, patience_s)
         if put.entry:
             self.fill(put, packed)
@@ -206,8 +204,7 @@ class SharedChannel(QueueEnd):
     ) -> Put:
         """An item. None: credit for one whose data is still on its way: `fill` it or `give_back`."""
         attachment = self._attachment
-        small = packed is not None and attachment.store.is_small(packed)
-        put = Put(self.owner, key, weight, version, packed if small else None)
+        put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
         await attachment.attempt_async(attachment.queue.put, put, patience_s)
         if packed is not None and put.entry:
             self.fill(put, packed)
@@ -240,7 +237,3 @@ class SharedChannel(QueueEnd):
     def died(self) -> None:
         """The process of this end's owner has ended or cannot be reached any more."""
         self._attachment.undo(self._attachment.queue.end_of_owner, self.owner)
-
-
-def _attached(path: Path, owner: str) -> SharedChannel:
-    return SharedChannel.attach(path).named(owner)

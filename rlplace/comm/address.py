@@ -17,16 +17,16 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlplace.comm import channel_errors
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.ends import LocalChannel
+from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelError
 
 if TYPE_CHECKING:
     from rlplace.comm.network import Connection, Keys
-    from rlplace.comm.shared_memory.channel import SharedChannel
 
 
 class Branch(NamedTuple):
@@ -44,20 +44,15 @@ class SpreadChannel(Channel):
         super().__init__(spec)
         self._branches = tuple(branches)
         self._branch_of = {key: branch for branch in branches for key in branch.keys}
-        self._ends: dict[str, Channel] = {}  # by key, filled on first use
-
-    def named(self, owner: str) -> Self:
-        end = super().named(owner)
-        end._ends = {}
-        return end
+        self._ends: dict[tuple[str, str], Channel] = {}  # by owner and key, filled on first use
 
     def _end(self, key: str) -> Channel:
-        end = self._ends.get(key)
+        end = self._ends.get((self.owner, key))
         if end is None:
             branch = self._branch_of.get(key)
             if branch is None:
                 raise channel_errors.unknown_key(self.spec, self.owner, key)
-            end = self._ends[key] = branch.connect().named(self.owner)
+            end = self._ends[self.owner, key] = branch.connect().named(self.owner)
         return end
 
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
@@ -121,8 +116,6 @@ class ProcessChannels:
             return self._local[spec.name]
 
     def shared(self, path: Path) -> SharedChannel:
-        from rlplace.comm.shared_memory.channel import SharedChannel
-
         with self._lock:
             if path not in self._shared:
                 self._shared[path] = SharedChannel.attach(path)
@@ -206,10 +199,12 @@ class ChannelAddress:
     locations: tuple[Location, ...]
 
     def connect(self, place: Place) -> Channel:
-        """This place's end. Several locations are connected one by one, when first used."""
+        """This place's end."""
+        return self.joined(lambda location: location.connect(place))
+
+    def joined(self, connect: Callable[[Location], Channel]) -> Channel:
+        """An end of what `connect` makes of the locations: of several one by one, when first used."""
         if len(self.locations) == 1:
-            return self.locations[0].connect(place)
-        branches = [
-            Branch(location.spec.keys or (), functools.partial(location.connect, place)) for location in self.locations
-        ]
+            return connect(self.locations[0])
+        branches = [Branch(each.spec.keys or (), functools.partial(connect, each)) for each in self.locations]
         return SpreadChannel(self.spec, branches)

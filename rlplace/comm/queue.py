@@ -306,10 +306,15 @@ class QueueMachine:
     def withdraw(self, request: Put | Get, now: float) -> None:
         """The request waits no longer. Idempotent."""
         if request.waiter and not self.words[t.BROKEN]:
-            line = self.words[request.waiter + t.W_LINE]
-            self._depart(request, now)
-            self._wake_after(line, now)
+            self._leave(request.waiter, now)
         request.waiter = 0
+
+    def _leave(self, waiter: int, now: float) -> None:
+        """It was not served: what it was woken for is for the next of its line."""
+        line = self.words[waiter + t.W_LINE]
+        self._remove(waiter, now)
+        items = line - t.K_GETTERS + t.K_ITEMS
+        self._wake(line, self._credit() if line == t.PUTTERS else self.words[items + t.COUNT], now)
 
     def _depart(self, request: Put | Get, now: float) -> None:
         waiter, request.waiter = request.waiter, 0
@@ -373,12 +378,6 @@ class QueueMachine:
             if not woken or now - woken < STALLED_S:
                 supply -= 1
             waiter = words[waiter + t.W_NEXT]
-
-    def _wake_after(self, line: int, now: float) -> None:
-        """A waiter left this line: what it was woken for is for the next."""
-        self._wake(
-            line, self._credit() if line == t.PUTTERS else self.words[line - t.K_GETTERS + t.K_ITEMS + t.COUNT], now
-        )
 
     def _wake_all(self, line: int) -> None:
         self.wakes += [self.words[waiter + t.W_WAKER] for waiter in self._waiters(line)]
@@ -451,9 +450,7 @@ class QueueMachine:
             return
         for waiter in self._waiting():
             if words[waiter + t.W_OWNER] in participants:
-                line = words[waiter + t.W_LINE]
-                self._remove(waiter, now)
-                self._wake_after(line, now)
+                self._leave(waiter, now)
         for entry in self._all_entries():
             if words[entry + t.E_STATE] == t.AWAITED and words[entry + t.E_OWNER] in participants:
                 self._cancel(entry, now)

@@ -17,7 +17,7 @@ import graphlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from rlplace.comm.channel import Channel, ChannelStats
 from rlplace.comm.channel_errors import holding, listed
@@ -116,12 +116,9 @@ class Watchdog:
     waited for each other as long. Looks from a thread of its own while it is entered; it stops nothing.
     """
 
-    def __init__(
-        self, channels: Mapping[str, Channel], *, stall_s: float, log: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, channels: Mapping[str, Channel], *, stall_s: float) -> None:
         self._channels = channels
         self._stall_s = stall_s
-        self._log = log or logging.getLogger("rlplace").warning
         self._moved: dict[str, tuple[int, float]] = {}  # channel -> puts and gets, and since when there are no more
         self._reported: set[str] = set()  # channels and workers
         self._over = threading.Event()
@@ -166,4 +163,4 @@ class Watchdog:
         while not self._over.wait(min(self._stall_s / _LOOKS, _LOOK_S)):
             due = self.look(time.monotonic())
             if due is not None:
-                self._log(due)
+                logging.getLogger("rlplace").warning(due)

@@ -290,15 +290,12 @@ class Arena:
         if 0 <= now - self._reals[LOOKED] < pause_s:
             return False
         self._reals[LOOKED] = now
-        alive, found = {self._me: True}, False
+        holders = {words[segment // 8 + HOLDER] for segment in self._segments()}
+        dead = {holder for holder in holders if holder > 0 and not processes.alive(holder)}
         for segment in self._segments():
-            holder = words[segment // 8 + HOLDER]
-            if holder > 0 and holder not in alive:
-                alive[holder] = processes.alive(holder)
-            if holder > 0 and not alive[holder]:
-                found = True
+            if words[segment // 8 + HOLDER] in dead:
                 self._give_back(segment)
-        return found
+        return bool(dead)
 
     def _segments(self) -> Iterator[int]:
         segment = _FIRST_SEGMENT

@@ -88,16 +88,13 @@ def spill_of(folder: Path) -> Path | None:
     return link if link.stat().st_uid == os.getuid() else None  # any user may make folders in /tmp
 
 
-def sweep(parent: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the folders of this user whose owner is dead; returns them."""
-    removed = []
+def sweep(parent: Path) -> None:
+    """Remove the folders of this user whose owner is dead."""
     for path in parent.glob(f"{_prefix()}*"):
         lock = _lock_of(path)
         if lock is not None:
             _remove(path)
             os.close(lock)
-            removed.append(path)
-    return removed
 
 
 def _lock_of(path: Path) -> int | None:

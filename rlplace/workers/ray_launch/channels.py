@@ -23,16 +23,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm import channel_errors
-from rlplace.comm.address import (
-    Branch,
-    ChannelAddress,
-    Location,
-    NodeLocation,
-    Place,
-    ProcessLocation,
-    ServerAddress,
-    SpreadChannel,
-)
+from rlplace.comm.address import ChannelAddress, Location, NodeLocation, Place, ProcessLocation, ServerAddress
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
@@ -91,9 +82,7 @@ class JobChannels:
                 found.append(self._node_location(branch, planned.node))
         found = found or [self._node_location(spec, self._place.node)]
         address = self._addresses[spec.name] = ChannelAddress(spec=spec, locations=tuple(found))
-        served = self._served(address, {self._place.node}).locations
-        branches = [Branch(each.spec.keys or (), functools.partial(self._end, each)) for each in served]
-        return branches[0].connect() if len(branches) == 1 else SpreadChannel(spec, branches)
+        return self._served(address, {self._place.node}).joined(self._end)
 
     def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, ChannelAddress]:
         """Return the addresses of channels for workers on `nodes`. Raises ClusterError for one not made here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import queue
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -80,21 +80,20 @@ def test_an_idle_job_and_a_busy_one_are_not_reported(channels: dict[str, LocalCh
         taken.result(PATIENCE_S)
 
 
-def test_a_deadlock_beside_a_channel_that_moves_is_found(channels: dict[str, LocalChannel], start: Start) -> None:
+def test_a_deadlock_beside_a_channel_that_moves_is_found(
+    channels: dict[str, LocalChannel], start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     actions, observations = both_have_met(channels)
-    reported: queue.SimpleQueue[str] = queue.SimpleQueue()
     start(functools.partial(actions.get, key="0"))
     start(functools.partial(observations.get, key="0"))
-    with Watchdog(channels, stall_s=0.02, log=reported.put):
-        text = ""
-        while "deadlock" not in text:  # the other keys of both channels are never still
+    with caplog.at_level(logging.WARNING, "rlplace"), Watchdog(channels, stall_s=0.02):
+        while "deadlock" not in caplog.text:  # the other keys of both channels are never still
             for channel, producer, consumer in (("observations", "env", "rollout"), ("actions", "rollout", "env")):
                 channels[channel].named(f"{producer} rank 0").put(0, key="1")
                 channels[channel].named(f"{consumer} rank 0").get(key="1")
-            text = "" if reported.empty() else reported.get()
+    text = caplog.messages[-1]
     assert "deadlock: env rank 0 -> rollout rank 0 -> env rank 0" in text
     assert "s for an item, at key '0', from rollout rank 0" in text.replace(" at key", ", at key")
-    assert reported.empty()
 
 
 # ── the report of a moment ───────────────────────────────────────────────────────────────────────────────────────────

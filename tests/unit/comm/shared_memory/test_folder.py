@@ -46,7 +46,8 @@ def test_what_a_killed_owner_left_is_swept_by_the_next_job(tmp_path: Path) -> No
         left = Path(owner.stdout.readline().strip())
         spill = (left / "spill").resolve()
         assert spill.exists()
-        assert sweep(tmp_path) == []
+        sweep(tmp_path)
+        assert spill.exists()
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     assert left.exists()
@@ -65,7 +66,7 @@ def test_only_abandoned_folders_of_this_user_are_swept(tmp_path: Path) -> None:
     abandoned = tmp_path / f"rlplace-{os.getuid()}-old"
     abandoned.mkdir()
     (abandoned / "spill").symlink_to(elsewhere)  # not the spill of this folder: it has another name
-    assert sweep(tmp_path) == [abandoned]
+    sweep(tmp_path)
     assert (elsewhere / "kept").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["elsewhere", "rlplace-other", f"rlplace-{os.getuid()}-link", f"rlplace-{os.getuid()}-file"]

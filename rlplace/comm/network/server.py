@@ -20,7 +20,6 @@ import pickle
 import resource
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import zmq
 
@@ -35,11 +34,7 @@ _LOG = logging.getLogger(__name__)
 _OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
 
 
-class Answer(NamedTuple):
-    """Kept until the client has it: sent again when it asks again."""
-
-    envelope: bytes
-    frames: Sequence[Frame] = ()
+Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
 
 class Session:
@@ -52,7 +47,7 @@ class Session:
         self.client = client
         self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, Answer] = {}  # each until the client has it: sent again when it asks again
         # Credit that is neither filled nor withdrawn, items that have not arrived; by serial.
         self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
@@ -246,12 +241,12 @@ class ChannelServer:
             session.performing[request.serial] = task
 
     def _send(self, session: Session, reply: Reply) -> None:
-        self._deliver(session, Answer(wire.pack(reply)))
+        self._deliver(session, [wire.pack(reply)])
 
     def _deliver(self, session: Session, answer: Answer) -> None:
         """Never waits: memory is bounded by what clients wait for. What cannot be delivered now is asked for again."""
         try:
-            self._socket.send_multipart((session.client, answer.envelope, *answer.frames), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart((session.client, *answer), zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -266,12 +261,12 @@ class ChannelServer:
         try:
             answer = await self._do(session, request, frames)
         except ChannelError as refusal:
-            answer = Answer(wire.pack(Reply(request.serial, error=refusal)))
+            answer = [wire.pack(Reply(request.serial, error=refusal))]
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
             why = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else _text(error)
             broken = ChannelBroken.about("channel-broken", f"channel {request.channel}", what, why=why)
-            answer = Answer(wire.pack(Reply(request.serial, error=broken)))
+            answer = [wire.pack(Reply(request.serial, error=broken))]
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)
@@ -296,7 +291,7 @@ class ChannelServer:
             get = await end.take(*request.arguments)
             try:
                 marks, taken = wire.enclose((packed for packed, _, _ in get.taken), self._keys.frame_bytes)
-                answer = Answer(wire.pack(Reply(request.serial, marks=marks)), taken)
+                answer = [wire.pack(Reply(request.serial, marks=marks)), *taken]
             except Exception:
                 _settle(end, end.give_back, get)  # the client gets an error instead
                 raise
@@ -305,4 +300,4 @@ class ChannelServer:
         else:
             assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)
-        return Answer(wire.pack(Reply(request.serial, value=value)))
+        return [wire.pack(Reply(request.serial, value=value))]

@@ -7,8 +7,8 @@
     RemoteChannel ─┴─ Connection ══ tcp, CURVE ══▶ ChannelServer ┴─▶ Channel "answers"
 """
 
-from rlplace.comm.network.auth import JobKeys, JobPassword, Keys
 from rlplace.comm.network.connection import Connection, RemoteChannel
 from rlplace.comm.network.server import ChannelServer
+from rlplace.comm.network.wire import JobKeys, JobPassword, Keys
 
 __all__ = ["ChannelServer", "Connection", "JobKeys", "JobPassword", "Keys", "RemoteChannel"]

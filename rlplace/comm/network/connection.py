@@ -28,8 +28,7 @@ from zmq.utils.monitor import parse_monitor_message
 from rlplace.comm import channel_errors, codec
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.network import wire
-from rlplace.comm.network.auth import Keys
-from rlplace.comm.network.wire import LOST_S, Frame, Reply, Request
+from rlplace.comm.network.wire import LOST_S, Frame, Keys, Reply, Request
 
 CONNECT_S = 10.0  # how long the first connection may take
 GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent

@@ -19,20 +19,23 @@ import logging
 import pickle
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from rlplace.comm.network import wire
-from rlplace.comm.network.auth import Authenticator, Keys
-from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Reply, Request
+from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Keys, Reply, Request
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
 _OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
-
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: envelopes, encryption
+_HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
@@ -102,6 +105,70 @@ def _allow_open_files() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Authenticator:
+    """Guards `server` from before it is bound: ZeroMQ asks here before a connection is let in (ZAP, RFC 27).
+
+    Its two sockets are read in the server's loop, by `answer` and `notice`. A connection without the job's keys, or
+    without a handshake at all, gets no further. The first is logged.
+    """
+
+    def __init__(self, context: zmq.Context, server: zmq.Socket, keys: Keys) -> None:
+        """One per context."""
+        self._keys = keys
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind("inproc://zeromq.zap.01")
+        keys.guard(server)
+        server.zap_domain = b"rlplace"
+        server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES  # also of strangers, before any key is shown
+        server.handshake_ivl = int(_HANDSHAKE_S * 1000)
+        self.monitor = server.get_monitor_socket(_EVENTS)
+        self.refused = 0
+        self._came = self._let_in = 0
+        self._undecided: dict[int, float] = {}  # connections that may still be at their handshake, and since when
+
+    def answer(self) -> None:
+        """Answer all connections that ask to be let in."""
+        while True:
+            try:
+                asked = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, request, _domain, _address, _identity, mechanism, *credentials = asked
+            known = mechanism == self._keys.mechanism and self._keys.admits(credentials)
+            verdict = (b"200", b"OK") if known else (b"400", b"not of this job")
+            self.socket.send_multipart([version, request, *verdict, b"", b""])
+
+    def notice(self, endpoint: str) -> None:
+        """Count the connections that the server at `endpoint` refused, a few seconds late where many come at once.
+
+        ZeroMQ reports which came and which left, but not which of those that came were let in.
+        """
+        now = time.monotonic()
+        while True:
+            try:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._came += 1
+                self._undecided[event["value"]] = now
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._undecided.pop(event["value"], None)
+            else:
+                self._let_in += 1
+                if len(self._undecided) == 1:  # then it is the one
+                    self._undecided.clear()
+        self._undecided = {fd: since for fd, since in self._undecided.items() if now - since < _HANDSHAKE_S + 1}
+        refused = self._came - self._let_in - len(self._undecided)
+        if refused > 0 and not self.refused:
+            _LOG.warning(
+                "channel server %s refused a connection that did not show this job's keys; later ones are only counted",
+                endpoint,
+            )
+        self.refused = max(self.refused, refused)
 
 
 class ChannelServer:

@@ -1,4 +1,4 @@
-"""Messages between a connection and its channel server, and how their sockets are set up.
+"""What a connection and its channel server share: messages, the keys of a job, and how sockets are set up.
 
 A message is a small envelope, and large buffers behind it as frames. Both sides decode pickles, which runs code:
 nothing here may see a message of a peer that was not authenticated. Queues of sockets are unlimited, since credit
@@ -9,14 +9,17 @@ the same stream and cut the connection in the middle of it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import pickle
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import zmq
+from zmq.utils import z85
 
 from rlplace.comm import codec
 from rlplace.errors import ClusterError
@@ -84,6 +87,72 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
         whole[at : at + len(frame)] = frame.buffer
         at += len(frame)
     return whole
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobKeys:
+    """CURVE: all is encrypted, and each side proves that it is of this job. Costs most of a fast network's speed.
+
+    Made once per job and given to its workers only. Both ends of a connection hold the same.
+    """
+
+    mechanism: ClassVar[bytes] = b"CURVE"
+    # A larger buffer is cut into frames of so many bytes: while one is sent, the next is prepared. Encrypting takes
+    # longer than sending: both ends at work make half as much again.
+    frame_bytes: ClassVar[int] = 1 << 20
+
+    server_public: bytes
+    server_secret: bytes = dataclasses.field(repr=False)
+    client_public: bytes
+    client_secret: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def create(cls) -> JobKeys:
+        (server_public, server_secret), (client_public, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls(server_public, server_secret, client_public, client_secret)
+
+    def guard(self, server: zmq.Socket) -> None:
+        """Prepare the listening socket, before it binds."""
+        server.curve_server = True
+        server.curve_publickey = self.server_public
+        server.curve_secretkey = self.server_secret
+
+    def show(self, client: zmq.Socket) -> None:
+        """Prepare a connecting socket, before it connects."""
+        client.curve_serverkey = self.server_public
+        client.curve_publickey = self.client_public
+        client.curve_secretkey = self.client_secret
+
+    def admits(self, credentials: list[bytes]) -> bool:
+        """Whether these are a client of this job."""
+        return len(credentials) == 1 and secrets.compare_digest(z85.encode(credentials[0]), self.client_public)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobPassword:
+    """PLAIN: keeps strangers and other jobs out, hides nothing. For an interface that only the cluster uses."""
+
+    mechanism: ClassVar[bytes] = b"PLAIN"
+    frame_bytes: ClassVar[int] = 32 << 20  # large: there is nothing to prepare, and joining frames is a copy
+
+    password: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def create(cls) -> JobPassword:
+        return cls(password=secrets.token_urlsafe(32))
+
+    def guard(self, server: zmq.Socket) -> None:
+        server.plain_server = True
+
+    def show(self, client: zmq.Socket) -> None:
+        client.plain_username = b"job"
+        client.plain_password = self.password.encode()
+
+    def admits(self, credentials: list[bytes]) -> bool:
+        return len(credentials) == 2 and secrets.compare_digest(credentials[1], self.password.encode())
+
+
+Keys = JobKeys | JobPassword
 
 
 PROBE_S = 1.0  # a channel server looks this often for clients that are gone

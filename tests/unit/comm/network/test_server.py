@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network import ChannelServer, Connection, JobKeys, JobPassword, RemoteChannel, auth, wire
+from rlplace.comm.network import ChannelServer, Connection, JobKeys, JobPassword, RemoteChannel, wire
 from rlplace.comm.network.server import Session
 from rlplace.comm.network.wire import Request
 from rlplace.comm.shared_memory.channel import SharedChannel
@@ -116,7 +116,7 @@ def test_a_stranger_beside_a_client_is_counted(
     address = server.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((address[0], int(address[1]))):
         reach(server, keys).put("x")
-    monkeypatch.setattr(auth, "_HANDSHAKE_S", -1.0)  # as if all handshakes were over
+    monkeypatch.setattr("rlplace.comm.network.server._HANDSHAKE_S", -1.0)  # as if all handshakes were over
     refused(server, 1)
 
 

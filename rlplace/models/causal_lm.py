@@ -89,8 +89,8 @@ class PackedLm(nn.Module):
         return states
 
     @property
-    def head(self) -> nn.Module | None:
-        return cast("nn.Module | None", self.lm.get_output_embeddings())
+    def head(self) -> nn.Linear:
+        return cast(nn.Linear, self.lm.get_output_embeddings())  # any other is refused when the model is built
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -122,8 +122,7 @@ class PackedLm(nn.Module):
 class CausalLm(PackedLm):
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
-        head = cast(nn.Linear, self.head)
-        return token_scores(self.hidden(packed), head.weight, packed.targets, temperature)
+        return token_scores(self.hidden(packed), self.head.weight, packed.targets, temperature)
 
 
 class ValuedScores(NamedTuple):
@@ -140,12 +139,11 @@ class ActorCriticLm(CausalLm):
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__(lm)
-        width = cast(nn.Linear, self.head).in_features
-        lm.score = nn.Linear(width, 1, bias=False, device="meta", dtype=lm.dtype)
+        lm.score = nn.Linear(self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype)
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
         hidden = self.hidden(packed)
-        scores = token_scores(hidden, cast(nn.Linear, self.head).weight, packed.targets, temperature)
+        scores = token_scores(hidden, self.head.weight, packed.targets, temperature)
         return ValuedScores(*scores, self._values(hidden))
 
 
@@ -162,8 +160,8 @@ class ValueLm(PackedLm):
         return self._values(self.hidden(packed))
 
     @property
-    def head(self) -> nn.Module | None:
-        return cast("nn.Module | None", getattr(self.lm, "score", None))
+    def head(self) -> nn.Linear:
+        return cast(nn.Linear, getattr(self.lm, "score", None))
 
     def saved_config(self) -> Mapping[str, object]:
         """Return what makes transformers load a head of one number."""
@@ -179,8 +177,7 @@ class RewardLm(ValueLm):
     def forward(self, packed: Packed) -> Tensor:
         """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
         last = self.states(packed)[packed.edges[1:].long() - 1]
-        head = cast(nn.Linear, self.head).weight
-        return (last.float() @ head.float().t()).squeeze(-1)
+        return (last.float() @ self.head.weight.float().t()).squeeze(-1)
 
 
 def reward_lm(head: str) -> type[RewardLm]:

@@ -17,8 +17,6 @@ Split = Literal["train", "held_out"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
-
     role: Literal["system", "user", "assistant"]
     content: str
 

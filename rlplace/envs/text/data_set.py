@@ -116,20 +116,16 @@ def _json_lines(file: Path) -> list[Row]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = Source(file=str(file), line=number)
+            place, shown = Source(file=str(file), line=number), line.decode("utf-8", "replace").strip()
             try:
                 values = json.loads(line)
             except ValueError as error:  # of JSON or of UTF-8
-                raise _bad_row("a line is no row", _shown(line), place, f"JSON: {error}") from error
+                raise _bad_row("a line is no row", shown, place, f"JSON: {error}") from error
             if not isinstance(values, dict):
                 why = 'a line is one object: {"prompt": ..., "answer": ...}'
-                raise _bad_row("a line is no row", _shown(line), place, why)
+                raise _bad_row("a line is no row", shown, place, why)
             rows.append((values, place))
     return rows
-
-
-def _shown(line: bytes) -> str:
-    return line.decode("utf-8", "replace").strip()
 
 
 def _parquet(file: Path) -> list[Row]:

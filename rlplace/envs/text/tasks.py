@@ -133,10 +133,9 @@ class ToyText:
     size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
-        games = _games()
-        if game not in games:
-            raise unknown_choice("game", game, games, why="games with words: " + ", ".join(games))
-        self._name, self._id, self._game = f"{seed}/{split}", game, games[game]
+        if game not in _GAMES:
+            raise unknown_choice("game", game, _GAMES, why="games with words: " + ", ".join(_GAMES))
+        self._name, self._id, self._game = f"{seed}/{split}", game, _GAMES[game]
         self._options: dict[str, Any] = dict(options or {})
         self._idle = [self._make()]  # to make some is slow; arguments that it does not take are refused here
 
@@ -177,26 +176,6 @@ class ToyTextGame:
         return {"score": self._score}
 
 
-def _games() -> Mapping[str, WordedGame]:
-    return {
-        "FrozenLake-v1": WordedGame(
-            "You are P on a frozen lake of F (ice), H (hole) and G (goal). Reach G; a hole ends the game.",
-            ("left", "down", "right", "up"),
-            _frozen_lake,
-        ),
-        "Taxi-v4": WordedGame(
-            "You drive a taxi: fetch the passenger, bring them where they want to go, and let them out there.",
-            ("south", "north", "east", "west", "pickup", "dropoff"),
-            _taxi,
-        ),
-        "Blackjack-v1": WordedGame(
-            "You play blackjack against a dealer: come nearer to 21 than they do, and not above it.",
-            ("stick", "hit"),
-            _blackjack,
-        ),
-    }
-
-
 def _frozen_lake(env: Any, observation: Any) -> str:
     place, width = int(observation), env.ncol
     cells = [cell.decode() for cell in env.desc.ravel()]
@@ -221,6 +200,25 @@ def _taxi(env: Any, observation: Any) -> str:
 def _blackjack(env: Any, observation: Any) -> str:
     own, dealer, ace = observation
     return f"You have {own}{' with an ace that counts 11' if ace else ''}. The dealer shows {dealer}."
+
+
+_GAMES: Mapping[str, WordedGame] = {
+    "FrozenLake-v1": WordedGame(
+        "You are P on a frozen lake of F (ice), H (hole) and G (goal). Reach G; a hole ends the game.",
+        ("left", "down", "right", "up"),
+        _frozen_lake,
+    ),
+    "Taxi-v4": WordedGame(
+        "You drive a taxi: fetch the passenger, bring them where they want to go, and let them out there.",
+        ("south", "north", "east", "west", "pickup", "dropoff"),
+        _taxi,
+    ),
+    "Blackjack-v1": WordedGame(
+        "You play blackjack against a dealer: come nearer to 21 than they do, and not above it.",
+        ("stick", "hit"),
+        _blackjack,
+    ),
+}
 
 
 class TextArena:

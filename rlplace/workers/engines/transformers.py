@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 import random
 from collections.abc import Sequence
@@ -96,21 +97,22 @@ class TransformersEngine(ModuleEngine):
         self.cached_tokens = 0
         self._seed = rollout.seed if rollout.seed is not None else int.from_bytes(os.urandom(4), "little")
         super().__init__(self._model, device, owner)
-        self._shape = RowShape.of(config, tokens=settings.context, dtype=dtype)
+        self._make_cache = functools.partial(BatchCache, config, dtype, tokens=settings.context)
+        each = self._make_cache(rows=1, device=torch.device("meta")).size_bytes
         # One row for each answer of full length. There may be more of them than are ever used: the plan counts the
         # whole limit as held.
         total = settings.emulated_memory
         if self._torch_device.type != "cpu":
             total = torch.cuda.get_device_properties(self._torch_device).total_memory
         limit = settings.cache_bytes(total, self._weight_bytes)
-        self._rows = limit // self._shape.size_bytes
+        self._rows = limit // each
         if self._rows < 1:
-            key, each = "rollout.kv_cache_memory", self._shape.size_bytes
+            key = "rollout.kv_cache_memory"
             why = f"this model keeps {each} bytes for {settings.context} tokens of prompt and answer"
             raise ConfigError.of(
                 "kv-cache-too-small", key, f"{owner}: not one answer fits", str(limit), why, f"{key}: {each}"
             )
-        self._workspace_bytes = self._rows * self._shape.size_bytes
+        self._workspace_bytes = self._rows * each
         self._most = min(self._rows, rollout.step_sequences)
 
     @property
@@ -129,7 +131,7 @@ class TransformersEngine(ModuleEngine):
         return super().move(to)
 
     def _set_workspace(self, *, made: bool) -> None:
-        self._cache = BatchCache(self._rows, self._shape, self._torch_device) if made else None
+        self._cache = self._make_cache(rows=self._rows, device=self._torch_device) if made else None
 
     @property
     def _held_workspace_bytes(self) -> int:
@@ -243,44 +245,22 @@ class TransformersEngine(ModuleEngine):
 #   row 2   . . . . . . . . . .      the rows in use are the first ones, so that a batch of them is a view
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RowShape:
-    """The shape of one row for one model."""
-
-    layers: int
-    heads: int
-    tokens: int
-    head_size: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, model: PretrainedConfig, *, tokens: int, dtype: torch.dtype) -> RowShape:
-        heads = model.num_attention_heads
-        return cls(
-            layers=model.num_hidden_layers,
-            heads=getattr(model, "num_key_value_heads", None) or heads,
-            tokens=tokens,
-            head_size=getattr(model, "head_dim", None) or model.hidden_size // heads,
-            dtype=dtype,
-        )
-
-    @property
-    def size_bytes(self) -> int:
-        return 2 * self.layers * self.heads * self.tokens * self.head_size * self.dtype.itemsize
-
-
 class BatchCache(Cache):
     """The pool as a model's cache: a forward pass adds one token to each of the first rows. Owns the memory.
 
     The model must be given the mask and the positions: only `update` is asked of this cache.
     """
 
-    def __init__(self, rows: int, shape: RowShape, device: torch.device) -> None:
+    def __init__(
+        self, model: PretrainedConfig, dtype: torch.dtype, *, rows: int, tokens: int, device: torch.device
+    ) -> None:
         super().__init__(layers=[])
-        size = (rows, shape.heads, shape.tokens, shape.head_size)
+        layers, heads = model.num_hidden_layers, model.num_attention_heads
+        key_heads = getattr(model, "num_key_value_heads", None) or heads
+        size = (rows, key_heads, tokens, getattr(model, "head_dim", None) or model.hidden_size // heads)
         # Zeros, not whatever was in memory: what is masked is still multiplied, and NaN times 0 is NaN.
-        pools = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2 * shape.layers)]
-        self._keys, self._values = pools[: shape.layers], pools[shape.layers :]
+        pools = [torch.zeros(size, dtype=dtype, device=device) for _ in range(2 * layers)]
+        self._keys, self._values = pools[:layers], pools[layers:]
         self._device = device
         self._rows = self._columns = torch.empty(0, dtype=torch.long, device=device)
         self._longest = 0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.read import read_config
-from rlplace.envs import describe
+from rlplace.envs.registry import describe
 from rlplace.metrics import reduce_metrics
 from rlplace.models.mlp import build_policy
 from rlplace.placement import make_plan

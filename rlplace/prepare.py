@@ -16,8 +16,7 @@ from typing import Any
 from rlplace.config.compose import Composed
 from rlplace.config.read import no_folder, read_config, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
-from rlplace.envs import describe
-from rlplace.envs.registry import check, check_task, missing_library
+from rlplace.envs.registry import check, check_task, describe, missing_library
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source, source_of
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of

@@ -17,7 +17,7 @@ import yaml
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
-from rlplace.envs import describe
+from rlplace.envs.registry import describe
 from rlplace.errors import OutputError
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor

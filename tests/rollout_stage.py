@@ -10,7 +10,7 @@ from typing import Any
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
-from rlplace.envs import describe
+from rlplace.envs.registry import describe
 from rlplace.metrics import Metrics
 from rlplace.models.mlp import build_policy
 from rlplace.placement.machines.topology import Topology

@@ -1,5 +1,1 @@
-"""Simulator adapters behind one contract; importing this imports no simulator library."""
-
-from rlplace.envs.registry import check, describe, find_adapter, row_seeds
-
-__all__ = ["check", "describe", "find_adapter", "row_seeds"]
+"""Simulators and text tasks behind their contracts; importing this imports no simulator library."""

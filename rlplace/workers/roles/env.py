@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.contract import DiscreteActions, Simulator, Spaces, StepResult
+from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory

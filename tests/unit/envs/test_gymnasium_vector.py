@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlplace.config.schema import SimulatorEnvConfig
-from rlplace.envs import find_adapter, row_seeds
 from rlplace.envs.gymnasium_vector import GymnasiumVector
+from rlplace.envs.registry import find_adapter, row_seeds
 from tests.gyms import Script
 
 ZEROS = np.zeros(1, np.int64)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rlplace.config.schema import SimulatorEnvConfig
-from rlplace.envs import check, describe, find_adapter
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
+from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError, Problem
 
 

@@ -199,7 +199,8 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
     """The most that channels and weights take of each node's shared memory.
 
-    `item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`."""
+    `item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`.
+    """
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
         participants = participants_of(channel, plan.placement)

@@ -192,9 +192,6 @@ class DeviceSync:
         return {"sync": {Part.SYNC: size}} if size else {}
 
 
-THROUGH_HOST = DeviceSync()
-
-
 def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
     """Bytes of tensors that are given by their elements."""
     return [(elements * each, times) for elements, times in tensors]
@@ -216,7 +213,7 @@ class TrainingDemand:
     block: TrainedConfig
     sequence_length: int
     packed: bool = False  # passes have the block's token_budget, instead of micro_batch sequences
-    sync: DeviceSync = THROUGH_HOST
+    sync: DeviceSync = DeviceSync()
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
 
     def footprint(self, placed: Placed) -> Footprint:
@@ -341,7 +338,7 @@ class EngineDemand:
     model: ModelShape
     block: TextRolloutConfig
     sequence_length: int  # the longest; the cache must hold at least one such
-    sync: DeviceSync = THROUGH_HOST
+    sync: DeviceSync = DeviceSync()
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
@@ -452,7 +449,7 @@ class PolicyTrainingDemand:
     """The actor of simulators: float32 shards and Adam state, everything whole while it computes."""
 
     policy: PolicyShape
-    sync: DeviceSync = THROUGH_HOST
+    sync: DeviceSync = DeviceSync()
 
     def footprint(self, placed: Placed) -> Footprint:
         parts = [(w.part(1, placed.ranks) * _FLOAT32, 1) for w in self.policy.weights]
@@ -477,7 +474,7 @@ class PolicyRolloutDemand:
 
     policy: PolicyShape
     workspace_bytes: int = 0
-    sync: DeviceSync = THROUGH_HOST
+    sync: DeviceSync = DeviceSync()
 
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))

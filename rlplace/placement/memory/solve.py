@@ -84,7 +84,8 @@ def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solutio
         raise PlacementError([_no_knob(case, knob, component)])
     if not any(account.capacity_bytes for account in case.ledger().accounts):
         why = f"the largest {knob.value} depends on how much memory an accelerator has"
-        raise _unknown_memory("cluster.accelerator.memory", "is not known", None, why, "memory: 80GiB")
+        key, fix = "cluster.accelerator.memory", "memory: 80GiB"
+        raise PlacementError.of("unknown-memory", key, "is not known", None, why, fix)
     if knob is Knob.KV_SHARE:
         value = _share_left(case, names)
     else:
@@ -118,10 +119,6 @@ def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
     return largest(fits, 100) / 100
 
 
-def _unknown_memory(key: str, what: str, got: str | None, why: str, fix: str) -> PlacementError:
-    return PlacementError.of("unknown-memory", key, what, got, why, fix)
-
-
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
     instead = _INSTEAD.get(knob, knob)
     why, fix = "no component of this job has it", "solve for another size"
@@ -153,7 +150,7 @@ def fill_share(case: MemoryCase) -> MemoryCase:
         key, what = f"{engines[0]}.gpu_memory_utilization", "auto needs to know how much memory an accelerator has"
         why = "it is the share that the others leave; neither cluster.nodes nor nvidia-smi states the memory"
         fix = f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)"
-        raise _unknown_memory(key, what, "auto", why, fix)
+        raise PlacementError.of("unknown-memory", key, what, "auto", why, fix)
     left = _share_left(dataclasses.replace(case, measured={}), engines)
     share = max(round(left - RESERVE, 2), _LEAST)
     names = ", ".join(f"{component}.gpu_memory_utilization" for component in engines)

@@ -94,11 +94,7 @@ class Attachment:
         except ChannelTimeout:
             self._late.append(lambda: step(*arguments))
 
-    def stats(self) -> ChannelStats:
-        self._look_for_dead(time.monotonic())
-        return self.run(lambda: self.queue.stats(time.monotonic()))  # the time after the lock was acquired
-
-    def _look_for_dead(self, now: float) -> None:
+    def look_for_dead(self, now: float) -> None:
         """Let go of what dead processes left in the channel; one process of all looks, once a second."""
         dead = [other for other in self.run(self._suspects, now) if not processes.alive(other)]
         if dead:
@@ -161,7 +157,7 @@ class Attachment:
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + LOOK_S
-                self._look_for_dead(now)
+                self.look_for_dead(now)
 
     def _spin(self, request: Put | Get) -> bool:
         """Look for a moment, without the lock, whether what the request waits for comes: that is less than a sleep.
@@ -198,7 +194,9 @@ class QueueEnd(Channel):
         self._attachment.run(self._attachment.queue.break_, why)
 
     def stats(self) -> ChannelStats:
-        return self._attachment.stats()
+        attachment = self._attachment
+        attachment.look_for_dead(time.monotonic())
+        return attachment.run(lambda: attachment.queue.stats(time.monotonic()))  # the time after the lock was acquired
 
 
 class LocalChannel(QueueEnd):

@@ -28,10 +28,6 @@ class Offloadable:
         device.acquire(self.accelerator_bytes, what)
 
     @property
-    def resident(self) -> bool:
-        return self._host is None
-
-    @property
     def accelerator_bytes(self) -> int:
         """Bytes that the storages hold now, measured."""
         return sum(storage.nbytes() for storage in storages(self._tensors()))

@@ -131,14 +131,10 @@ class RoleWorker(Worker):
     def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._opened = contextlib.ExitStack()
-        self._residency = Residency.OFF
-
-    @property
-    def residency(self) -> Residency:
-        return self._residency
+        self.residency = Residency.OFF
 
     def move(self, to: Residency) -> MoveReport:
-        self._residency = to
+        self.residency = to
         return super().move(to)
 
     def _require(self, needs: Residency, method: str) -> None:

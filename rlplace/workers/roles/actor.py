@@ -90,8 +90,9 @@ class Actor(TrainedWorker):
         from rlplace.comm.weights.shards import select
 
         self._require(Residency.WEIGHTS, "push_weights")
-        shards = self._shards()
-        picked = select(self.config.config.actor.sync.mode, shards) if self._pushes else shards
+        mode = self.config.config.actor.sync.mode
+        shards = self._model.unmerged_shards() if mode == "lora" else self._model.shards()
+        picked = select(mode, shards) if self._pushes else shards
         enclosed, began = self._enclosed(), time.perf_counter()
         pushed = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
         seconds, pushed_bytes = time.perf_counter() - began, sum(pushed.values())
@@ -102,10 +103,6 @@ class Actor(TrainedWorker):
             "actor/pushed_bytes": Metric(pushed_bytes, "sum"),
             **{f"actor/pushed_{name}_bytes": Metric(size, "sum") for name, size in pushed.items()},
         }
-
-    def _shards(self) -> tuple[Shard, ...]:
-        """Return what this rank holds of the weights."""
-        return self._model.shards()
 
     def _enclosed(self) -> tuple[Shard, ...]:
         """Return what goes along with the weights of every push, the same tensors each time."""
@@ -321,10 +318,6 @@ class LmActor(Actor):
             packed = Packed.of([ids], [np.arange(len(ids)) > 0], self.context.device.torch_name)
             scores: list[float] = self._model.module(packed).logprobs.tolist()
         return scores
-
-    def _shards(self) -> tuple[Shard, ...]:
-        lora = self.config.config.actor.sync.mode == "lora"
-        return self._model.unmerged_shards() if lora else self._model.shards()
 
     def _enclosed(self) -> tuple[Shard, ...]:
         """Return the log-probabilities of the probe by the weights that are pushed, where they verify a sync."""

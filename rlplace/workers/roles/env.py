@@ -39,7 +39,7 @@ class EnvWorker(RoleWorker):
             device.acquire(self.config.config.env.accelerator_memory, self.holds)
         else:
             device.release(self.holds)
-        self._residency = to
+        self.residency = to
         return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
 
 

@@ -37,12 +37,11 @@ from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.training.worker import JoinedWorker
-from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step, score_not_finite
+from rlplace.workers.worker import RoleWorker, WorkerContext, out_of_step, score_not_finite
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.comm.weights.version import WeightReceiver
     from rlplace.models.causal_lm import FrozenLm
-    from rlplace.workers.offload import Offloadable
 
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]
@@ -142,10 +141,9 @@ class Scorer(RoleWorker, abc.ABC):
 
 
 class ModelScorer(Scorer, JoinedWorker):
-    """Base of scorers that are models. Owns this rank's part of the weights."""
+    """Base of scorers that are models. Weights that live on the host stay there."""
 
     _lm: FrozenLm[Any]
-    _weights: Offloadable | None = None  # None: they live on the host
 
     def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
@@ -177,23 +175,14 @@ class ModelScorer(Scorer, JoinedWorker):
         self._lm = FrozenLm(kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
         for module in self._lm.fsdp_modules:
             ranks.carry(module)
+        self._parts = {}
         if not block.on_host:
-            self._weights = Offloadable(f"{self.component} weights", context.device, self._lm.weight_tensors)
+            weights = Offloadable(f"{self.component} weights", context.device, self._lm.weight_tensors)
+            self._parts = {weights: Residency.WEIGHTS}
         self.move(Residency.OFF)
 
-    def move(self, to: Residency) -> MoveReport:
-        """Bring the weights on or off; those that live on the host stay there."""
-        weights = self._weights
-        if weights is None:
-            on_accelerator, on_host = 0, sum(tensor.nbytes for tensor in self._lm.weight_tensors())
-        else:
-            if to is Residency.OFF:
-                weights.offload()
-            else:
-                weights.onload()
-            on_accelerator, on_host = weights.accelerator_bytes, weights.host_bytes
-        self._residency = to
-        return MoveReport(residency=to, accelerator_bytes=on_accelerator, host_bytes=on_host)
+    def _host_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._lm.weight_tensors()) if self._block.on_host else 0
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""

@@ -48,9 +48,7 @@ class TextEnvWorker(EnvWorker):
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
-        self.prompts = {"train": Prompts(config, model, "train")}
-        if config.runner.eval_every:
-            self.prompts["held_out"] = Prompts(config, model, "held_out")
+        self.prompts = {split: Prompts(config, model, split) for split in _splits(config)}
         for split, prompts in self.prompts.items():
             if prompts.dropped:
                 longest = config.algorithm.max_prompt_length
@@ -178,11 +176,14 @@ class Prompts:
         return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix)
 
 
+def _splits(config: Config) -> tuple[Split, ...]:
+    return ("train", "held_out") if config.runner.eval_every else ("train",)
+
+
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
     """Report what is wrong with the prompts of a run, held-out prompts included."""
     problems: list[Problem] = []
-    splits: tuple[Split, ...] = ("train", "held_out") if config.runner.eval_every else ("train",)
-    for split in splits:
+    for split in _splits(config):
         try:
             Prompts(config, model, split)
         except ConfigError as error:

@@ -11,7 +11,7 @@ Letters: S samples of the iteration that are learned, M response tokens of these
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -86,25 +86,24 @@ def take_scores(
     Raises ChannelTimeout with the samples whose scores are missing; RewardError for a number that is not finite;
     ChannelMisuse for scores that are not of these samples.
     """
-    due = _Due(scorer, samples, owner)
-    while due.missing:
-        try:
-            item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
-        except ChannelTimeout as error:
-            missing = due.missing
-            shown = ", ".join(f"{g}/{s}" for g, s in list(missing)[:8]) + ", ..." * (len(missing) > 8)
-            raise ChannelTimeout.about(
-                "scores-missing",
-                channel.spec.name,
-                f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {len(samples)} samples",
-                got=f"no scores of {shown}   (group/sample)",
-                why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
-                fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
-            ) from error
-        for scores in item:
-            if not np.isfinite(due.arrive(scores)).all():
+    found: dict[tuple[int, int], TokenArray] = {}
+    try:
+        for scores in _arriving(channel, scorer, samples, owner, timeout_s):
+            if not np.isfinite(scores.values).all():
                 raise score_not_finite(scorer, scores)
-    return due.in_order()
+            found[scores.group, scores.sample] = scores.values
+    except ChannelTimeout as error:
+        missing = [f"{s.group}/{s.sample}" for s in samples if (s.group, s.sample) not in found]
+        shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        raise ChannelTimeout.about(
+            "scores-missing",
+            channel.spec.name,
+            f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {len(samples)} samples",
+            got=f"no scores of {shown}   (group/sample)",
+            why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
+            fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
+        ) from error
+    return [found[sample.group, sample.sample] for sample in samples]
 
 
 def take_returns(channel: Channel, samples: Sequence[Sample], owner: str) -> list[TokenArray]:
@@ -112,47 +111,40 @@ def take_returns(channel: Channel, samples: Sequence[Sample], owner: str) -> lis
 
     Raises ChannelTimeout of the channel; DivergedError for a return that is not finite; ChannelMisuse for others.
     """
-    due = _Due("actor", samples, owner)
-    while due.missing:
-        item: Sequence[Scores] = channel.get()
-        for returns in item:
-            if not np.isfinite(values := due.arrive(returns)).all():
-                raise DivergedError.about(
-                    "returns-not-finite",
-                    owner,
-                    f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
-                    got=str(values[:8].tolist()) + (" ..." if len(values) > 8 else ""),
-                    why="the actor sums them from rewards and the critic's values, and these are too large",
-                    fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
-                )
-    return due.in_order()
+    found: dict[tuple[int, int], TokenArray] = {}
+    for returns in _arriving(channel, "actor", samples, owner):
+        values = returns.values
+        if not np.isfinite(values).all():
+            raise DivergedError.about(
+                "returns-not-finite",
+                owner,
+                f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
+                got=str(values[:8].tolist()) + (" ..." if len(values) > 8 else ""),
+                why="the actor sums them from rewards and the critic's values, and these are too large",
+                fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
+            )
+        found[returns.group, returns.sample] = values
+    return [found[sample.group, sample.sample] for sample in samples]
 
 
-class _Due:
-    """Arrays that `giver` still owes `owner`, and those that came."""
-
-    def __init__(self, giver: str, samples: Sequence[Sample], owner: str) -> None:
-        self._giver, self._samples, self._owner = giver, samples, owner
-        self.missing = {(sample.group, sample.sample): sample for sample in samples}
-        self._found: dict[tuple[int, int], TokenArray] = {}
-
-    def arrive(self, scores: Scores) -> TokenArray:
-        """Keep an array and return it. Raises ChannelMisuse where it is not due."""
-        giver, place = self._giver, (scores.group, scores.sample)
-        sample = self.missing.pop(place, None)
-        if sample is None:
-            got, expected = f"scores of sample {place[0]}/{place[1]}", "each sample of this iteration once"
-            raise out_of_step(self._owner, f"{giver} scored what it was not asked for", got=got, expected=expected)
-        number = 1 if role_of(giver) == "reward" else sample.response_tokens
-        values = np.asarray(scores.values, np.float32)
-        if values.shape != (number,):
-            got, expected = f"an array of shape {values.shape}", f"{number} for sample {place[0]}/{place[1]}"
-            raise out_of_step(self._owner, f"{giver} gave another number of scores", got=got, expected=expected)
-        self._found[place] = values
-        return values
-
-    def in_order(self) -> list[TokenArray]:
-        return [self._found[sample.group, sample.sample] for sample in self._samples]
+def _arriving(
+    channel: Channel, giver: str, samples: Sequence[Sample], owner: str, timeout_s: float | None = None
+) -> Iterator[Scores]:
+    """Yield what `giver` puts, until it is there for every sample. Raises ChannelMisuse for what is not due."""
+    due = {(sample.group, sample.sample): sample for sample in samples}
+    while due:
+        item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
+        for scores in item:
+            place = f"{scores.group}/{scores.sample}"
+            sample = due.pop((scores.group, scores.sample), None)
+            if sample is None:
+                got, expected = f"scores of sample {place}", "each sample of this iteration once"
+                raise out_of_step(owner, f"{giver} scored what it was not asked for", got=got, expected=expected)
+            number = 1 if role_of(giver) == "reward" else sample.response_tokens
+            if scores.values.shape != (number,):
+                got, expected = f"an array of shape {scores.values.shape}", f"{number} for sample {place}"
+                raise out_of_step(owner, f"{giver} gave another number of scores", got=got, expected=expected)
+            yield scores
 
 
 # ── into tensors, on every rank ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Workers that train a model: their memory comes and goes, their weights are saved, whatever the model and its loss."""
+"""Workers whose ranks compute together: their memory comes and goes; what they train is saved, whatever its loss."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _WORKSPACE = "gathered weights and gradients"
 
 
 class JoinedWorker(RoleWorker):
-    """Base of workers whose ranks compute together."""
+    """Base of workers whose ranks compute together. Owns this rank's part of a model."""
 
     needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
 
     _ranks: Ranks
+    _parts: dict[Offloadable, Residency]  # of what comes and goes, and the least residency that has each
 
     def _join(self) -> Ranks:
         """Join the other ranks of the group. A collective."""
@@ -36,18 +37,36 @@ class JoinedWorker(RoleWorker):
         self._opened.callback(self._ranks.close)
         return self._ranks
 
+    def move(self, to: Residency) -> MoveReport:
+        """Bring the parts on or off; they come back equal to the bit."""
+        self.residency = min(self.residency, to)  # should a part find no room
+        for part, needs in reversed(self._parts.items()):  # what leaves makes room first
+            if to < needs:
+                part.offload()
+        for part, needs in self._parts.items():
+            if to >= needs:
+                part.onload()
+        self.residency = to
+        return MoveReport(
+            residency=to,
+            accelerator_bytes=sum(part.accelerator_bytes for part in self._parts),
+            host_bytes=sum(part.host_bytes for part in self._parts) + self._host_bytes(),
+        )
+
+    def _host_bytes(self) -> int:
+        """Return the bytes that are always on the host."""
+        return 0
+
 
 class TrainedWorker(JoinedWorker):
     """One rank of a group that trains one model together. Public methods but `move` and `close` are collectives.
 
     Owns its shards of the model, the optimizer state and the average. Residency `weights` holds parameters and buffers,
-    `full` the optimizer state too.
+    `full` the optimizer state too. Gradients are never kept.
     """
 
     _model: TrainedModel
-    _weights: Offloadable
     _trainer: Trainer
-    _optimizer_state: Offloadable
 
     def _train(self, model: TrainedModel, config: OptimizerConfig, *, ema_decay: float | None = None) -> Trainer:
         """Take ownership of the model; make what steps it. `ema_decay`: of the average; None: keep none."""
@@ -57,34 +76,16 @@ class TrainedWorker(JoinedWorker):
         device, component = self.context.device, self.context.slot.component
         iterations = self.config.config.runner.total_iterations
         self._model = model
-        self._weights = Offloadable(f"{component} weights", device, model.weight_tensors)
+        weights = Offloadable(f"{component} weights", device, model.weight_tensors)
         self._trainer = Trainer(
             model, config, self._ranks, iterations=iterations, component=component, ema_decay=ema_decay
         )
-        self._optimizer_state = Offloadable("optimizer state", device, self._trainer.optimizer.tensors)
+        state = Offloadable("optimizer state", device, self._trainer.optimizer.tensors)
+        self._parts = {weights: Residency.WEIGHTS, state: Residency.FULL}
         return self._trainer
 
-    @property
-    def residency(self) -> Residency:
-        if not self._weights.resident:
-            return Residency.OFF
-        return Residency.FULL if self._optimizer_state.resident else Residency.WEIGHTS
-
-    def move(self, to: Residency) -> MoveReport:
-        """Bring weights and optimizer state on or off; they come back equal to the bit. Gradients are never kept."""
-        parts = {self._weights: Residency.WEIGHTS, self._optimizer_state: Residency.FULL}
-        # What leaves makes room first.
-        for part in reversed(parts):
-            if to < parts[part]:
-                part.offload()
-        for part, residency in parts.items():
-            if to >= residency:
-                part.onload()
-        return MoveReport(
-            residency=self.residency,
-            accelerator_bytes=sum(part.accelerator_bytes for part in parts),
-            host_bytes=sum(part.host_bytes for part in parts) + self._trainer.host_bytes,
-        )
+    def _host_bytes(self) -> int:
+        return self._trainer.host_bytes
 
     def save_model(self, path: str) -> None:
         """Save the weights in the optimizer's dtype: a file or folder that rank 0 replaces whole. Raises OutputError.

@@ -173,6 +173,10 @@ class VectorRolloutWorker(RolloutWorker):
             self.context.channels[ACTIONS].put(chunk, key=key, weight=observation.weight)
             start = stop
 
+    def digest(self) -> str:
+        """Return the SHA-256 of the loaded weights, to compare ranks bit for bit."""
+        return self.engine.digest()
+
 
 class RowNoise:
     """Noise for all environments of a job, drawn a step at a time and cut by global row.

@@ -429,6 +429,7 @@ def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> t
         allow_resident=tuple(written.get("allow_resident", ())),
     )
     try:
-        return plan_components(cluster, topology, offload=offload), problems
+        leaving = [component for component, leaves in offload.items() if leaves]
+        return plan_components(cluster, topology, offload=leaving), problems
     except (PlacementError, ConfigError) as error:
         return None, problems or error.problems

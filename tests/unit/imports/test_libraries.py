@@ -395,3 +395,10 @@ def test_parts_of_an_actor_move_together() -> None:
     some = rlinf({**EMBODIED, "actor": {"offload_weight": True, "offload_grad": False}})
     assert {r.outcome for r in some.results if "actor.offload" in r.setting.key} == {"unmapped"}
     assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {"enable_offload": True}
+
+
+def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
+    words = ["trainer.nnodes=1", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.free_cache_engine=false"]
+    for refused in ([], ["algorithm.gamma=5"]):
+        imported = import_words("verl", [*words, *refused])
+        assert imported.config["cluster"]["allow_resident"] == ["actor", "critic", "rollout"]  # type: ignore[index]

@@ -63,11 +63,20 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
     spaces = describe(config.simulator_env) if simulated else None
     case = memory_case(plan, config, spaces)
     ranks = {component: placement.world_size(component) for component in placement.components}
+    ledger = case.ledger()
+    working = {component: ledger.working(component) for component in placement.components}
     if spaces is None:
-        arguments = WorkerArguments(config=with_share(config, case), ranks=ranks, deliveries=plan.deliveries)
+        arguments = WorkerArguments(
+            config=with_share(config, case), ranks=ranks, deliveries=plan.deliveries, working=working
+        )
     else:
         arguments = SimulatorArguments(
-            config=config, ranks=ranks, deliveries=plan.deliveries, spaces=spaces, routes=plan.row_routes
+            config=config,
+            ranks=ranks,
+            deliveries=plan.deliveries,
+            working=working,
+            spaces=spaces,
+            routes=plan.row_routes,
         )
     workers = {component: worker_of(config, component) for component in placement.components}
     return JobSpec(config=config, plan=plan, workers=workers, arguments=arguments, case=case, progress=progress)

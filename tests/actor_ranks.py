@@ -35,7 +35,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import attached, context_of, in_processes, spec_of
+from tests.worker_ranks import WORKING, attached, context_of, in_processes, spec_of
 
 TWO_JOINTS = ContinuousActions(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
 THREE_CHOICES = DiscreteActions(n=3)
@@ -85,7 +85,12 @@ class Scenario:
         deliveries = (Delivery(readers=everyone, near=everyone),)
         ranks = {"actor": len(self.split), "env": 1, "rollout": len(everyone)}
         return SimulatorArguments(
-            config=self.config, ranks=ranks, deliveries=deliveries, spaces=self.spaces, routes=routes
+            config=self.config,
+            ranks=ranks,
+            deliveries=deliveries,
+            working={"actor": WORKING},
+            spaces=self.spaces,
+            routes=routes,
         )
 
 

@@ -24,7 +24,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.critic import Critic
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import attached, context_of, in_processes, spec_of
+from tests.worker_ranks import WORKING, attached, context_of, in_processes, spec_of
 
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 # Below eps, Adam would make steps of full size out of rounding errors.
@@ -70,7 +70,8 @@ class LmScenario:
             }
         )
         deliveries = self.deliveries or (Delivery(readers=everyone, near=everyone),)
-        return WorkerArguments(config=config, ranks=ranks, deliveries=deliveries)
+        working = {self.component: WORKING}
+        return WorkerArguments(config=config, ranks=ranks, deliveries=deliveries, working=working)
 
 
 def made_up_samples(iteration: int = 0, groups: int = PROMPTS, version: int = 0) -> list[tuple[Sample, ...]]:

@@ -24,7 +24,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker, Scorer
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import PROMPTS, made_up_samples
-from tests.worker_ranks import context_of, in_processes
+from tests.worker_ranks import WORKING, context_of, in_processes
 
 KINDS: Mapping[str, type[Scorer]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
 Said = dict[tuple[int, int], list[float]]  # (group, sample) -> values
@@ -58,7 +58,8 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
-        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1))
+        working = {self.component: WORKING}
+        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1), working=working)
 
     @property
     def specs(self) -> tuple[ChannelSpec, ...]:

@@ -21,6 +21,7 @@ from tests.open_calls import slot_of
 Scenario = TypeVar("Scenario")
 Shown = TypeVar("Shown")
 CAPACITY_BYTES = 1 << 30  # of an emulated accelerator
+WORKING = {"infer": 1000, "learn": 1000}  # bytes that the made up plans of tests foresee
 # All ranks of a session are forked from one server, which the first starts: it has imported for all.
 _IMPORTED = (
     "tests.actor_ranks",

@@ -36,7 +36,7 @@ from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
-from rlplace.models.sharding import elements, generator_of, own, own_rows
+from rlplace.models.sharding import generator_of, own, own_rows
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -100,11 +100,6 @@ class PackedLm(nn.Module):
     def groups(self) -> list[nn.Module]:
         """What FSDP gathers at once: each block, and all that belongs to none."""
         return [*self.blocks, self]
-
-    def gathered_elements(self, freed: bool = True) -> int:
-        """Count what is gathered at once: all that belongs to no block, and two blocks, or all if none is `freed`."""
-        blocks = sorted(elements(block.parameters()) for block in self.blocks)
-        return elements(self.parameters()) - (sum(blocks[:-2]) if freed else 0)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters under the names they have in `lm`; tied ones under each."""
@@ -317,7 +312,7 @@ class FrozenLm(Generic[Lm]):
         Raises ConfigError where the files are not the model's.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
-        self.device, self._dtype = device, DTYPES[dtype]
+        self.device = device
         spec = LmSpec(folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key)
         with BUILDING:
             self.module = _skeleton(kind, spec)
@@ -343,8 +338,3 @@ class FrozenLm(Generic[Lm]):
         for name, parameter in self.module.lm.named_parameters():
             start, stop = own_rows(parameter)
             own(parameter).copy_(weights[name][start:stop])
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Bytes that a pass holds on the device beside the weights."""
-        return self.module.gathered_elements() * self._dtype.itemsize if self.fsdp_modules else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -31,10 +31,6 @@ def own_rows(parameter: Tensor) -> tuple[int, int]:
     stop = min(start + each, rows)
     assert stop - start == parameter.to_local().shape[0], f"FSDP sharded {rows} rows otherwise"
     return start, stop
-
-
-def elements(parameters: Iterable[Tensor]) -> int:
-    return sum(p.numel() for p in parameters)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

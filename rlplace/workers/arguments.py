@@ -59,6 +59,8 @@ class WorkerArguments:
     config: Config
     ranks: Mapping[str, int]  # of each placed component
     deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
+    # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
+    working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -129,7 +129,7 @@ def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(trained: Make)
     assert worker.context.device.held_bytes() == worker.move(FULL).accelerator_bytes, "nothing stays gathered"
 
 
-@pytest.mark.parametrize("missing", ["optimizer state", "gathered weights and gradients"])
+@pytest.mark.parametrize("missing", ["optimizer state", "working memory of"])
 def test_out_of_memory_names_what_did_not_fit(trained: Make, missing: str) -> None:
     made = trained()
     worker = made.worker

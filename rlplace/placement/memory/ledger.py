@@ -117,6 +117,11 @@ class MemoryLedger:
         """What the fullest rank keeps on its host."""
         return max((f.host_bytes(residency) for f in self.footprints[component]), default=0)
 
+    def working(self, component: str) -> dict[str, int]:
+        """What the fullest rank at work holds by stage, on each of its accelerators, beside its residency."""
+        stages = [working for f in self.footprints[component] for working in f.working.items()]
+        return {stage: max(sum(parts.values()) for s, parts in stages if s == stage) for stage, _ in stages}
+
     def account(self, accelerator: int) -> Account:
         """The account of a global accelerator number. Raises KeyError where no component uses it."""
         for account in self.accelerators:

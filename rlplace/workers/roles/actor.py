@@ -91,10 +91,11 @@ class Actor(TrainedWorker):
 
         self._require(Residency.WEIGHTS, "push_weights")
         mode = self.config.config.actor.sync.mode
-        shards = self._model.unmerged_shards() if mode == "lora" else self._model.shards()
-        picked = select(mode, shards) if self._pushes else shards
-        enclosed, began = self._enclosed(), time.perf_counter()
-        pushed = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
+        with self._working("sync"):
+            shards = self._model.unmerged_shards() if mode == "lora" else self._model.shards()
+            picked = select(mode, shards) if self._pushes else shards
+            enclosed, began = self._enclosed(), time.perf_counter()
+            pushed = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
         seconds, pushed_bytes = time.perf_counter() - began, sum(pushed.values())
         self._pushes += 1
         return {

@@ -46,8 +46,6 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 Samples = tuple[Sample, ...]
 Values = NDArray[np.float32]
 
-_WORKSPACE = "gathered weights"
-
 
 class Scoring:
     """One iteration of a scorer rank: takes its `due` of all `groups` in order of arrival, puts scores, counts."""
@@ -186,13 +184,12 @@ class ModelScorer(Scorer, JoinedWorker):
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
-        self.context.device.acquire(self._lm.gathered_bytes, _WORKSPACE)
-        try:
-            for batch in self._micro_batches(scoring):
-                scoring.put(batch, self._values(batch))
-        finally:
-            self._lm.drop_gathered()
-            self.context.device.release(_WORKSPACE)
+        with self._working("infer"):
+            try:
+                for batch in self._micro_batches(scoring):
+                    scoring.put(batch, self._values(batch))
+            finally:
+                self._lm.drop_gathered()
 
     def _micro_batches(self, scoring: Scoring) -> Iterator[Sequence[ModelInput]]:
         """Give micro-batches within the token budget; of a sharded model equally many on each rank, also empty ones.

@@ -23,7 +23,7 @@ from rlplace.models.causal_lm import DTYPES, CausalLm, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.mlp import ActorCritic
-from rlplace.models.sharding import elements, own, whole
+from rlplace.models.sharding import own, whole
 from rlplace.workers.training.ranks import Ranks
 
 
@@ -154,18 +154,6 @@ class TrainedModel(abc.ABC):
         a, b = (self._tensors[factor] for factor in factors)
         return Factors(a=whole(a), b=part(b), scale=self._lora_scale).added_to(part(weight), weight.device)
 
-    # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Bytes of whole weights that a rank has at once in a pass."""
-        return elements(self._module.parameters()) * torch.float32.itemsize
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of whole gradients, which a rank keeps until the last micro-batch of a step; in float32."""
-        return elements(self._trained) * torch.float32.itemsize
-
 
 class TrainedPolicy(TrainedModel):
     def __init__(self, module: ActorCritic, compute: Dtype, ranks: Ranks) -> None:
@@ -210,7 +198,3 @@ class TrainedLm(TrainedModel):
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_model(path, self.spec.folder, weights, config=self.module.saved_config())
-
-    @property
-    def gathered_bytes(self) -> int:
-        return self.module.gathered_elements(self.spec.gather_again) * DTYPES[self.spec.compute].itemsize

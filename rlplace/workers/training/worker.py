@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.workers.training.ranks import Ranks
     from rlplace.workers.training.trained_model import TrainedModel
 
-_WORKSPACE = "gathered weights and gradients"
-
 
 class JoinedWorker(RoleWorker):
     """Base of workers whose ranks compute together. Owns this rank's part of a model."""
@@ -56,6 +54,19 @@ class JoinedWorker(RoleWorker):
     def _host_bytes(self) -> int:
         """Return the bytes that are always on the host."""
         return 0
+
+    @contextmanager
+    def _working(self, stage: str) -> Iterator[None]:
+        """Account what the plan has a stage hold beside the resident state, until the end of the block.
+
+        Raises AcceleratorOutOfMemory before the work begins.
+        """
+        device, planned, what = self.context.device, self.config.working, f"working memory of {stage}"
+        device.acquire(planned.get(self.context.slot.component, {}).get(stage, 0), what)
+        try:
+            yield
+        finally:
+            device.release(what)
 
 
 class TrainedWorker(JoinedWorker):
@@ -107,15 +118,13 @@ class TrainedWorker(JoinedWorker):
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
-        """Refuse below `needs`; account what a computation holds beside the resident state, free it at the end."""
+        """Refuse below `needs`; account what a stage's computation holds, free it at the end."""
         self._require(needs, method)
-        gradients = self._model.gradient_bytes if needs is Residency.FULL else 0
-        self.context.device.acquire(self._model.gathered_bytes + gradients, _WORKSPACE)
-        try:
-            yield
-        finally:
-            self._model.drop_gathered()
-            self.context.device.release(_WORKSPACE)
+        with self._working(method):
+            try:
+                yield
+            finally:
+                self._model.drop_gathered()
 
     def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
         """Describe a language model to train, of its `own_folder` or that of the job."""

@@ -186,8 +186,8 @@ def test_what_is_held_is_accounted_for_and_leaves(policy: Path, way: str) -> Non
 def test_a_pass_that_does_not_fit_is_refused_before_it_begins(policy: Path) -> None:
     ledger = Ledger()
     with sole_scorer(ScorerScenario(model=policy, block=WAYS["sharded on the host"]), device=ledger) as (scorer, _):
-        ledger.limit = 1000
-        with pytest.raises(MemoryError, match="gathered weights"):
+        ledger.limit = scorer.move(Residency.FULL).accelerator_bytes + 999
+        with pytest.raises(MemoryError, match="working memory of infer"):
             scorer.infer(0, 0)
 
 

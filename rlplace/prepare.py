@@ -103,7 +103,7 @@ def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
     """Report what is wrong with the simulator, or with the task and its rewards."""
     problems: Sequence[Problem] = ()
     if isinstance(config.env, SimulatorEnvConfig):
-        problems = check(config.env)
+        problems = check(config.env) if config.runs else ()
     elif config.runs:
         problems = check_task(config.env, seed=config.runner.seed, evaluated=config.runner.eval_every > 0)
     return _with_sources(problems, sources)
@@ -111,7 +111,7 @@ def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
 
 def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     """Report what a run of a planned job would stumble over, whatever the machine."""
-    return _with_sources(_plan_problems(config, plan), sources) if config.kind == "causal_lm" else []
+    return _with_sources(_plan_problems(config, plan), sources)
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
@@ -129,6 +129,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         for key, (why, fix) in config.missing.items():
             why, fix = f"{why}; without it the job is planned only", f"{fix}        (or only plan: dry_run: true)"
             yield _wrong("plan-only", key, "is required in a run", None, why, fix)
+    if not config.runs or config.kind == "mlp":
         return
     rollout, algorithm, actor = config.text_rollout, config.algorithm, config.actor
     yield from not_run("actor", actor)

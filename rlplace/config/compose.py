@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,27 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         raise not_yaml(error, _short(Path(mark.name) if mark else line.file), "bad-yaml", "config") from error
 
 
-def _composed(name: str | None, overrides: list[str]) -> Composed:
+def with_defaults(file: Path) -> Composed | None:
+    """Compose a config of another program with what its `defaults` name beside it; `${...}` stays as written.
+
+    Return None where something that it names is not there.
+    """
+    folder = file.parent.resolve()
+    try:
+        with initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of style, such as a list without _self_: the file is not ours
+            return _composed(file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError):
+        return None
+
+
+def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -> Composed:
     assert name is not None, "checked above"
     config = compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # for ${hydra:...}
     run = HydraConfig.get()
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    mapping = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
+    mapping = OmegaConf.to_container(job, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(mapping, dict)
     _join_names(mapping)
     places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]

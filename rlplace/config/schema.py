@@ -102,7 +102,7 @@ class SimulatorEnvConfig:
     """Simulators of gymnasium, or of an adapter of your own."""
 
     kind: str = knob("gymnasium, or package.module:Class of your own adapter", "gymnasium")
-    id: str = knob("simulator id, as the adapter knows it")
+    id: str = knob("simulator id, as the adapter knows it; a plan can do without", "")
     total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
     max_episode_steps: int | None = knob("truncate episodes here; null: the simulator's own limit", None, minimum=1)
     kwargs: Mapping[str, object] = knob("passed to the simulator", dict)
@@ -461,7 +461,8 @@ class Config:
     def missing(self) -> Mapping[str, tuple[str, str]]:
         """Keys that a run needs and this config lacks -> why, what to write. A plan can do without."""
         if self.kind == "mlp":
-            return {}
+            lacks = isinstance(self.env, SimulatorEnvConfig) and not self.env.id
+            return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")} if lacks else {}
         found = {
             "algorithm.prompts": (self.algorithm.prompts, "prompts of an iteration", "prompts: 32"),
             "env.task": (self.text_env.task, "the task has the prompts and the rewards", "task: arithmetic"),
@@ -482,7 +483,7 @@ class Config:
     @property
     def runs(self) -> bool:
         """Whether this is a run: it has all that a run needs, or names a task; else it is planned only."""
-        asks = self.kind == "mlp" or "env" in self.placed or self.text_env.task is not None
+        asks = "env" in self.placed or self.text_env.task is not None
         return not self.missing or (asks and self.algorithm.name != "ppo")
 
     @property

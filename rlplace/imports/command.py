@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlplace.config.compose import with_defaults
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
 from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
 from rlplace.imports.libraries import LIBRARIES, kind_of
 from rlplace.imports.rules import read_rules
-from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml
+from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml, settings_of
 from rlplace.imports.tiny import shrink
 
 USAGE = """\
@@ -114,8 +115,17 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     settings: list[Setting] = []
     for word in filter(_is_path, sources):
         text = _read(Path(word))
-        settings += read_overrides(text, word) if word.endswith(".sh") else read_yaml(text, word)
+        settings += read_overrides(text, word) if word.endswith(".sh") else _with_defaults(Path(word), text)
     return [*settings, *read_overrides(_joined([word for word in sources if not _is_path(word)]), "")]
+
+
+def _with_defaults(file: Path, text: str) -> list[Setting]:
+    """Read a YAML file, with the files beside it that its `defaults` name, where all of them are there."""
+    written = read_yaml(text, str(file))
+    if not any(setting.key.startswith("defaults") for setting in written):
+        return written
+    composed = with_defaults(file)
+    return written if composed is None else settings_of(composed.mapping, composed.sources)
 
 
 def _joined(words: Sequence[str]) -> str:

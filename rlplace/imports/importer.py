@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from rlplace.config.fields import Field, ModelKind, block_in, fields_of
@@ -264,9 +265,11 @@ class Draft:
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
             return
-        shape = shape_of(name)
+        folder = (Path(name) / "config.json").is_file()  # whose keys the plan reads itself
+        shape = {} if folder else shape_of(name)
         if shape is not None:
             self.set(ours, {"path": name, **shape})
+        if shape:
             self.assume(f"{ours}: keys of config.json", f"by its name, {name}; path must become a folder before a run")
         if key == keys[0] and shape is not None:
             self.becomes(key, f"{ours}.path")

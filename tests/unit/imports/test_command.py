@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,53 @@ def test_files_of_keys(
     out = capsys.readouterr().out
     assert yaml.safe_load(out)["cluster"]["num_nodes"] == 2
     assert ("written again further on" in out) == bool(more)
+
+
+INCLUDING = """
+defaults:
+  - env/cube@env.train
+  - model/small@actor.model
+  - override hydra/job_logging: stdout
+hydra:
+  searchpath: ["file://${oc.env:NO_SUCH_PLACE}/config/"]
+cluster: {num_nodes: 1, component_placement: {"actor,env,rollout": 0-3}}
+env: {train: {total_num_envs: 64}}
+algorithm: {adv_type: gae, loss_type: actor_critic}
+"""
+
+
+def test_what_a_file_includes_is_read_where_it_stands_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {
+        "main": INCLUDING,
+        "env/cube": "total_num_envs: 8\nmax_episode_steps: 200\n",
+        "model/small": "precision: bf16\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    assert run_import(["rlinf", str(tmp_path / "main.yaml")]) == 0
+    whole = capsys.readouterr().out
+    config = yaml.safe_load(whole)
+    assert (config["env"], config["actor"]["compute"]) == ({"total_num_envs": 64, "max_episode_steps": 200}, "bf16")
+    assert "defaults" not in whole
+    prepared = prepare(config)
+    assert [(p.code, p.key) for p in prepared.not_run] == [("plan-only", "env.id")]
+    (tmp_path / "model/small.yaml").unlink()
+    assert run_import(["rlinf", str(tmp_path / "main.yaml")]) == 0
+    rest = capsys.readouterr().out
+    assert "max_episode_steps" not in rest
+    assert "is not beside this file" in rest
+
+
+def test_a_model_in_a_folder_is_read_by_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 320, **keys}))
+    words = f"trainer.nnodes=1 trainer.n_gpus_per_node=8 actor_rollout_ref.model.path={tmp_path}"
+    assert run_import(["verl", *words.split()]) == 0
+    prepared = prepare(yaml.safe_load(capsys.readouterr().out))
+    assert prepared.config.model is not None
+    assert prepared.config.model["hidden_size"] == 64
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

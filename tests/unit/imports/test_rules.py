@@ -111,6 +111,6 @@ def test_keys_of_ours() -> None:
     assert not simulator.has_key("actor.optimizer.warmup_steps")
     assert not text.has_key("actor.optimiser")
     assert (text.default_of("algorithm.epochs"), simulator.default_of("algorithm.epochs")) == (1, 10)
-    assert simulator.default_of("env.id") is None
+    assert simulator.default_of("env.id") == ""
     mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
     assert list(ordered(mapping, "mlp", Config)["cluster"]) == ["num_nodes", "component_placement"]  # type: ignore[call-overload]

@@ -19,11 +19,9 @@ import logging
 import pickle
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from rlplace.comm.network import wire
 from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Keys, Reply, Request
@@ -33,7 +31,9 @@ from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
 _OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: envelopes, encryption
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
@@ -124,10 +124,8 @@ class Authenticator:
         server.zap_domain = b"rlplace"
         server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES  # also of strangers, before any key is shown
         server.handshake_ivl = int(_HANDSHAKE_S * 1000)
-        self.monitor = server.get_monitor_socket(_EVENTS)
-        self.refused = 0
-        self._came = self._let_in = 0
-        self._undecided: dict[int, float] = {}  # connections that may still be at their handshake, and since when
+        self.monitor = server.get_monitor_socket(_REFUSED)
+        self._told = False
 
     def answer(self) -> None:
         """Answer all connections that ask to be let in."""
@@ -142,33 +140,13 @@ class Authenticator:
             self.socket.send_multipart([version, request, *verdict, b"", b""])
 
     def notice(self, endpoint: str) -> None:
-        """Count the connections that the server at `endpoint` refused, a few seconds late where many come at once.
-
-        ZeroMQ reports which came and which left, but not which of those that came were let in.
-        """
-        now = time.monotonic()
-        while True:
-            try:
-                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                break
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._came += 1
-                self._undecided[event["value"]] = now
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._undecided.pop(event["value"], None)
-            else:
-                self._let_in += 1
-                if len(self._undecided) == 1:  # then it is the one
-                    self._undecided.clear()
-        self._undecided = {fd: since for fd, since in self._undecided.items() if now - since < _HANDSHAKE_S + 1}
-        refused = self._came - self._let_in - len(self._undecided)
-        if refused > 0 and not self.refused:
-            _LOG.warning(
-                "channel server %s refused a connection that did not show this job's keys; later ones are only counted",
-                endpoint,
-            )
-        self.refused = max(self.refused, refused)
+        """Log the first that was refused. What speaks another protocol is cut without a word."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self.monitor.recv_multipart(zmq.NOBLOCK)
+                if not self._told:
+                    self._told, who = True, "that did not show this job's keys"
+                    _LOG.warning("channel server %s refused a connection %s; later ones are not logged", endpoint, who)
 
 
 class ChannelServer:

@@ -31,9 +31,7 @@ from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
 _OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
-_REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: envelopes, encryption
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 

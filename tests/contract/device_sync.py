@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
-from rlplace.comm.weights.device_links import StoreAddress
-from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
+from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender, StoreAddress
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery

@@ -20,7 +20,7 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
-from rlplace.comm.weights.device_links import StoreAddress
+from rlplace.comm.weights.device_sync import StoreAddress
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, serve
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by

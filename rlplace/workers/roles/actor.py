@@ -57,8 +57,7 @@ class Actor(TrainedWorker):
         """
         import torch
 
-        from rlplace.comm.weights.device_links import StoreAddress
-        from rlplace.comm.weights.device_sync import DeviceSender
+        from rlplace.comm.weights.device_sync import DeviceSender, StoreAddress
         from rlplace.comm.weights.host_sync import WeightSender
 
         context, sync = self.context, self.config.config.actor.sync

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 
-from rlplace.comm.weights.device_links import SyncRendezvous, open_shared, share
+from rlplace.comm.weights.device_sync import SyncRendezvous, open_shared, share
 from rlplace.errors import ChannelTimeout, WeightSyncError
 
 PATIENCE_S = 60.0
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def another_process() -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rlplace.comm.weights.device_links"])
+    context.set_forkserver_preload(["rlplace.comm.weights.device_sync"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         yield pool
 

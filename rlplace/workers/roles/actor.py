@@ -32,12 +32,9 @@ from rlplace.workers.roles.env import Recording
 from rlplace.workers.training.worker import TrainedWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard
-    from rlplace.workers.training.experience import AdvantageEstimator, Experience
-    from rlplace.workers.training.lm_learner import ActorLearner
+    from rlplace.workers.training.experience import Experience
     from rlplace.workers.training.optimizer import Update
-    from rlplace.workers.training.policy_learner import PolicyLearner
     from rlplace.workers.training.samples import BySample, Groups, SampleShard, Target
     from rlplace.workers.training.trained_model import TrainedLm
 
@@ -47,7 +44,6 @@ _DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
 class Actor(TrainedWorker):
     """One rank of the policy's group, which also sends the weights."""
 
-    _sender: WeightSender
     _pushes: int = 0
 
     def _open_sync(self) -> None:
@@ -113,7 +109,6 @@ class PolicyActor(Actor):
     """One rank of the learner of a simulator policy."""
 
     config: SimulatorArguments
-    _learner: PolicyLearner
 
     def setup(self) -> None:
         from rlplace.algo.packing import Rows
@@ -177,9 +172,6 @@ class LmActor(Actor):
     """
 
     _model: TrainedLm
-    _learner: ActorLearner
-    _reference: WeightSender  # there is one where the reference takes its weights
-    _estimate_advantages: AdvantageEstimator
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None

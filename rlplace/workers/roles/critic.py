@@ -22,7 +22,6 @@ from rlplace.workers.worker import out_of_step
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
-    from rlplace.workers.training.lm_learner import CriticLearner
     from rlplace.workers.training.samples import Groups, SampleShard
     from rlplace.workers.training.trained_model import TrainedLm
 
@@ -34,7 +33,6 @@ class Critic(TrainedWorker):
     """
 
     _model: TrainedLm
-    _learner: CriticLearner
     _inferred: _Inferred | None = None
 
     def setup(self) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import urllib3
 
 from rlplace.config.schema import RewardConfig
-from rlplace.envs.text.graders import Grader, grader_of
+from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.errors import ConfigError, RewardError
 from rlplace.models.tokenizer import Tokenizer
@@ -48,8 +48,6 @@ class RewardFunctionWorker(Scorer):
     Owns its grader, whose processes live until it is closed. Uses no accelerator. Scoring raises RewardError, naming
     the sample, where the function raises, hangs, dies or returns no finite number.
     """
-
-    _grader: Grader
 
     def setup(self) -> None:
         config, block = self.config.config, self.config.config.reward_of(self.component)
@@ -81,8 +79,6 @@ class RewardEndpointWorker(Scorer):
     Owns its threads, one for each request at a time. Uses no accelerator. Scoring raises RewardError for what the
     endpoint cannot or does not answer.
     """
-
-    _threads: ThreadPoolExecutor
 
     def setup(self) -> None:
         """Raises ConfigError for a malformed address; RewardError where no server answers."""

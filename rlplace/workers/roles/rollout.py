@@ -41,9 +41,8 @@ from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
 from rlplace.workers.worker import MoveReport, RoleWorker, out_of_step
 
 if TYPE_CHECKING:
-    from rlplace.comm.weights.version import WeightReceiver
     from rlplace.workers.engines.torch import Decision, TorchEngine
-    from rlplace.workers.engines.weights import KeptWeights, SyncProbe
+    from rlplace.workers.engines.weights import SyncProbe
 
 _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
 
@@ -54,9 +53,6 @@ class RolloutWorker(RoleWorker):
     A subclass opens it with its engine in `setup`, and adds `generate`.
     """
 
-    engine: Engine
-    _receiver: WeightReceiver
-    _kept: KeptWeights
     _probe: SyncProbe | None = None
 
     def _open(self, engine: Engine) -> None:

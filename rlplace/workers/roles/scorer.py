@@ -40,7 +40,6 @@ from rlplace.workers.training.worker import JoinedWorker
 from rlplace.workers.worker import RoleWorker, WorkerContext, out_of_step, score_not_finite
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
-    from rlplace.comm.weights.version import WeightReceiver
     from rlplace.models.causal_lm import FrozenLm
 
 Samples = tuple[Sample, ...]
@@ -223,8 +222,6 @@ class ModelScorer(Scorer, JoinedWorker):
 
 class ReferenceWorker(ModelScorer):
     """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
-
-    _receiver: WeightReceiver  # there is one where it takes the actor's weights
 
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)

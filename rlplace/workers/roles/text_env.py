@@ -20,7 +20,7 @@ from typing import ClassVar
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, Transcript
-from rlplace.envs.text.graders import Grader, grader_of
+from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ConfigError, Problem
 from rlplace.metrics import Metric, Metrics, Stopwatch
@@ -43,8 +43,6 @@ class TextEnvWorker(EnvWorker):
     """
 
     holds: ClassVar[str] = "task"
-
-    grader: Grader
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model

@@ -17,7 +17,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor as Tensor
 
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
 Pieces = tuple[Buffer, ...]  # a header, and the buffers behind it in the order in which the header names them

@@ -143,8 +143,11 @@ class Authenticator:
             while True:
                 self.monitor.recv_multipart(zmq.NOBLOCK)
                 if not self._told:
-                    self._told, who = True, "that did not show this job's keys"
-                    _LOG.warning("channel server %s refused a connection %s; later ones are not logged", endpoint, who)
+                    self._told = True
+                    _LOG.warning(
+                        "channel server %s refused a connection without this job's keys; later ones are not logged",
+                        endpoint,
+                    )
 
 
 class ChannelServer:

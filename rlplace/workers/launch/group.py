@@ -369,10 +369,6 @@ class WorkerGroup:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "failed" if self.failure else "closed" if self._closed else "ready"
-        return f"WorkerGroup({self.name}, {self.world_size} x {self.worker.__name__}, {state})"
-
 
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
     """Close several groups at once; they share one grace. A `close` that raises is logged, not raised."""

@@ -273,11 +273,16 @@ class WorkerGroup:
         with self._lock:
             self._open.update(calls)
             stopped = self._stopped
-        for rank, call in zip(ranks, calls, strict=True):
-            if stopped:
-                self._settle(call, _STOPPED)
-            else:
-                self.handles[rank].send(functools.partial(self._settle, call), method, args, kwargs or {})
+        try:
+            for rank, call in zip(ranks, calls, strict=True):
+                if stopped:
+                    self._settle(call, _STOPPED)
+                else:
+                    self.handles[rank].send(functools.partial(self._settle, call), method, args, kwargs or {})
+        except BaseException:  # an argument that cannot be pickled: no call is there to be waited for
+            with self._lock:
+                self._open.difference_update(calls)
+            raise
         return calls
 
     def _settle(self, call: Call, outcome: Outcome) -> None:

@@ -130,3 +130,20 @@ def test_calls_of_an_ended_worker_fail_at_once() -> None:
     assert job.group.failed_calls == []
     with pytest.raises(ClusterError, match="group that is closed"):
         job.group.step()
+
+
+def test_a_call_that_cannot_be_sent_leaves_nothing_under_way() -> None:
+    """A group that is closed while a call runs breaks its channels, which others may go on to use."""
+    channel = LocalChannel(ChannelSpec(name="mail", capacity_items=1))
+    job = Job(mail=channel)
+
+    def refuse(*call: object) -> None:
+        raise TypeError("cannot pickle")
+
+    job.handles[1].send = refuse  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        job.group.step()
+    del job.handles[1].send
+    job.group.close(grace_s=0.0)
+    assert not any(handle.cancelled.is_set() for handle in job.handles)
+    channel.put("letter", timeout_s=0.0)

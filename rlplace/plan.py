@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlplace.codes import codes
 from rlplace.config import compose
-from rlplace.config.json_schema import config_schema
+from rlplace.config.validate import config_schema
 from rlplace.errors import ClusterError, ConfigError, ProblemsError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements

@@ -14,12 +14,23 @@ from typing import Annotated, Any, ClassVar
 
 import annotated_types
 import pydantic
+import pydantic.json_schema
 from pydantic_core import PydanticCustomError
 
 from rlplace.config.fields import ModelKind, default_of, fields_of
+from rlplace.config.read import MODEL_KEYS, TAGS
+from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean, suggestion
 
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+# Values that Hydra fills in while it composes, such as ${algorithm.gamma}; a schema cannot know what they become.
+_FILLED_IN: dict[str, Any] = {"type": "string", "pattern": r"^\$\{.+\}$"}
+# What Hydra takes out of the file before the config is read.
+_HYDRA: dict[str, Any] = {
+    "defaults": {"type": "array", "description": "other files that this one is composed of"},
+    "hydra": {"type": "object", "description": "settings of Hydra itself"},
+}
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
@@ -221,3 +232,56 @@ def _as_number(text: str, of: object) -> str | None:
         return None
     mantissa, exponent, power = text.lower().partition("e")
     return None if of is int or not math.isfinite(number) else f"{mantissa}.0e{power}" if exponent else text
+
+
+# ── JSON Schema (draft 2020-12): editors complete keys and show what each means ──────────────────────────────────────
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the schema of a config file, by the kind of model that the actor trains.
+
+    Required keys may come from another file or the command line, so that only unknown keys and wrong values are
+    refused.
+    """
+    kinds = typing.get_args(ModelKind)
+    _, schema = pydantic.json_schema.models_json_schema([(model_of(Config, kind), "validation") for kind in kinds])
+    blocks: dict[str, Any] = {name: _relaxed(block) for name, block in schema["$defs"].items()}
+    for kind in kinds:
+        blocks[f"Config_{kind}"]["properties"] |= _HYDRA
+    keys: dict[str, Any] = {"type": "object", "anyOf": [{"required": [key]} for key in MODEL_KEYS]}
+    language = {tag: [v for v, kind in values.items() if kind == "causal_lm"] for tag, values in TAGS.items()}
+    language["algorithm.name"] = [name for name in typing.get_args(AlgorithmName) if name != "ppo"]
+    conditions = [_having(key, {"enum": values}) for key, values in language.items()]
+    return {
+        "$schema": DRAFT,
+        "title": "rlplace config",
+        "type": "object",
+        "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
+        "then": {"$ref": "#/$defs/Config_causal_lm"},
+        "else": {"$ref": "#/$defs/Config_mlp"},
+        "$defs": blocks,
+    }
+
+
+def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a config whose `key` has this one."""
+    for name in reversed(key.split(".")):
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+    return schema
+
+
+def _relaxed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Relax a block's schema: no key is required, and every value may be an interpolation."""
+    kept = {key: value for key, value in schema.items() if key not in ("required", "title")}
+    return kept | {"properties": {name: _relaxed_value(value) for name, value in schema["properties"].items()}}
+
+
+def _relaxed_value(schema: dict[str, Any]) -> dict[str, Any]:
+    about = {key: schema[key] for key in ("description", "default") if schema.get(key, {}) != {}}
+    rest = {key: v for key, v in schema.items() if key not in ("description", "default", "title", "discriminator")}
+    options: list[dict[str, Any]] = rest.get("oneOf") or rest.get("anyOf") or [rest]
+    (first, *others) = options
+    free = first.get("type") in ("object", "array", "string") and not {"enum", "const"} & first.keys()
+    if not others and (free or "$ref" in first):
+        return first | about
+    return {"anyOf": [*options, _FILLED_IN]} | about

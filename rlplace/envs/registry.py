@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter"}
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
-    "prompts": "rlplace.envs.text.data_set:PromptSet",
+    "prompts": "rlplace.envs.text.tasks:PromptSet",
     "reasoning_gym": "rlplace.envs.text.tasks:ReasoningGym",
     "guess_number": "rlplace.envs.text.tasks:GuessNumber",
     "toy_text": "rlplace.envs.text.tasks:ToyText",

@@ -18,7 +18,7 @@ from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import PLACEMENT, Setting
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 
 # ── RLinf ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Its placement is the same language, so its lines go over as they are written. What differs: `inference`, a component

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlplace.imports.importer import Draft
 from rlplace.imports.settings import PLACEMENT
 from rlplace.placement import Topology
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 
 Asks = Mapping[str, tuple[str, str]]  # component -> the settings that are multiplied: nodes, accelerators of each
 

@@ -17,7 +17,7 @@ from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.plan import make_plan
 
 _TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}

@@ -16,7 +16,7 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
 

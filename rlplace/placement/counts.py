@@ -13,8 +13,7 @@ from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment, role_of
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
-from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.machines.topology import Node, Topology
+from rlplace.placement.machines.topology import Node, Ranges, Topology
 from rlplace.placement.schedule import Needs, Residency
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.machines.ranges import show_range
-from rlplace.placement.machines.topology import Topology
+from rlplace.placement.machines.topology import Topology, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency

@@ -10,7 +10,7 @@ import yaml
 
 from rlplace import plan, train
 from rlplace.config import compose
-from rlplace.config.json_schema import config_schema
+from rlplace.config.validate import config_schema
 
 CONFIGS = sorted(compose.config_names())
 MAIN = ("hybrid_ppo", "hybrid_grpo_llm", "rlhf_tiny")  # one for each kind of job

@@ -16,7 +16,7 @@ from rlplace.config.schema import Config
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.flow import DeviceDelivery, Transport, deliver
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text

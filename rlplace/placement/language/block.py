@@ -33,7 +33,7 @@ from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.spec import CPU, ComponentSpec, Parallel, Segment, role_of, spread
 from rlplace.placement.language.text import PATH, Text
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
-from rlplace.placement.machines.ranges import Ranges, overlap, show_range
+from rlplace.placement.machines.topology import Ranges, overlap, show_range
 
 _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
 _COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")

@@ -9,7 +9,7 @@ from rlplace.placement.language.grammar import split_at, stripped
 from rlplace.placement.language.spec import Parallel, Segment, parts, render_segments, spread
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
-from rlplace.placement.machines.ranges import Ranges, named, overlap, show_range
+from rlplace.placement.machines.topology import Ranges, named, overlap, show_range
 
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 

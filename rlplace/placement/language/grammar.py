@@ -21,7 +21,7 @@ from rlplace.config.yaml_text import show
 from rlplace.placement.language.spec import Segment
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import Pool
-from rlplace.placement.machines.ranges import show_range
+from rlplace.placement.machines.topology import show_range
 
 _RANGE = r"[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?"
 _SEGMENT = re.compile(rf"\s*(all|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")

@@ -33,8 +33,7 @@ from rlplace.placement.machines.pools import (
     joined_pool,
     node_pool,
 )
-from rlplace.placement.machines.ranges import Ranges, named
-from rlplace.placement.machines.topology import Topology
+from rlplace.placement.machines.topology import Ranges, Topology, named
 
 PATH = "cluster.node_groups"
 _KEYS = ("label", "node_ranks", "env_configs", "hardware", "ignore_hardware")

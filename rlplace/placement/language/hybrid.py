@@ -11,8 +11,7 @@ from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
 from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot
 from rlplace.placement.language.spec import ComponentSpec, RankLocations
-from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.machines.topology import Topology
+from rlplace.placement.machines.topology import Ranges, Topology
 
 COLLOCATED = "collocated"  # the same accelerators
 DISAGGREGATED = "disaggregated"  # none shared

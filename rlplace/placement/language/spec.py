@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from rlplace.config.yaml_text import quote
 from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Interval, Pool
-from rlplace.placement.machines.ranges import Ranges, overlap, show_range
+from rlplace.placement.machines.topology import Ranges, overlap, show_range
 
 CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 

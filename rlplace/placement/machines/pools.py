@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from rlplace.placement.machines.ranges import Ranges, overlap
-from rlplace.placement.machines.topology import Node, describe_counts
+from rlplace.placement.machines.topology import Node, Ranges, describe_counts, overlap
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
 ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes

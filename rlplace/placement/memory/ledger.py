@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.demands import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 

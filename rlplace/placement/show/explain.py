@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlplace.placement.flow import DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec
-from rlplace.placement.machines.ranges import Ranges, show_range
+from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency

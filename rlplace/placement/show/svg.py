@@ -10,7 +10,7 @@ from html import escape
 from operator import itemgetter
 from typing import NamedTuple
 
-from rlplace.placement.machines.ranges import Ranges
+from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, clipped, show_move
 from rlplace.units import show_bytes

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rlplace.placement.flow import Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.machines.ranges import show_range
+from rlplace.placement.machines.topology import show_range
 from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView, clipped

@@ -14,8 +14,7 @@ from rlplace.placement.counts import Count, Savings, count_active, dedicate
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment
-from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.machines.topology import Topology
+from rlplace.placement.machines.topology import Ranges, Topology
 from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
 from rlplace.placement.memory.records import ledger_record
 from rlplace.placement.memory.solve import find_shortages

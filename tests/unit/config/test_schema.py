@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from rlplace.config.fields import ModelKind, fields_of
-from rlplace.config.json_schema import config_schema
 from rlplace.config.schema import Config
+from rlplace.config.validate import config_schema
 
 SCHEMA = config_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

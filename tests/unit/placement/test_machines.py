@@ -11,8 +11,7 @@ from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
 from rlplace.placement.machines.pools import accelerator_pool
-from rlplace.placement.machines.ranges import Ranges
-from rlplace.placement.machines.topology import declare_topology, in_rank_order
+from rlplace.placement.machines.topology import Ranges, declare_topology, in_rank_order
 from rlplace.workers.launch.machines import declared_topology
 
 

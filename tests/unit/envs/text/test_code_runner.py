@@ -12,7 +12,7 @@ import pytest
 
 from rlplace.envs.text import Transcript
 from rlplace.envs.text.code_runner import run_tests
-from rlplace.envs.text.verifiers import unit_tests
+from rlplace.envs.text.rewards import unit_tests
 
 
 def raises(code: str, error: str) -> bool:

@@ -13,9 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.envs.text import Message, TextTask, Transcript
-from rlplace.envs.text.data_set import PromptSet
-from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, ReasoningGym, ToyText
-from rlplace.envs.text.verifiers import reasoning_score
+from rlplace.envs.text.rewards import reasoning_score
+from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText
 from rlplace.errors import ConfigError, Problem
 
 

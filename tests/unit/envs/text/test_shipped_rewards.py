@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.envs.text import Transcript
-from rlplace.envs.text import verifiers as v
+from rlplace.envs.text import rewards as v
 
 
 def transcript(*answers: str, tokens: int = 0, **facts: Any) -> Transcript:

@@ -67,6 +67,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "ray": {"workers.ray_launch"},
     "reasoning_gym": {"envs.text"},
     "safetensors": {"models", "workers"},
+    "tensorboard": {"report.sinks"},
     "textarena": {"envs.text"},
     "tokenizers": {"models.tokenizer"},
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},

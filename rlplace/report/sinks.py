@@ -6,26 +6,24 @@ A sink writes at once and completely: what a file holds is whole iterations, als
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
+import io
 import json
 import math
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from rlplace.envs.registry import needs
 from rlplace.errors import OutputError
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
-_CASTAGNOLI = 0x82F63B78  # the CRC-32C polynomial, bits reversed
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 
 # Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
 # OutputError if a file cannot take the iteration whole; the file is then unchanged.
@@ -133,14 +131,25 @@ def _append_json(file: WholeAppends, iteration: int, env_steps: int, metrics: Ma
 
 def _append_event(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
     """Append one TensorBoard record; its horizontal axis is env steps."""
-    file.append(scalars_record(time.time(), env_steps, metrics))
+    values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
+    file.append(tensorboard_record(step=env_steps, summary={"value": values}))
+
+
+def tensorboard_record(**event: object) -> bytes:
+    """Return one record of an event file, by TensorBoard's own library: the others import torch."""
+    with needs("tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"):
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+    return record.getvalue()
 
 
 @contextlib.contextmanager
 def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> Iterator[list[Sink]]:
     """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close their files.
 
-    Raises OutputError when a file cannot be made.
+    Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
     """
     with contextlib.ExitStack() as opened:
 
@@ -156,66 +165,6 @@ def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CON
             else:
                 events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
                 file = append_to(directory / TENSORBOARD_FOLDER / events)
-                file.append(first_record(time.time()))
+                file.append(tensorboard_record(file_version="brain.Event:2"))
                 sinks.append(functools.partial(_append_event, file))
         yield sinks
-
-
-# ── event files of TensorBoard ───────────────────────────────────────────────────────────────────────────────────────
-
-# Written here, so that the driver needs neither TensorFlow nor a library that imports torch. A record is `length,
-# crc(length), event, crc(event)`; an event is a protocol buffer of two or three fields. Both formats are fixed: see
-# `tensorflow/core/lib/io/record_writer.h` and `tensorflow/core/util/event.proto`.
-
-
-def first_record(wall_time: float) -> bytes:
-    """The record every event file begins with."""
-    return _record(_field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(3, _BYTES, b"brain.Event:2"))
-
-
-def scalars_record(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """One record with the value of every name at `step` (not negative)."""
-    event = _field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step))
-    # ctypes makes numbers beyond float32 infinite; struct refuses them.
-    numbers = ((name.encode(), bytes(ctypes.c_float(value))) for name, value in scalars.items())
-    pairs = (_field(1, _BYTES, name) + _field(2, _FIXED32, number) for name, number in numbers)
-    return _record(event + _field(5, _BYTES, b"".join(_field(1, _BYTES, pair) for pair in pairs)))
-
-
-def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum of RFC 3720."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _shifted((crc ^ byte) & 0xFF) ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-@functools.cache
-def _shifted(byte: int) -> int:
-    for _ in range(8):
-        byte = (byte >> 1) ^ (_CASTAGNOLI if byte & 1 else 0)
-    return byte
-
-
-def _record(event: bytes) -> bytes:
-    length = struct.pack("<Q", len(event))
-    return length + _masked_crc(length) + event + _masked_crc(event)
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """A checksum of data that may itself hold checksums is rotated and shifted, as the record format asks."""
-    crc = crc32c(data)
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _field(number: int, wire_type: int, payload: bytes) -> bytes:
-    length = _varint(len(payload)) if wire_type == _BYTES else b""
-    return _varint(number << 3 | wire_type) + length + payload
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])

@@ -6,23 +6,16 @@ import contextlib
 import io
 import math
 import os
-import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-from rlplace.errors import OutputError
-from rlplace.report.sinks import (
-    LINES_PER_HEADER,
-    ConsoleSink,
-    WholeAppends,
-    crc32c,
-    first_record,
-    open_sinks,
-    scalars_record,
-)
+from rlplace.errors import ConfigError, OutputError
+from rlplace.report.sinks import LINES_PER_HEADER, ConsoleSink, WholeAppends, open_sinks
 
 NUMBERS = {
     "env/mean_return": 471.25,
@@ -99,40 +92,41 @@ def test_a_sink_that_cannot_be_made_closes_those_before_it(tmp_path: Path) -> No
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-@pytest.mark.parametrize(
-    ("data", "crc"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),  # RFC 3720, B.4
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-    ],
-)
-def test_the_checksum_is_that_of_the_standard(data: bytes, crc: int) -> None:
-    assert crc32c(data) == crc
-
-
-def events_of(data: bytes) -> Iterator[Any]:
-    """Yield the events of a file, with every checksum verified."""
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    record_writer = pytest.importorskip("tensorboardX.record_writer")
-    while data:
-        length, length_crc = struct.unpack("<QI", data[:12])
-        event, (event_crc,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
-        assert (length_crc, event_crc) == (record_writer.masked_crc32c(data[:8]), record_writer.masked_crc32c(event))
-        yield event_pb2.Event.FromString(event)
-        data = data[16 + length :]
-
-
-def test_scalars_read_back_as_protocol_buffers() -> None:
+def test_scalars_read_back_with_every_checksum(tmp_path: Path) -> None:
     scalars = {"env/return": 475.25, "größe": -1.0, "n": math.nan, "big": 1e300, "low": -1e300}
     steps = [0, 1, 127, 128, 16384, 2**40]
-    records = [scalars_record(2.0, 300, scalars), *(scalars_record(0.0, step, {}) for step in steps)]
-    first, second, *more = events_of(b"".join([first_record(1.5), *records]))
-    assert (first.wall_time, first.file_version) == (1.5, "brain.Event:2")
-    assert (second.wall_time, second.step) == (2.0, 300)
+    with open_sinks(["tensorboard"], tmp_path) as (sink,):
+        sink(1, 300, scalars)
+        for step in steps:
+            sink(2, step, {})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    first, second, *more = LegacyEventFileLoader(str(file)).Load()
+    assert first.file_version == "brain.Event:2"
+    assert abs(first.wall_time - time.time()) < 60
+    assert (second.step, second.wall_time >= first.wall_time) == (300, True)
     values = {value.tag: value.simple_value for value in second.summary.value}
     assert math.isnan(values.pop("n"))
     assert values == {"env/return": 475.25, "größe": -1.0, "big": math.inf, "low": -math.inf}
     assert [(event.step, len(event.summary.value)) for event in more] == [(step, 0) for step in steps]
+
+
+def test_a_missing_library_is_named_with_the_extra_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [NoTensorboard(), *sys.meta_path])
+    with pytest.raises(ConfigError, match="missing-library") as caught, open_sinks(["tensorboard"], tmp_path):
+        pass
+    assert caught.value.problems[0].fix == "pip install 'rlplace[run]'"
+
+
+class NoTensorboard:
+    """Finds nothing where TensorBoard is."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name.partition(".")[0] == "tensorboard":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_event_files_are_written_without_torch() -> None:
+    code = "import sys; from rlplace.report import sinks; sinks.tensorboard_record(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,24 +39,13 @@ TAGS: Mapping[str, Mapping[str, ModelKind]] = {
 MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _OWN = "package.module:Class"  # an adapter of the user's
 _ENV_STEPS = "runner.total_env_steps"
-_ONE_BLOCK = "the optimizer is one block: kind, on_host, lr, ..."
-# Old key -> the key that has its value now, and why. A word in place of the optimizer's block comes before its keys.
-MOVED = {
-    "env.adapter": ("env.kind", "env.kind names the simulator library, or text"),
-    "runner.stop_at_reward": ("runner.stop_at_return", "the reward of a text episode is its return"),
-    "actor.precision": ("actor.compute", "actor.compute is the dtype of the computation, whatever is trained"),
-    "algorithm.clip_ratio": ("algorithm.clip_ratio_low", "the clip has two sides; clip_ratio_high: null is as wide"),
-    "algorithm.whiten_advantages": ("algorithm.normalize_advantages", "one key, whatever is trained"),
-    _ENV_STEPS: (
-        "runner.total_iterations",
-        "an iteration has total_num_envs x rollout_steps steps; all jobs count them",
-    ),
-    "model": ("actor.model", "the model belongs to the actor that trains it; as a default: model@actor.model"),
-} | {
-    f"{role}.{old}": (f"{role}.{new}", _ONE_BLOCK)
-    for role in ("actor", "critic")
-    for old, new in (("optimizer", "optimizer.kind"), ("optimizer_on_host", "optimizer.on_host"), ("adam", "optimizer"))
-}
+
+
+@functools.cache
+def moved() -> Mapping[str, tuple[str, str]]:
+    """Return the rows of moved.toml: old key -> the key that has its value now, and why."""
+    rows = tomllib.loads(Path(__file__).with_name("moved.toml").read_text(encoding="utf-8"))
+    return {old: (new, why) for old, (new, why) in rows.items()}
 
 
 def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
@@ -84,7 +74,7 @@ def try_config(
                 found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
     new = {problem.key: problem for problem in problems}
     for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
-        if problem.key in MOVED and (refused := new.get(MOVED[problem.key][0])) is not None:
+        if problem.key in moved() and (refused := new.get(moved()[problem.key][0])) is not None:
             instead = f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
             found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=instead)
             problems.remove(refused)
@@ -297,8 +287,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
     """Write new keys for old ones; each is a problem."""
     written: dict[str, object] = {}
     doubled: dict[str, str] = {}
-    joined = {old for old in MOVED if old.endswith(".adam") and isinstance(value_at(new, MOVED[old][0]), dict)}
-    for old, (path, _) in MOVED.items():
+    joined = {old for old in moved() if old.endswith(".adam") and isinstance(value_at(new, moved()[old][0]), dict)}
+    for old, (path, _) in moved().items():
         role, _, leaf = old.rpartition(".")
         keys = new.get(role) if role else new
         if isinstance(keys, dict) and leaf in keys and (leaf != "optimizer" or isinstance(keys[leaf], str)):
@@ -313,7 +303,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 doubled[old] = f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
             _put(new, path, value)
     for old, value in written.items():
-        path, why = MOVED[old]
+        path, why = moved()[old]
         key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
         name = key.rpartition(".")[2] if "." in old else key
         beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""

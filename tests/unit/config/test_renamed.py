@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace.config.read import MOVED, read_config
+from rlplace.config.read import moved, read_config
 from rlplace.errors import ConfigError, Problem
 
-RENAMED = (*MOVED, "algorithm.name: rlhf")
+RENAMED = (*moved(), "algorithm.name: rlhf")
 CLUSTER = {"component_placement": {"actor": "0", "env": "0", "rollout": "0"}}
 SIMULATED: dict[str, Any] = {
     "cluster": CLUSTER,

@@ -32,7 +32,6 @@ from rlplace.imports.settings import read_mapping
 
 _RULES = Path(__file__).with_name("rules")
 _MODELS = Path(__file__).resolve().parents[2] / "configs" / "model"
-_SHIPPED = {r"llama-?3(\.\d)?-8b": "llama_3_8b", r"llama-?3(\.\d)?-70b": "llama_3_70b", r"smollm2-135m": "smollm2"}
 _WORDS = {"none": 0, "two": 2, "many": -1}  # after a flag
 
 
@@ -143,11 +142,11 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
 
 def shape_of(name: str) -> Mapping[str, object] | None:
     """Return the config.json keys of a model by a part of its published name, `org/Llama-3-8b-sft`; None if unknown."""
-    for pattern, file in _SHIPPED.items():
-        if re.search(pattern, name.lower()):
-            return {key: value for key, value in shipped_model(file).items() if key not in ("kind", "path")}
-    shapes: dict[str, dict[str, object]] = tomllib.loads((_RULES / "models.toml").read_text(encoding="utf-8"))
-    return next((keys for pattern, keys in shapes.items() if re.search(pattern, name.lower())), None)
+    shapes: dict[str, Any] = tomllib.loads((_RULES / "models.toml").read_text(encoding="utf-8"))
+    found = next((shape for pattern, shape in shapes.items() if re.search(pattern, name.lower())), None)
+    if isinstance(found, str):
+        return {key: value for key, value in shipped_model(found).items() if key not in ("kind", "path")}
+    return found
 
 
 def shipped_model(file: str) -> dict[str, Any]:

@@ -9,28 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from rlplace.config.read import read_config
 from rlplace.errors import ConfigError
 from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model
+from rlplace.imports.settings import read_mapping
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.plan import make_plan
 
-_TRAINED = {"weights": "fp32", "compute": "fp32", "checkpointing": False, "token_budget": 256}
-_FROZEN = {"dtype": "fp32", "token_budget": 256}
-_ENGINE: Mapping[str, object] = {"engine": "transformers", "dtype": "fp32", "cache_dtype": "fp32"}
-_STEP: Mapping[str, object] = {"kv_cache_memory": "4MiB", "step_tokens": 256, "step_sequences": 8}
-_SIZES: Mapping[str, Mapping[str, object]] = {
-    "actor": _TRAINED,
-    "critic": _TRAINED | {"model": None},
-    "reference": _FROZEN | {"model": None},
-    "reward": _FROZEN,
-    "rollout": {**_ENGINE, **_STEP, "enforce_eager": True},
-}
+_SIZES = Path(__file__).with_name("rules") / "tiny.yaml"
+_MODELS = ("actor", "critic", "reference", "reward", "rollout")
 _KEPT = ("lora_rank", "lora_alpha", "optimizer", "enable_offload", "sharded", "on_host", "warmup_iterations")
 _KEPT_OF_SOME = ("ema_decay", "url", "function", "head")
 _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "top_k")
@@ -51,22 +44,21 @@ def shrink(imported: Imported) -> Imported:
     for key in ("sequence_length", "train_batch"):
         algorithm.pop(key, None)
     samples = min(2, int(algorithm.get("samples_per_prompt", 1)))
-    algorithm |= {"max_prompt_length": 64, "max_new_tokens": 8, "prompts": 8, "samples_per_prompt": samples}
+    sizes = read_mapping(_SIZES.read_text(encoding="utf-8"))
+    algorithm |= sizes["algorithm"] | {"samples_per_prompt": samples}
     config: dict[str, Any] = {"cluster": _cluster(imported, placement, unit, width), "algorithm": algorithm}
-    for role, sizes in _SIZES.items():
+    for role in (role for role in _MODELS if role in placement.components):
         kept = _KEPT_OF_ENGINES if role == "rollout" else (*_KEPT, *_KEPT_OF_SOME)
-        if role in placement.components:
-            config[role] = {key: value for key, value in _block(imported, role).items() if key in kept} | dict(sizes)
-            if "optimizer" in config[role]:
-                config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw", "on_host": False}
+        config[role] = {key: value for key, value in _block(imported, role).items() if key in kept} | sizes[role]
+        if "optimizer" in config[role]:
+            config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw", "on_host": False}
     config["actor"]["model"] = {"kind": "causal_lm", **shipped_model("tiny")}
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
         config["reward"]["model"] = {**shipped_model("tiny"), "path": "models/tiny_reward"}  # with a head that scores
-    config["env"] = {"kind": "text", "task": "arithmetic", "kwargs": {"digits": 1}, "chat": False}
-    config["env"]["enable_offload"] = True
+    config["env"] = sizes["env"]
     if any(c.partition(".")[0] == "reward" for c in placement.components):
         config["env"]["rewards"] = [{"name": "unscored"}]
-    config["runner"] = {"output_dir": "runs"} | _block(imported, "runner") | {"total_iterations": 2, "eval_every": 0}
+    config["runner"] = {"output_dir": "runs"} | _block(imported, "runner") | sizes["runner"]
     config = ordered(config, imported.kind)
     topology = Topology.uniform(1, width, "emulated")
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"

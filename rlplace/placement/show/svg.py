@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 from rlplace.placement.machines.topology import Ranges
@@ -44,19 +45,7 @@ PALETTE = (
     ("#4b55c8", "#343c99", "#a9b1ff"),
 )
 FONT = "ui-sans-serif, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-_LIGHT = (
-    ".page{fill:#ffffff;stroke:#d0d7de}.ink{fill:#1f2328}.soft{fill:#59636e}"
-    ".arrow{fill:none;stroke:#818b98;stroke-width:2.5;stroke-linecap:round;stroke-linejoin:round}"
-    ".free{fill:none;stroke:#c8d1da;stroke-dasharray:3 4}.on{fill:#ffffff}.cut{stroke:#ffffff;stroke-opacity:.45}"
-    "text{font-size:12px}.title{font-size:21px;font-weight:650}.stage{font-size:16px;font-weight:650}.name{font-weight:650}"
-    ".weights{fill-opacity:.14;stroke-width:1.5}.waits{fill-opacity:.05;stroke-opacity:.6;stroke-dasharray:4 3}"
-    ".over{fill:none;stroke:#d1242f;stroke-width:3}.alarm{fill:#d1242f;font-weight:650}"
-)
-_DARK = (
-    ".page{fill:#0d1117;stroke:#30363d}.ink{fill:#f0f6fc}.soft{fill:#9198a1}"
-    ".arrow{stroke:#656c76}.free{stroke:#3d444d}.weights{fill-opacity:.26}"
-    ".over{stroke:#ff7b72}.alarm{fill:#ff7b72}"
-)
+_STYLE = Path(__file__).with_name("picture.css")  # its last block is for dark pages
 
 
 def colour(number: int) -> int:
@@ -66,11 +55,11 @@ def colour(number: int) -> int:
 
 def style(components: int) -> str:
     """Write the style sheet: `f0` fills, `s0` fills and strokes, `t0` writes in the first component's colour."""
+    light, at, dark = "".join(_STYLE.read_text(encoding="utf-8").splitlines()).partition("@media")
     used = list(enumerate(PALETTE[:components]))
     looks = (f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}" for i, (fill, ink, _) in used)
-    light = "".join(looks)
-    dark = "".join(f".t{i}{{fill:{pale}}}" for i, (_, _, pale) in used)
-    return f"<style>{_LIGHT}{light}@media (prefers-color-scheme:dark){{{_DARK}{dark}}}</style>"
+    inks = "".join(f".t{i}{{fill:{pale}}}" for i, (_, _, pale) in used)
+    return f"<style>{light}{''.join(looks)}{at}{dark.removesuffix('}')}{inks}}}</style>"
 
 
 def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:

@@ -29,35 +29,7 @@ from rlplace.placement.show.view import PlanView, render_json
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
 FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
-USAGE = """\
-Shows where and when each component runs, what it holds and whether that fits, before anything starts.
-
-    {program} --config-name hybrid_ppo                            the whole plan
-    {program} --config-name hybrid_ppo cluster=48xA100            on a cluster that is only declared
-    {program} --config-name hybrid_ppo cluster.component_placement.env=0-1
-    {program} --config-name hybrid_ppo --format html > plan.html  text, json, svg or html
-    {program} --config-name hybrid_ppo --diff disaggregated_ppo   beside another config
-    {program} --config-name hybrid_ppo --diff cluster.component_placement.env=0-1
-    {program} --config-name hybrid_ppo --measured runs/.../memory.json
-    {program} --config-name hybrid_ppo --simulator                builds one to count the policy's weights
-
-    {program} explain rollout --config-name hybrid_ppo            why a component is where and when it is
-    {program} explain 3 --config-name hybrid_ppo                  what runs on an accelerator, stage by stage
-    {program} explain env 0 rollout 2 --config-name hybrid_ppo    how two ranks reach each other
-    {program} explain rank-gap                                    what an error code means
-    {program} solve micro_batch [actor] --config-name rlhf_ppo_colocated
-                                          the largest micro_batch, token_budget, sequence_length or
-                                          gpu_memory_utilization that fits
-    {program} schema > config.schema.json                         for completion in editors
-    {program} import openrlhf "<flags>"                           settings of another library as a config of this one
-
-configs:
-{configs}
-
-clusters:
-{clusters}
-
-exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit"""
+USAGE = Path(__file__).with_name("plan_usage.txt")
 
 FORMATS: Mapping[str, Callable[[PlanView], str]] = {
     "text": render_text,
@@ -102,7 +74,7 @@ def _answer(words: list[str]) -> int:
     if ("--help" in words or "-h" in words) and words[0] != "import":
         found = {"configs": compose.config_names(), "clusters": compose.group_names(compose.CLUSTER)}
         texts = {kind: compose.listed(names, indent="    ") for kind, names in found.items()}
-        print(USAGE.format(program="python -m rlplace.plan", **texts))
+        print(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.plan", **texts), end="")
         return FITS
     match words:
         case ["schema"]:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from rlplace.config import compose
@@ -18,20 +19,7 @@ from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, Rl
 from rlplace.placement.show.text import render_text
 from rlplace.prepare import check_launch, planned_only, prepare_composed
 
-USAGE = """\
-Trains a policy on a declared placement.
-
-    {program} --config-name hybrid_ppo                                 train
-    {program} --config-name hybrid_ppo dry_run=true                    print the plan, start nothing
-    {program} --config-name hybrid_ppo algorithm.gamma=0.98            override any key
-    {program} --config-name hybrid_ppo 'cluster.component_placement.env=[0-1,4-5]'
-    {program} --config-name hybrid_ppo --cfg job                       print the composed config
-    {program} --config-dir my_configs --config-name my_run             a config of your own
-
-configs:
-{configs}
-
-exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"""
+USAGE = Path(__file__).with_name("train_usage.txt")
 
 DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
 
@@ -50,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
         configs = compose.listed(compose.config_names(), indent="    ")
-        _show(USAGE.format(program="python -m rlplace.train", configs=configs))
+        usage = USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.train", configs=configs)
+        _show(usage.rstrip())
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
         return DONE

@@ -21,21 +21,7 @@ from rlplace.imports.rules import read_rules
 from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml, settings_of
 from rlplace.imports.tiny import shrink
 
-USAGE = """\
-Turns the config of another library into one of ours, and reports what became of every line of it.
-
-    {program} import openrlhf "--actor_num_nodes 1 --actor_num_gpus_per_node 8 ..."
-    {program} import openrlhf "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 ..."
-    {program} import openrlhf train_ppo.sh --out imported.yaml
-    {program} import rlinf config.yaml
-    {program} import verl ppo_trainer.yaml trainer.nnodes=2 trainer.n_gpus_per_node=8
-
-libraries: openrlhf, slime (flags, or the script that has them); rlinf, verl, roll, skyrl, areal (YAML, overrides, or
-the script that has them)
-
-    --out FILE                   write the config there, and the report here
-    --tiny                       the same components in the same places at a size that runs on a laptop
-    --accelerators-per-node N    where the machines are not what the original makes of them"""
+USAGE = Path(__file__).with_name("usage.txt")
 
 _COLUMN = 52  # where the second column begins at the latest
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
@@ -50,7 +36,7 @@ _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are coun
 def run_import(words: list[str]) -> int:
     """Run the words after `import` and return the exit code."""
     if not words or "--help" in words[:1] or "-h" in words[:1]:
-        sys.stdout.write(USAGE.format(program="python -m rlplace.plan") + "\n")
+        sys.stdout.write(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.plan"))
         return 0 if words else 2
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--out", "--accelerators-per-node"):

@@ -483,8 +483,8 @@ class Config:
     @property
     def runs(self) -> bool:
         """Whether this is a run: it has all that a run needs, or names a task; else it is planned only."""
-        asks = "env" in self.placed or self.text_env.task is not None
-        return not self.missing or (asks and self.algorithm.name != "ppo")
+        asks = self.algorithm.name != "ppo" and ("env" in self.placed or self.text_env.task is not None)
+        return not self.missing or asks
 
     @property
     def model_path(self) -> str:

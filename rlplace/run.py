@@ -84,8 +84,7 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
 
 def worker_of(config: Config, component: str) -> type[Worker]:
     """Return the worker class of a component: by role and kind of model, of a reward by how it scores."""
-    from rlplace.workers.roles.actor import LmActor, PolicyActor
-    from rlplace.workers.roles.critic import Critic
+    from rlplace.workers.roles.actor import Critic, LmActor, PolicyActor
     from rlplace.workers.roles.env import VectorEnvWorker
     from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
     from rlplace.workers.roles.rollout import TextRolloutWorker, VectorRolloutWorker

@@ -21,8 +21,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.roles.critic import Critic
+from rlplace.workers.roles.actor import Critic, LmActor
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import WORKING, attached, context_of, in_processes, spec_of
 

@@ -96,7 +96,6 @@ WITHOUT = {
     | {
         "workers.roles.actor",
         "workers.roles.env",
-        "workers.roles.critic",
         "workers.roles.reward",
         "workers.roles.rollout",
         "workers.roles.scorer",

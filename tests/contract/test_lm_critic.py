@@ -20,8 +20,8 @@ from rlplace.models.causal_lm import first_head
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import RETURNS
+from rlplace.workers.roles.actor import Critic
 from rlplace.workers.roles.checks import critic_problems
-from rlplace.workers.roles.critic import Critic
 from tests.lm_ranks import (
     ADAM,
     LmScenario,

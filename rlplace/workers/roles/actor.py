@@ -257,7 +257,11 @@ class LmActor(Actor):
                 taken += groups
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
-        return {**metrics_of(taken, updates, version, learn_s=watch.seconds["learn"]), **watch.metrics("actor")}
+        return {
+            **sample_metrics(taken, version),
+            **update_metrics("actor", updates, learn_s=watch.seconds["learn"]),
+            **watch.metrics("actor"),
+        }
 
     def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Groups]:
         """Return this rank's samples; on rank 0 also all groups, those that are left out included."""
@@ -399,13 +403,9 @@ class Critic(TrainedWorker):
             update = self._learner.learn(inferred.shard, inferred.values.to(returns.device), returns, iteration)
             watch.lap("learn")
         tokens = len(inferred.values)
-        return {  # all ranks agree on the numbers of the update; tokens per second are of all ranks together
+        return {
             **watch.metrics("critic"),
-            "critic/tokens_per_s": Metric(update.tokens / watch.seconds["learn"], "min"),
-            "critic/lr": Metric(update.lr),
-            "critic/optimizer_steps": Metric(update.steps),
-            "critic/rank_imbalance": Metric(update.imbalance),
-            **{f"critic/{name}": Metric(value) for name, value in (update.mean or {}).items()},
+            **update_metrics("critic", [update], learn_s=watch.seconds["learn"]),
             "critic/explained_variance": Metric(explained_variance(inferred.values, returns.cpu()), weight=tokens),
             "critic/return": Metric(float(returns.mean()) if tokens else 0.0, weight=tokens),
         }
@@ -457,25 +457,20 @@ def parts_of(job: WorkerArguments) -> tuple[int, ...]:
     return (each,) * whole + ((rest,) if rest else ())
 
 
-def metrics_of(
-    groups: Sequence[Sequence[Sample]], updates: Sequence[Update], version: int, *, learn_s: float
-) -> Metrics:
-    """Describe a whole iteration, learned by the policy of `version`; all ranks agree on the numbers of the updates.
-
-    `groups`: all that were taken, on rank 0; elsewhere none.
-    """
+def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float) -> Metrics:
+    """Describe the updates of an iteration. All ranks agree on the numbers; tokens are of all ranks together."""
     steps, stepped = sum(update.steps for update in updates), [update for update in updates if update.mean is not None]
     metrics = {
-        "actor/tokens_per_s": Metric(sum(update.tokens for update in updates) / learn_s, "min"),
-        "actor/lr": Metric(stepped[-1].lr if stepped else 0.0),
-        "actor/optimizer_steps": Metric(steps),
-        "actor/rank_imbalance": Metric(max(update.imbalance for update in updates)),
+        f"{component}/tokens_per_s": Metric(sum(update.tokens for update in updates) / learn_s, "min"),
+        f"{component}/lr": Metric(stepped[-1].lr if stepped else 0.0),
+        f"{component}/optimizer_steps": Metric(steps),
+        f"{component}/rank_imbalance": Metric(max(update.imbalance for update in updates)),
     }
     for update in stepped:
         for name, value in (update.mean or {}).items():
-            before = metrics.get(f"actor/{name}", Metric(0.0))
-            metrics[f"actor/{name}"] = Metric(before.value + value * (update.steps / steps))
-    return {**sample_metrics(groups, version), **metrics, **updates[0].metrics}
+            before = metrics.get(f"{component}/{name}", Metric(0.0))
+            metrics[f"{component}/{name}"] = Metric(before.value + value * (update.steps / steps))
+    return {**metrics, **updates[0].metrics}  # the latter by the weights that the iteration began with
 
 
 def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:

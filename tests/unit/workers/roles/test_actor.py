@@ -9,7 +9,7 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.metrics import Metric, reduce_metrics
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.roles.actor import metrics_of, parts_of, sample_metrics
+from rlplace.workers.roles.actor import parts_of, sample_metrics, update_metrics
 from rlplace.workers.training.optimizer import Update
 from tests.lm_ranks import made_up_samples
 from tests.unit.algo.samples import sample
@@ -54,7 +54,10 @@ def update(loss: float, steps: int = 1) -> Update:
 def test_an_iteration_is_the_sum_of_its_parts() -> None:
     groups = made_up_samples(groups=3, version=1)
     updates = [update(0.25), update(0.75), update(0.0, steps=0)]  # no group of the last part had a signal
-    numbers = {n: metric.value for n, metric in metrics_of(groups, updates, version=3, learn_s=4.0).items()}
+    numbers = {
+        n: metric.value
+        for n, metric in (sample_metrics(groups, 3) | update_metrics("actor", updates, learn_s=4.0)).items()
+    }
     assert numbers["actor/optimizer_steps"] == 2
     assert numbers["actor/tokens_per_s"] == 45.0
     assert (numbers["actor/loss"], numbers["actor/grad_norm"]) == (0.5, 2.0)

@@ -15,14 +15,13 @@ from rlplace.workers.launch.group import Call, Pending, WorkerGroup
 from rlplace.workers.worker import MoveReport
 
 
-def slot_of(component: str, rank: int = 0, ranks: int = 1) -> Slot:
+def slot_of(component: str, rank: int = 0) -> Slot:
     """On the accelerator of the rank's number, all on one node."""
     return Slot(
         component=component,
         rank=rank,
         node=0,
         local_rank=rank,
-        local_world_size=ranks,
         accelerators=(rank,),
         local_accelerators=(rank,),
     )

@@ -66,7 +66,7 @@ def context_of(
     device: Device | None = None,
 ) -> WorkerContext:
     """Without a device, an emulated one."""
-    slot = slot_of(component, rank, ranks)
+    slot = slot_of(component, rank)
     return WorkerContext(
         slot=slot,
         world_size=ranks,

@@ -183,9 +183,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
             raise
         raise _refused(host, f"no interface of this machine has it: {error}") from error
-    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(endpoint, bytes)
-    return endpoint.rstrip(b"\0").decode()
+    return socket.get_string(zmq.LAST_ENDPOINT)
 
 
 def fd_of(socket: zmq.Socket) -> int:

@@ -32,7 +32,6 @@ class Slot:
     rank: int
     node: int
     local_rank: int  # among the component's ranks on this node
-    local_world_size: int
     accelerators: tuple[int, ...]  # global numbers, ascending; empty for a CPU-only rank
     local_accelerators: tuple[int, ...]  # the same, numbered within the node
     visible_accelerators: tuple[int, ...] = ()  # numbered within the node; more than its own when not isolated
@@ -220,8 +219,8 @@ def _place(
 ) -> tuple[Slot, ...]:
     """Make the slots of ranks 0..N-1, which hold these numbers of the pool."""
     locations = _locate(held, pool, key)
-    world_sizes, seen = Counter(h.node for h in locations), Counter[int]()
     slots: list[Slot] = []
+    seen = Counter[int]()  # ranks so far, by node
     for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):
         node = groups.topology.nodes[location.node]
         accelerators = tuple(n - location.first + location.base for n in numbers) if pool.holds_accelerators else ()
@@ -231,7 +230,6 @@ def _place(
             rank=rank,
             node=node.rank,
             local_rank=seen[location.node],
-            local_world_size=world_sizes[location.node],
             accelerators=accelerators,
             local_accelerators=own,
             visible_accelerators=own if isolate else tuple(range(node.accelerators)),

@@ -54,14 +54,22 @@ def alive(word: int) -> bool:
 
 def in_forks(method: Callable[[], None]) -> None:
     """Call a method in every child that is forked while its object lives."""
-    reference = weakref.WeakMethod(method)
+    methods = _called_in_forks()
+    methods.add(weakref.WeakMethod(method, methods.discard))
+
+
+@cache
+def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
+    methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
     def after_fork() -> None:
-        living = reference()
-        if living is not None:
-            living()
+        for method in tuple(methods):
+            living = method()
+            if living is not None:
+                living()
 
-    os.register_at_fork(after_in_child=after_fork)
+    os.register_at_fork(after_in_child=after_fork)  # once: what is registered stays
+    return methods
 
 
 @cache

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.processes import LOCK_BYTES, SharedLock, Waker, Wakers
+from rlplace.comm.processes import LOCK_BYTES, SharedLock, Waker, Wakers, _called_in_forks, in_forks
 from tests.channel_peer import FORK, in_child
 
 
@@ -126,3 +126,20 @@ def test_few_wakers_are_kept_when_many_waited() -> None:
     for waker in taken:
         wakers.give_back(waker)
     assert sum(waker._socket.fileno() != -1 for waker in taken) < 50
+
+
+def test_a_forked_child_tells_what_lives_and_what_is_gone_leaves_nothing() -> None:
+    class Held:
+        told = 0
+
+        def enter_process(self) -> None:
+            self.told += 1
+
+    held, gone = Held(), Held()
+    in_forks(held.enter_process)
+    before = len(_called_in_forks())
+    in_forks(gone.enter_process)
+    del gone
+    assert len(_called_in_forks()) == before
+    assert in_child(lambda: os._exit(held.told)) == 1
+    assert held.told == 0

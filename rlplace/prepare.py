@@ -149,6 +149,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             "no-factors", "actor.sync.mode", what, "mode: lora", why, "mode: all        (or actor.lora_rank: 16)"
         )
     yield from _parallel_problems(plan, rollout.engine)
+    yield from _quantised_problems(config, plan)
     if rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
         what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
         why = "attention reads them as they are computed, or as fp8 in vllm; answers would be wrong without an error"
@@ -207,6 +208,17 @@ def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
         else:
             continue
         yield _wrong("plan-only", spec.key, what, spec.text, why, fix)
+
+
+def _quantised_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report models whose files are quantised: workers read whole numbers, and would take codes for weights."""
+    for component in plan.placement.components:
+        block = config.block_of(component)
+        model = block.model if isinstance(block, (TrainedConfig, FrozenConfig)) else None
+        if isinstance(model, Mapping) and isinstance(quantised := model.get("quantization_config"), Mapping):
+            method, fix = quantised.get("quant_method"), "path: <the folder of the same model, not quantised>"
+            what, why = "quantised weights are planned, not run", f"its config.json says quant_method: {method}"
+            yield _wrong("plan-only", f"{config.key_of(component)}.model", what, str(method), why, fix)
 
 
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:

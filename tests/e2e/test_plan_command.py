@@ -10,6 +10,7 @@ import pytest
 
 from rlplace import plan
 from rlplace.config import compose
+from rlplace.placement.memory import families
 from tests.e2e.test_command_line import problem_codes
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +171,27 @@ def test_measured_numbers_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.write_text(json.dumps({"rlplace_memory": 1, "components": {"actor": {"full": 20 << 30}}}), encoding="utf-8")
     code, out, _ = run(capsys, "--config-name", "hybrid_ppo", "cluster=laptop", "--measured", str(file))
     assert (code, "measured: actor" in out) == (3, True)
+
+
+def test_a_model_that_nothing_can_count_is_planned_by_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "_kept", lambda keys: {"error": "ValueError: Unrecognized model identifier"})
+    words = ["--config-name", "rlhf_tiny", "reference.model=null", "critic.model=null"]
+    words += ["~actor.model", "+actor.model={model_type: of_my_own, hidden_size: 64}"]
+    code, _, err = run(capsys, *words)
+    assert (code, set(problem_codes(err))) == (2, {"unknown-model-family"})
+    assert "(or --measured <folder of a run>/memory.json" in err
+    gib = 1 << 30
+    sizes = {"off": 0, "weights": gib, "full": 2 * gib}
+    measured = dict.fromkeys(("actor", "critic", "reference", "rollout"), sizes)
+    file = tmp_path / "memory.json"
+    for missing, expected in (("rollout", 2), ("", 0)):
+        known = {component: row for component, row in measured.items() if component != missing}
+        file.write_text(json.dumps({"rlplace_memory": 1, "components": known}), encoding="utf-8")
+        code, out, err = run(capsys, *words, "--measured", str(file))
+        assert code == expected, out + err
+    assert "actor: its model cannot be counted; known is what an earlier run measured" in " ".join(out.split())
 
 
 def test_a_simulator_is_built_where_asked_for_to_count_the_weights(capsys: pytest.CaptureFixture[str]) -> None:

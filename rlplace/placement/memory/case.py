@@ -64,6 +64,8 @@ _FLOAT32, _INT64 = 4, 8
 
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
 _NO_MODEL = "the model is not known: its memory is not counted"
+_ONLY_MEASURED = "its model cannot be counted; known is what an earlier run measured, not what it needs while it works"
+_WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 
 def memory_case(
@@ -72,30 +74,35 @@ def memory_case(
     """The plan with the demands of its components; `ledger()` of it is what a run holds.
 
     `spaces` are the simulator's shapes: without them a policy's weights cannot be counted, and the ledger notes it.
-    Raises ConfigError for a model that cannot be read, PlacementError for `gpu_memory_utilization: auto` where no
-    memory is known.
+    Raises ConfigError for a model that cannot be read, unless its component is `measured`, PlacementError for
+    `gpu_memory_utilization: auto` where no memory is known.
     """
     components, policy = plan.placement.components, PolicyShape(weights=(), buffer_bytes=0)
     if spaces is not None and config.kind == "mlp":
         normalize = config.algorithm.normalize_observations
         policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)
     demands: dict[str, Demand] = {}
+    notes: list[str] = []
     problems: dict[str, Problem] = {}  # by key: several components may have the same model
     for component in components:
         try:
             demand = _demand(config, component, plan, policy)
         except ConfigError as error:
-            problems |= {p.key: p for p in error.problems}
+            if measured and measured.get(component):
+                notes.append(f"{component}: {_ONLY_MEASURED}")
+            else:
+                problems |= {p.key: p for p in error.problems}
             continue
         if demand is not None:
             demands[component] = demand
     if problems:
         raise ConfigError(list(problems.values()))
-    notes: tuple[str, ...] = ()
     if config.kind == "mlp":
-        notes = (_NO_SPACES,) if spaces is None else ()
+        notes += [_NO_SPACES] if spaces is None else []
     elif config.model is None and not demands:
-        notes = (_NO_MODEL,)
+        notes.append(_NO_MODEL)
+    models = [demand.model for demand in demands.values() if isinstance(demand, _WITH_MODEL)]
+    notes += dict.fromkeys(note for model in models for note in model.notes)
     case = MemoryCase(
         placement=plan.placement,
         needs=plan.needs,
@@ -103,8 +110,8 @@ def memory_case(
         blocks={c: config.key_of(c) for c in components},
         demands=demands,
         measured=measured or {},
-        notes=notes,
-        shared=_shared(plan, config, policy, spaces),
+        notes=tuple(notes),
+        shared=_shared(plan, config, policy, spaces, demands.get("actor")),
     )
     automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"
     return fill_share(case) if automatic else case
@@ -167,7 +174,9 @@ def _model(config: Config, own: Mapping[str, object] | None, component: str) -> 
     return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
 
 
-def _shared(plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpaces | None) -> SharedMemory:
+def _shared(
+    plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpaces | None, trained: Demand | None
+) -> SharedMemory:
     if not plan.channels or config.cluster.launcher == "inline":  # threads of one process need none
         return {}
     if config.kind == "mlp":
@@ -175,8 +184,9 @@ def _shared(plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpace
         if spaces is not None:
             items = simulator_items(plan, spaces, config.algorithm.rollout_steps, policy.weights_bytes)
         return count_shared(plan, items, policy.weights_bytes)
-    model, actor, weights = _model(config, None, "actor"), config.actor, 0
-    if model is not None:  # all weights as they travel, and what later versions bring instead
+    actor, weights = config.actor, 0
+    if isinstance(trained, TrainingDemand):  # all weights as they travel, and what later versions bring instead
+        model = trained.model
         numbers = model.parameters
         if actor.lora_rank is not None and actor.sync.mode == "lora":
             numbers += sum(elements * copies for elements, copies in model.lora_parts(actor.lora_rank))

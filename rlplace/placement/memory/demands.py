@@ -310,7 +310,7 @@ class ScoringDemand:
         process = placed.process(placed.groups)
         on_host = block.on_host or not placed.accelerators_per_rank
         shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if block.sharded else 1
-        tensors = _sized(self.model.parts(parallel, shards), number)
+        tensors = self.model.stored(number, parallel, shards)
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
         gathered = formulas.gathered(self.model, number, parallel) if shards > 1 or block.on_host else 0
         tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
@@ -352,7 +352,8 @@ class EngineDemand:
             assert not isinstance(block.gpu_memory_utilization, str), "a case begins with all of it"
             taken = sum(process.values()) + weights + workspace
             cache = formulas.kv_share(placed.memory_bytes, block.gpu_memory_utilization, taken)
-        room = cache // formulas.kv_per_token(model, DTYPE_BYTES[block.cache], parallel)
+        longest, each = self.sequence_length, DTYPE_BYTES[block.cache]
+        room = cache * longest // formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
         known = block.kv_cache_memory is not None or placed.memory_bytes
         lacking = None
         if known and room < self.sequence_length:

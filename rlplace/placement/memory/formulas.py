@@ -92,12 +92,14 @@ def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1, *, bac
     return tokens * -(-vocabulary // parallel) * (compute + (12 if backward else 8))
 
 
-def kv_per_token(model: ModelShape, each: int, parallel: int = 1) -> int:
-    """2 x L x max(1, key heads / t) x head width x bytes.
-    Source: Kwon et al. 2023, arXiv:2309.06180, section 3.
-    Accuracy: exact for full attention; layers with a sliding window need less.
+def kv_sequence(model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1) -> int:
+    """Sum over layers of max(1, key heads / t) x 2 x head width x tokens x bytes, of a sequence of so many tokens.
+    A layer with a window keeps window - 1 + the tokens of a step; of a latent (MLA) its width, whatever t is; of a
+    linear layer one state.
+    Source: Kwon et al. 2023, arXiv:2309.06180, section 3; vLLM 0.32, SlidingWindowSpec and MLAAttentionSpec.
+    Accuracy: exact but for the last block of tokens; an engine that keeps whole keys of a latent needs more.
     """
-    return 2 * model.layers * max(1, model.kv_heads // parallel) * model.head_dim * each
+    return each * sum(layers.of(tokens, step, parallel) for layers in model.kv)
 
 
 def kv_share(memory: int, share: float, taken: int) -> int:

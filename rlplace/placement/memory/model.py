@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rlplace.config.yaml_text import show
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem
+from rlplace.placement.memory.families import described
 
 
 class Head(enum.Enum):
@@ -31,6 +34,7 @@ class Weight:
     shape: tuple[int, ...]
     ways: int = 1  # tensor parallelism cuts it into at most this many parts; 1: every rank has all of it
     projection: bool = False  # a linear layer that LoRA adapts
+    bits: float = 0  # of a number where the files have it quantised, scales included; 0: they have it as it is
 
     @property
     def elements(self) -> int:
@@ -70,16 +74,32 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayers:
+    """Layers that keep alike keys and values of a sequence."""
+
+    layers: int
+    heads: int  # tensor parallelism divides them, down to one
+    numbers: int  # of one token and head: a key and a value; of one latent for both, with one head
+    window: int = 0  # only so many tokens are seen, and kept; 0: all
+    state: int = 0  # numbers of a whole sequence and head, however long it is
+
+    def of(self, tokens: int, step: int, parallel: int) -> int:
+        """Numbers that a rank keeps of a sequence, of which `step` tokens are computed at once."""
+        kept = min(tokens, self.window - 1 + step) if self.window else tokens
+        return self.layers * max(1, self.heads // parallel) * (self.numbers * kept + self.state)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A transformer decoder."""
 
     family: str
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
-    kv_heads: int
-    head_dim: int
+    kv: tuple[KvLayers, ...]
     root: tuple[Weight, ...]  # all that is in no layer: embeddings, last norm, heads; tied weights once
     blocks: tuple[Block, ...]
+    notes: tuple[str, ...] = ()  # what is not counted of it
 
     @property
     def layers(self) -> int:
@@ -98,6 +118,13 @@ class ModelShape:
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
         """Elements that the fullest rank holds of each weight, and how many layers have it."""
         return [(w.part(tensor_parallel, shards), copies) for w, copies in self.weights()]
+
+    def stored(self, each: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
+        """Bytes of the same of a frozen model: quantised as in its files, the rest in numbers of `each` bytes."""
+        return [
+            (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)
+            for (part, copies), (w, _) in zip(self.parts(tensor_parallel, shards), self.weights(), strict=True)
+        ]
 
     def lora_parts(self, rank: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
         """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each.
@@ -135,24 +162,25 @@ class Family:
     norms_after: bool = False  # a second norm after attention and after the feed-forward layer
     norms_in_float32: bool = False  # the scaled value is float32 too, not only the input
     fused: bool = False  # queries, keys and values in one weight, gate and up in another
-    # A mixture of experts: keys of their number, of the width of one, and of that of the expert that sees every token.
-    experts: tuple[str, str, str | None] | None = None
+    window: int = 0  # tokens that a layer with a sliding window sees, where the config does not say; 0: all
+    # Of so many layers one after the other, the last sees all tokens; 1: no layer does.
+    pattern: int = 1
+    # A mixture of experts: keys of the width of one, and of that of the expert that sees every token.
+    experts: tuple[str, str | None] | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
-    "mistral": Family(),
+    "mistral": Family(window=4096),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norms=True),
     "gemma": Family(tied=True, norms_in_float32=True),
-    "gemma2": Family(tied=True, norms_in_float32=True, norms_after=True),
-    "gemma3_text": Family(tied=True, norms_in_float32=True, norms_after=True, qk_norms=True),
+    "gemma2": Family(tied=True, norms_in_float32=True, norms_after=True, window=4096, pattern=2),
+    "gemma3_text": Family(tied=True, norms_in_float32=True, norms_after=True, qk_norms=True, window=4096, pattern=6),
     "phi3": Family(fused=True),
-    "mixtral": Family(experts=("num_local_experts", "intermediate_size", None)),
-    "qwen2_moe": Family(
-        qkv_bias=True, experts=("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
-    ),
-    "qwen3_moe": Family(qk_norms=True, experts=("num_experts", "moe_intermediate_size", None)),
+    "mixtral": Family(experts=("intermediate_size", None)),
+    "qwen2_moe": Family(qkv_bias=True, experts=("moe_intermediate_size", "shared_expert_intermediate_size")),
+    "qwen3_moe": Family(qk_norms=True, experts=("moe_intermediate_size", None)),
 }
 _GPT2 = "gpt2"
 
@@ -160,21 +188,68 @@ _GPT2 = "gpt2"
 def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model") -> ModelShape:
     """The shape of the model that `config` describes. `key` is where the config stands, for errors.
 
-    Raises ConfigError with all problems at once: a family that is not known, keys that are missing or no numbers.
+    Families that are not counted here are described by transformers, in a process of its own. Raises ConfigError with
+    all problems at once: a family that is known nowhere, keys that are missing or no numbers.
     """
-    family = config.get("model_type")
-    known = (*FAMILIES, _GPT2)
-    if family not in known:
-        near = did_you_mean(str(family), known) if family is not None else None
-        what, got = f"no model family is called {family!r}" + suggestion(near), None if family is None else show(family)
-        why = "weights are counted for " + ", ".join(known)
-        fix = f"model_type: {near}" if near else "give measured bytes of an earlier run instead"
-        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, got, why, fix)
-    numbers = ModelKeys(config, key)
-    shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
+    family, numbers = config.get("model_type"), ModelKeys(config, key)
+    if family not in (*FAMILIES, _GPT2):
+        shape = _described(numbers, described(config, (*FAMILIES, _GPT2), key), head)
+    else:
+        shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
     if numbers.problems:
         raise ConfigError(numbers.problems)
-    return shape
+    quantised = config.get("quantization_config")
+    return with_bits(shape, quantised) if isinstance(quantised, Mapping) else shape
+
+
+def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
+    """The model with the bits that its files have, by the `quantization_config` of its config.json."""
+    bits, method = _bits(quantised), quantised.get("quant_method")
+    if not bits:
+        note = f"weights quantised by {method} are counted as if they were not: how many bits it takes is not known"
+        return dataclasses.replace(model, notes=(*model.notes, note))
+    listed = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+    kept = [str(name) for key in listed for name in quantised.get(key) or ()]
+
+    def stored(weight: Weight) -> Weight:
+        linear = weight.projection or len(weight.shape) == 3  # of experts
+        return dataclasses.replace(weight, bits=bits) if linear and not _excepted(weight.name, kept) else weight
+
+    blocks = (dataclasses.replace(block, weights=tuple(map(stored, block.weights))) for block in model.blocks)
+    return dataclasses.replace(model, blocks=tuple(blocks))
+
+
+def _excepted(name: str, kept: Sequence[str]) -> bool:
+    """Whether a weight is one of those listed: by the beginning of its name, a part of it, or a pattern."""
+    layers = (re.sub(r"\.\d+(?=\.|$)", ".*", entry) for entry in kept if not entry.startswith("re:"))
+    patterns = (entry.removeprefix("re:") for entry in kept if entry.startswith("re:"))
+    return any(f".{layer}." in f".{name}" for layer in layers) or any(re.search(p, name) for p in patterns)
+
+
+def _bits(quantised: Mapping[str, Any]) -> float:
+    """Bits of a number with its share of scales and zeros; 0 where the method is not known.
+
+    Sources: the formats that transformers 5 reads, each by its own documentation.
+    """
+    group = quantised.get("group_size")
+    match str(quantised.get("quant_method")).replace("-", "_"):
+        case "fp8":
+            rows, columns = quantised.get("weight_block_size") or (1, math.inf)
+            return float(8 + 32 / (rows * columns))
+        case "mxfp4":
+            return 4 + 8 / 32
+        case "bitsandbytes" if quantised.get("load_in_4bit"):
+            return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
+        case "bitsandbytes":
+            return 8
+        case "gptq" | "awq" if isinstance(bits := quantised.get("bits"), int):
+            return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0)
+        case "compressed_tensors" if groups := quantised.get("config_groups"):
+            weights = next(iter(groups.values())).get("weights") or {}
+            size = weights.get("group_size")
+            return float(weights.get("num_bits") or 0) + (16 / size if isinstance(size, int) and size > 0 else 0)
+        case _:
+            return 0
 
 
 class ModelKeys:
@@ -204,6 +279,33 @@ class ModelKeys:
         )
         return 1
 
+    @property
+    def family(self) -> object:
+        return self._config.get("model_type")
+
+    def either(self, *names: str) -> int:
+        """Read the number under the first of these names that is there: libraries and their versions differ."""
+        return self.number(next((name for name in names if self._config.get(name) is not None), names[0]))
+
+    def window(self, default: int) -> int:
+        """Read how many tokens a layer with a sliding window sees; 0 where no layer has one."""
+        if str(self.family).startswith("qwen") and not self.switch("use_sliding_window", False):
+            return 0
+        if "sliding_window" in self._config and self._config["sliding_window"] is None:
+            return 0
+        return self.number("sliding_window", default) if default or "sliding_window" in self._config else 0
+
+    def sliding_layers(self, layers: int, pattern: int) -> int:
+        """Count the layers with a sliding window: by their types, as Qwen from one layer on, or all but some."""
+        kinds = self._config.get("layer_types")
+        if isinstance(kinds, (list, tuple)):
+            return sum(kind != "full_attention" for kind in kinds[:layers])
+        if str(self.family).startswith("qwen"):
+            first = self._config.get("max_window_layers", 28)
+            return max(0, layers - first) if isinstance(first, int) else layers
+        step = self.number("sliding_window_pattern", pattern)
+        return sum(step == 1 or (layer + 1) % step != 0 for layer in range(layers))
+
     def switch(self, name: str, default: bool) -> bool:
         value = self._config.get(name)
         return default if value is None else bool(value)
@@ -232,8 +334,7 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         family=name,
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
-        kv_heads=attention.kv_heads,
-        head_dim=attention.head_dim,
+        kv=tuple(_kept(numbers, family, attention, layers)),
         root=(
             Weight(name="model.embed_tokens.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="model.norm.weight", shape=(hidden,)),
@@ -305,9 +406,9 @@ def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool =
     yield from _linear(at + "down_proj", width, hidden, bias, width, cut_outputs=False)
 
 
-def _experts(numbers: ModelKeys, keys: tuple[str, str, str | None], hidden: int) -> tuple[tuple[Weight, ...], Saved]:
-    count_key, width_key, shared_key = keys
-    count, width = numbers.number(count_key), numbers.number(width_key)
+def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> tuple[tuple[Weight, ...], Saved]:
+    width_key, shared_key = keys
+    count, width = numbers.either("num_local_experts", "num_experts"), numbers.number(width_key)
     active, at = numbers.number("num_experts_per_tok"), "model.layers.*.mlp."
     weights = [
         Weight(name=at + "gate.weight", shape=(count, hidden)),
@@ -356,6 +457,46 @@ def _block(layers: int, attention: Attention, family: Family, feed_forward: tupl
     )
 
 
+def _kept(numbers: ModelKeys, family: Family, attention: Attention, layers: int) -> Iterator[KvLayers]:
+    """Those that see all tokens before, and those with a sliding window."""
+    window, heads, each = numbers.window(family.window), attention.kv_heads, 2 * attention.head_dim
+    sliding = numbers.sliding_layers(layers, family.pattern) if window else 0
+    if sliding:
+        yield KvLayers(layers=sliding, heads=heads, numbers=each, window=window)
+    if layers > sliding:
+        yield KvLayers(layers=layers - sliding, heads=heads, numbers=each)
+
+
+def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> ModelShape:
+    """What transformers described, with the head of a role."""
+    vocabulary, hidden = int(record["vocabulary"]), int(record["hidden"])
+    root = [_weight(row) for row in record["root"] if head is not Head.SCORE or row[0] != record["head"]]
+    score = _heads(head, hidden, vocabulary, True, numbers)  # the head over the vocabulary is in the root already
+    return ModelShape(
+        family=str(numbers.family),
+        hidden=hidden,
+        vocabulary=0 if head is Head.SCORE else vocabulary,
+        kv=tuple(KvLayers(**layers) for layers in record["kv"]),
+        root=(*root, *score),
+        blocks=tuple(
+            Block(
+                layers=block["layers"],
+                weights=tuple(map(_weight, block["weights"])),
+                saved=Saved(
+                    **dict(zip(("compute", "compute_cut", "float32", "float32_cut"), block["saved"], strict=True))
+                ),
+            )
+            for block in record["blocks"]
+        ),
+        notes=tuple(f"{numbers.family}: {note}" for note in record["notes"]),
+    )
+
+
+def _weight(row: Sequence[Any]) -> Weight:
+    name, shape, ways, projection = row
+    return Weight(name=name, shape=tuple(shape), ways=ways, projection=projection)
+
+
 def _heads(head: Head, hidden: int, vocabulary: int, tied: bool, numbers: ModelKeys) -> Iterator[Weight]:
     if head is not Head.SCORE and not tied:
         yield Weight(name="lm_head.weight", shape=(vocabulary, hidden), ways=vocabulary)
@@ -368,7 +509,7 @@ def _heads(head: Head, hidden: int, vocabulary: int, tied: bool, numbers: ModelK
 def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
     """Radford et al. 2019; its linear layers keep their weights as [in, out]."""
     hidden, heads, vocabulary = numbers.number("n_embd"), numbers.number("n_head"), numbers.number("vocab_size")
-    width = numbers.number("n_inner", 4 * hidden)
+    width, layers = numbers.number("n_inner", 4 * hidden), numbers.number("n_layer")
     at = "transformer.h.*."
     shapes = {
         "ln_1": (1, hidden),
@@ -390,8 +531,7 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         family=_GPT2,
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
-        kv_heads=heads,
-        head_dim=max(1, hidden // heads),
+        kv=(KvLayers(layers=layers, heads=heads, numbers=2 * max(1, hidden // heads)),),
         root=(
             Weight(name="transformer.wte.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="transformer.wpe.weight", shape=(numbers.number("n_positions"), hidden)),
@@ -401,7 +541,7 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         ),
         blocks=(
             Block(
-                layers=numbers.number("n_layer"),
+                layers=layers,
                 weights=tuple(weights),
                 # The approximated GELU is unfused: five tensors of the feed-forward width.
                 saved=Saved(compute=5 * hidden, compute_cut=5 * hidden + 5 * width, float32=4, float32_cut=heads),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
-from rlplace.placement.memory.model import Block, ModelShape, Saved, Weight, read_model
+from rlplace.placement.memory.model import Block, KvLayers, ModelShape, Saved, Weight, read_model
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(
     family="tiny",
     hidden=5,
     vocabulary=6,
-    kv_heads=2,
-    head_dim=4,
+    kv=(KvLayers(layers=2, heads=2, numbers=2 * 4),),
     root=(Weight(name="embed", shape=(6, 5), ways=6),),
     blocks=(
         Block(
@@ -26,7 +26,16 @@ TINY = ModelShape(
         ),
     ),
 )
-OPT_13B = {"vocab_size": 50272, "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
+_OPT = {"vocab_size": 50272, "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
+OPT_13B = read_model({"model_type": "llama", "intermediate_size": 1, **_OPT})
+WINDOWED = dataclasses.replace(
+    TINY,
+    kv=(
+        KvLayers(layers=1, heads=2, numbers=8, window=3),
+        KvLayers(layers=1, heads=2, numbers=8),
+        KvLayers(layers=1, heads=4, numbers=0, state=6),
+    ),
+)
 
 BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int], int]]] = {
     formulas.parameters: [
@@ -52,16 +61,13 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(6, 7, 2, backward=True), 7 * 6 * 14),
     ],
     # Kwon et al. 2023, section 3.1: a token of OPT-13B takes 2 x 5120 x 40 x 2 = 800 KiB.
-    formulas.kv_per_token: [
-        (
-            lambda f: f(
-                read_model({"model_type": "llama", "intermediate_size": 1, **OPT_13B}),
-                2,
-            ),
-            800 * 1024,
-        ),
-        (lambda f: f(TINY, 2, parallel=2), 2 * 2 * 1 * 4 * 2),
-        (lambda f: f(TINY, 2, parallel=8), 2 * 2 * 1 * 4 * 2),
+    formulas.kv_sequence: [
+        (lambda f: f(OPT_13B, 1, 8192, 2), 800 * 1024),
+        (lambda f: f(TINY, 10, 8192, 2, parallel=2), 10 * 2 * 2 * 1 * 4 * 2),
+        (lambda f: f(TINY, 10, 8192, 2, parallel=8), 10 * 2 * 2 * 1 * 4 * 2),
+        # 3 + 2 tokens of the window's layer, 10 of the other; a state of 6 numbers in each of 4 heads besides.
+        (lambda f: f(WINDOWED, 10, 3, 2), 2 * (2 * (3 - 1 + 3) * 8 + 2 * 10 * 8 + 4 * 6)),
+        (lambda f: f(WINDOWED, 4, 3, 2), 2 * (2 * 4 * 8 + 2 * 4 * 8 + 4 * 6)),
     ],
     formulas.kv_share: [(lambda f: f(1000, 0.6, 250), 350), (lambda f: f(1000, 0.2, 250), 0)],
     formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],

@@ -1,0 +1,95 @@
+"""Models of families that are not counted here: transformers describes them, in a process of its own, once.
+
+Building a model on the meta device takes torch, which the planner does not import, and some seconds. The description
+is kept in a file for the next time; `models.describe` makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.config.yaml_text import show
+from rlplace.errors import ConfigError
+
+_VERSION = 1  # of descriptions: those of another are made anew
+_LIMIT_S = 300.0
+_OWN_KEYS = ("path", "kind")  # of this project, in no config.json
+_MEASURED = "--measured <folder of a run>/memory.json, where one has measured its components"
+
+
+def described(config: Mapping[str, object], counted: Sequence[str], key: str) -> Mapping[str, Any]:
+    """Return what transformers describes a model by. `counted`: families that need no transformers.
+
+    Raises ConfigError where transformers is not there or does not know the family. No other name is proposed: a
+    similar one is another model.
+    """
+    family = config.get("model_type")
+    keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
+    if family is None:
+        why, fix = "it says which weights a model has", "copy model_type from the model's config.json"
+        raise ConfigError.of("unknown-model-family", f"{key}.model_type", "is required", None, why, fix)
+    listed = "counted without transformers are " + ", ".join(counted)
+    if importlib.util.find_spec("transformers") is None:
+        what = f"the weights of a {family} are counted by transformers, which is not installed"
+        fix = f"pip install 'rlplace[llm]'        (or {_MEASURED})"
+        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, show(family), listed, fix)
+    answer = _kept(json.dumps(keys, sort_keys=True, default=str))
+    if "error" in answer:
+        version = importlib.metadata.version("transformers")
+        what = f"transformers {version} cannot build a {family}"
+        fix = f"the model_type and keys of the model's config.json        (or {_MEASURED})"
+        why = f"{answer['error']}\n{listed}"
+        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, show(family), why, fix)
+    if len(keys) == 1:
+        what, why = "says nothing of the model's size", "its number of weights follows from the keys of its config.json"
+        fix = "path: <the folder of the model>        (or all keys of its config.json)"
+        raise ConfigError.of("missing-key", key, what, f"model_type: {show(family)}", why, fix)
+    return answer
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(keys: str) -> Mapping[str, Any]:
+    """Return the description from its file, else make it; errors are not kept in files."""
+    name = f"{_VERSION} {importlib.metadata.version('transformers')} {keys}"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplace" / "models"
+    file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    try:
+        found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        found = _ask(keys)
+    if "error" not in found:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(found), encoding="utf-8")
+            part.replace(file)
+        except OSError:  # made anew the next time
+            return found
+    return found
+
+
+def _ask(keys: str) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", "rlplace.models.describe"]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing is downloaded, and no code of a model runs
+    try:
+        done = subprocess.run(
+            command, input=keys, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=offline
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode or not last.startswith("{"):
+        return {"error": (done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")[:300]}
+    answer: Mapping[str, Any] = json.loads(last)
+    return answer

@@ -70,11 +70,12 @@ def prepare(
     spaces = describe(config.simulator_env) if build else None
     try:
         case = memory_case(plan, config, spaces, measured)
-    except ConfigError as error:
-        raise ConfigError([*_errors(problems), *error.problems]) from None
+    except ProblemsError as error:
+        raise type(error)([*_errors(problems), *_with_sources(error.problems, places)]) from None
     if wrong := _errors(problems):
         raise ConfigError(wrong)
     view = view_plan(plan, case, name=name, counts=explain_counts(config, plan.placement))
+    view = dataclasses.replace(view, shortages=tuple(_with_sources(view.shortages, places)))
     return Prepared(
         config=config, plan=plan, case=case, view=view, mapping=mapping, sources=places, not_run=tuple(problems)
     )

@@ -6,8 +6,10 @@ Only this module touches Hydra and OmegaConf. Their errors leave it in the stand
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import re
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,13 +22,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, ValueType
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rlplace.config.read import value_at
-from rlplace.config.yaml_text import line_sources, not_yaml
-from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
+from rlplace.config.yaml_text import line_sources, not_yaml, repeated_key
+from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
@@ -125,7 +127,9 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise not_yaml(error, _short(Path(mark.name) if mark else line.file), "bad-yaml", "config") from error
+        file = Path(mark.name) if mark else line.file
+        twice = repeated_key(file.read_text(encoding="utf-8"), _short(file)) if "duplicate" in str(error) else None
+        raise (twice or not_yaml(error, _short(file), "bad-yaml", "config")) from error
 
 
 def with_defaults(file: Path) -> Composed | None:
@@ -148,9 +152,6 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     HydraConfig.instance().set_config(config)  # for ${hydra:...}
     run = HydraConfig.get()
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    mapping = OmegaConf.to_container(job, resolve=resolve, throw_on_missing=resolve)
-    assert isinstance(mapping, dict)
-    _join_names(mapping)
     places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
     parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
     sources: dict[str, Source] = {}
@@ -165,6 +166,12 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
             sources[key] = source = Source(file=f"command line: {override.removeprefix('++')}")
             while key := key.rpartition(".")[0]:
                 sources.setdefault(key, source)
+    try:
+        mapping = OmegaConf.to_container(job, resolve=resolve, throw_on_missing=resolve)
+    except OmegaConfBaseException as error:
+        raise _not_resolved(error, OmegaConf.to_container(job), sources) from error
+    assert isinstance(mapping, dict)
+    _join_names(mapping)
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
 
 
@@ -260,6 +267,10 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     """Convert an error of Hydra or OmegaConf to the standard format."""
+    if isinstance(error, OverrideParseException):
+        return _not_an_override(error.override)
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return _not_resolved(error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file)))
     first, _, rest = str(error).strip().partition("\n")
     word = next((word for word in line.overrides if f"Could not override '{word.partition('=')[0]}'" in first), None)
     if word is None:
@@ -277,3 +288,39 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     adds = block.endswith(".model")  # which takes any key of a config.json
     fix = word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
     return ConfigError.of("unknown-override", key, what, word, why, fix)
+
+
+def _not_an_override(word: str) -> ConfigError:
+    """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
+    quoted = re.sub(r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word)
+    fix = "quote text with commas, and close brackets and braces"
+    if quoted != word:
+        with contextlib.suppress(OverrideParseException):
+            OverridesParser.create().parse_overrides([quoted])
+            fix = shlex.quote(quoted)
+    what, why = (
+        "cannot read the override",
+        "inside braces, commas separate entries; a value with a comma is quoted there",
+    )
+    return ConfigError.of("bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix)
+
+
+def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]) -> ConfigError:
+    """Explain a value that refers to nothing, cannot be read, or is still to be given (???)."""
+    key, message = str(error.full_key), str(error).partition("\n")[0]
+    leaf = key.rpartition(".")[2]
+    value = value_at(written, key) if isinstance(written, dict) else None
+    what, why = message.rpartition("interpolation: ")[2], "${...} stands for the value of another key"
+    fix = f"{leaf}: <a value>"
+    if isinstance(error, MissingMandatoryValue):
+        what, why, fix = "has no value yet", "??? stands for a value that is given elsewhere", f"{key}=<a value>"
+    elif isinstance(error, GrammarParseError):
+        what, why = f"cannot read this: {message}", f"{why}, and its braces are closed"
+    elif isinstance(error, InterpolationKeyError) and (match := re.search(r"'(.+)'", message)):
+        block, _, word = match[1].rpartition(".")
+        near = did_you_mean(word, [p.rpartition(".")[2] for p in sources if p != key and p.rpartition(".")[0] == block])
+        near = near and f"{block}.{near}".removeprefix(".")
+        what = f"the config has no key {match[1]!r}" + suggestion(near)
+        fix = f"{leaf}: {value}".replace(match[1], near) if near and value else fix
+    got = None if value is None else f"{leaf}: {value}"
+    return ConfigError.of("bad-config", key, what, got, why, fix, source=source_of(key, sources))

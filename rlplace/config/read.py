@@ -190,6 +190,7 @@ def _unknown(name: str, value: object, key: str, fields: Mapping[str, Field], ki
         fix = f"{near}: {show(value)}"
     elif (near := did_you_mean(name, inside)) is not None:
         fix = f"{inside[near]}: {{{near}: {show(value)}}}"
+        near = f"{inside[near]}.{near}"
     else:
         fix = f"remove {name}"
     got, why = f"{name}: {show(value)}", "known keys here: " + ", ".join(fields)

@@ -175,6 +175,8 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     if rules.get("unit") == "bytes":
         return _wrong_size(value)
     if typing.get_origin(of) is Mapping:
+        if rules["name"] == "component_placement":
+            return _wrong_placement(value)
         folder = rules["name"] == "model" and isinstance(value, str)
         return _error("wrong-type", "expected a block of keys", f"{{path: {value}}}" if folder else None)
     if of is str:
@@ -193,6 +195,15 @@ def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> Pyda
         fits = min(counts, key=lambda count: abs(count - value))
     why = ("takes a number or one of: " if number else "choices: ") + ", ".join(show(word) for word in words)
     return _error("unknown-choice", f"unknown {'word' if number else 'choice'}" + suggestion(near), show(fits), why)
+
+
+def _wrong_placement(value: object) -> PydanticCustomError:
+    """Explain a placement that is a text or a list; only blocks in a list, or all, have one meaning."""
+    fix = "{preset: colocate_all}" if value == "all" else None
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        fix = show({key: below for item in value for key, below in item.items()})
+    why = "it has a line for each component, such as actor: 0-7, or a preset for all, such as preset: hybrid"
+    return _error("wrong-type", "expected a block of keys", fix, why)
 
 
 def _wrong_size(value: object) -> PydanticCustomError:

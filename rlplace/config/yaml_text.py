@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
@@ -93,3 +93,26 @@ def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigErr
         why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
     source = Source(file=file, line=mark.line + 1 if mark else None)
     return ConfigError.of(code, key, what, got, why, fix, source=source)
+
+
+def repeated_key(text: str, file: str) -> ConfigError | None:
+    """Explain the first key that stands twice in one block of a YAML text; None where there is none."""
+
+    def visit(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int, int]]:
+        lines: dict[str, int] = {}
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            below, line = f"{path}.{key.value}".removeprefix("."), key.start_mark.line + 1
+            if key.value in lines:
+                yield below, lines[key.value], line
+            lines[key.value] = line
+            yield from visit(value, below)
+        for i, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
+            yield from visit(item, f"{path}[{i}]")
+
+    found = next(visit(yaml.compose(text, Loader=yaml.SafeLoader), ""), None)
+    if found is None:
+        return None
+    key, first, second = found
+    got = text.splitlines()[second - 1].strip()
+    what, why, fix = "stands twice in its block", "a key has one value", f"remove line {first} or line {second}"
+    return ConfigError.of("bad-yaml", key, what, got, why, fix, source=Source(file=file, line=second))

@@ -76,8 +76,10 @@ def read_block(
         return ({}, block.problems) if block.problems else read_block(plain, groups, components, sources)
     lines: list[Line] = []
     named: set[str] = set()
-    for key in value:
-        text = block.child(str(key))
+    keys = block.joined(components or ())
+    block = dataclasses.replace(block, value=keys)
+    for key in keys:
+        text = block.child(key)
         names = tuple(n.strip() for n in text.leaf.split(","))
         line = None if _split_key(block, text, components) else read_line(text, names, groups)
         _check_names(text, names, named, components)

@@ -120,10 +120,12 @@ class Text:
         is_list = isinstance(self.value, Sequence) and not isinstance(self.value, str)
         return self._lead + text if is_list else self.line(text)
 
-    def check_keys(self, known: Collection[str]) -> None:
-        """Reject unknown keys, and `{placement: 0-3,5-7}`, which YAML reads as {placement: 0-3, 5-7: null}."""
-        assert isinstance(self.value, Mapping)
-        whole: dict[str, object] = {}  # with the parts of a value joined again
+    def joined(self, known: Collection[str]) -> dict[str, object]:
+        """Return the keys and values of this block, and reject `{placement: 0-3,5-7}`, whose parts are joined again.
+
+        YAML reads it as {placement: 0-3, 5-7: null}.
+        """
+        whole: dict[str, object] = {}
         extra: list[str] = []
         last = ""
         for key, given in self.entries():
@@ -138,7 +140,12 @@ class Text:
             what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
             why = "inside braces, commas separate entries; a value with a comma is quoted there"
             self.reject("comma-in-braces", what, why, self.line(whole))
-        for key in (k for k in whole if k not in known):
+        return whole
+
+    def check_keys(self, known: Collection[str]) -> None:
+        """Reject unknown keys."""
+        assert isinstance(self.value, Mapping)
+        for key in (k for k in self.joined(known) if k not in known):
             near = did_you_mean(key, [k for k in known if k not in self.value])
             text = self.child(key)
             shown = quote(text.value).translate(_ONE_LINE)

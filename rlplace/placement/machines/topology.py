@@ -220,12 +220,14 @@ def declare_topology(
     kind: str = "cuda",
     num_nodes: int | None = None,
     sources: Mapping[str, Source] | None = None,
+    accelerators_per_node: int | None = None,
 ) -> Topology:
     """Return the machines in the order of their ranks; without ranks, as written. Raises PlacementError.
 
-    `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes`, where given, must be right.
+    `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes` and `accelerators_per_node`, where
+    given, must be right.
     """
-    problems = _check_nodes(nodes, num_nodes, sources or {})
+    problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {})
     if problems:
         raise PlacementError(problems)
     ranked = nodes[0].rank is not None
@@ -249,8 +251,10 @@ def declare_topology(
     return Topology(tuple(made), "by the ranks given in cluster.nodes" if ranked else "as written in cluster.nodes")
 
 
-def _check_nodes(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Mapping[str, Source]) -> list[Problem]:
-    """Return the problems of ranks, of mixed accelerators and of the number of nodes."""
+def _check_nodes(
+    nodes: Sequence[NodeConfig], num_nodes: int | None, each: int | None, sources: Mapping[str, Source]
+) -> list[Problem]:
+    """Return the problems of ranks, of mixed accelerators and of the numbers of nodes and accelerators."""
     problems: list[Problem] = []
 
     def reject(code: str, key: str, what: str, why: str, fix: str, got: str | None = None) -> None:
@@ -279,6 +283,12 @@ def _check_nodes(nodes: Sequence[NodeConfig], num_nodes: int | None, sources: Ma
     if num_nodes not in (None, total):
         what, why = f"is {num_nodes}, cluster.nodes declares {total}", "both count machines; cluster.nodes is enough"
         reject("node-count", "cluster.num_nodes", what, why, f"num_nodes: {total}", f"num_nodes: {num_nodes}")
+    counts = {sum(run.count for run in node.mixed) or node.accelerators for node in nodes}
+    if each is not None and counts != {each}:
+        declared = ", ".join(map(str, sorted(counts)))
+        what, why = f"is {each}, cluster.nodes declares {declared}", "both count accelerators; cluster.nodes is enough"
+        key, fix = "accelerators_per_node", "accelerators_per_node: auto        (or declare other nodes)"
+        reject("node-count", f"cluster.{key}", what, why, fix, f"{key}: {each}")
     return problems
 
 

@@ -34,7 +34,9 @@ def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | Non
         kind = "emulated" if config.accelerator.kind == "emulated" else "cuda"
         budget = config.accelerator.memory if kind == "emulated" else 0
         nodes = [dataclasses.replace(node, memory=node.memory or budget) for node in config.nodes]
-        return declare_topology(nodes, kind, config.num_nodes if config.num_nodes > 1 else None, sources)
+        total = config.num_nodes if config.num_nodes > 1 else None
+        each = None if config.accelerators_per_node == "auto" else config.accelerators_per_node
+        return declare_topology(nodes, kind, total, sources, each)
     return count_topology(
         config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
     )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import yaml
 
 from rlplace.config.read import Found, find_kind, read_config
 from rlplace.config.schema import AlgorithmConfig
@@ -176,3 +177,31 @@ def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
 )
 def test_who_asks_the_actor_before_it_learns(blocks: dict[str, Any], infers: bool) -> None:
     assert read_config({**RUNS, **blocks}).actor_infers is infers
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("all", "component_placement: {preset: colocate_all}"),
+        ([{"actor": "0-7"}, {"env": "0-3,5"}], 'component_placement: {actor: 0-7, env: "0-3,5"}'),
+        ("0-7", None),  # of which component?
+        (["0-7", 1], None),
+    ],
+)
+def test_a_placement_that_is_no_block_is_told_its_forms(written: object, fix: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({"cluster": {"component_placement": written}, "env": {"id": "CartPole-v1"}})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fix) == ("wrong-type", fix)
+    assert problem.why is not None
+    assert "such as actor: 0-7, or a preset" in problem.why
+
+
+def test_a_key_of_a_block_below_is_suggested_with_the_block() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({**RUNS, "actor": {**RUNS["actor"], "lr": 3}})
+    (problem,) = caught.value.problems
+    assert problem.what == "unknown key, did you mean 'optimizer.lr'?"
+    assert problem.fix == "optimizer: {lr: 3}"
+    mended = read_config({**RUNS, "actor": {**RUNS["actor"], **yaml.safe_load(problem.fix)}})
+    assert mended.actor.optimizer.lr == 3

@@ -263,6 +263,21 @@ def test_a_comma_that_yaml_takes_for_the_end_of_an_entry(text: str, fixed: str |
     assert place({k: v for k, v in written.items() if k not in split} | pasted, SIXTEEN, node_groups=groups).components
 
 
+@pytest.mark.parametrize(
+    ("text", "env"),
+    [
+        ("{actor: 0-3,5-7, env: 0-3}", "0-3"),
+        ("{actor: 0-7, env: 0-1,3,5-7}", "0-1,3,5-7"),
+        ("{actor: 0-7, env: 0,1, rollout: 4}", "0-1"),
+    ],
+)
+def test_a_comma_in_a_placement_whose_components_are_all_in_one_pair_of_braces(text: str, env: str) -> None:
+    problem = only_problem(yaml.safe_load(text))
+    assert (problem.code, problem.key) == ("comma-in-braces", "cluster.component_placement")
+    pasted = yaml.safe_load(str(problem.fix))["component_placement"]
+    assert place(pasted).spec("env").render() == env
+
+
 def test_an_empty_line_beside_others_is_no_split_key() -> None:
     sources = {f"cluster.component_placement.{c}": Source(file="x", line=i) for i, c in enumerate(("actor", "env"))}
     problem = only_problem({"actor": None, "env": "0-3"}, sources=sources)

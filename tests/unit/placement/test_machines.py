@@ -66,6 +66,19 @@ def test_the_number_of_nodes_is_said_once_or_rightly() -> None:
         declared_topology(cluster({"accelerators": 1}, num_nodes=2))
 
 
+def test_accelerators_of_a_node_beside_declared_nodes_are_right_or_refused() -> None:
+    assert declared_topology(cluster({"accelerators": 8}, accelerators_per_node=8)).num_accelerators == 8
+    for nodes in ([{"accelerators": 8}], [{"accelerators": 16}, {"mixed": [{"count": 8}]}]):
+        with pytest.raises(PlacementError) as caught:
+            declared_topology(cluster(*nodes, accelerators_per_node=16), {"cluster": Source(file="a.yaml", line=3)})
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.key) == ("node-count", "cluster.accelerators_per_node")
+        assert (problem.fix, str(problem.source)) == (
+            "accelerators_per_node: auto        (or declare other nodes)",
+            "a.yaml:3",
+        )
+
+
 def test_no_rank_uses_accelerators_of_two_products() -> None:
     a100 = {"count": 3, "product": "A100", "memory": "80GiB"}
     topology = declared({"mixed": [a100, {"count": 5, "product": "L40", "memory": "48GiB"}]})

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from rlplace.config.schema import ClusterConfig
+from rlplace.errors import ConfigError, PlacementError, Source
 from rlplace.placement import Topology
 from rlplace.placement.flow import Transport
 from rlplace.placement.memory.solve import Knob, render_solution
@@ -17,7 +18,8 @@ from rlplace.placement.show.html import render_html
 from rlplace.placement.show.text import render_diff, render_text
 from rlplace.placement.show.view import render_json
 from rlplace.placement.transfers import transfers
-from tests.unit.placement.reports import APART, H100, llm, ppo, shown
+from rlplace.prepare import prepare
+from tests.unit.placement.reports import APART, H100, llm, llm_mapping, ppo, shown
 
 GIB = 1 << 30
 MODEL_BYTES = 8_030_261_248 * 2  # Llama-3-8B in bf16
@@ -99,3 +101,21 @@ def test_a_long_placement_is_shown_whole() -> None:
     shown = " ".join(text.partition("where each component is")[2].partition("\n\n")[0].split())
     assert "tensor_parallel_across_nodes: true}" in shown
     assert "32-39:" in shown
+
+
+def test_problems_of_models_and_of_memory_name_the_line_that_they_are_about() -> None:
+    sources = {
+        key: Source(file="job.yaml", line=line)
+        for line, key in enumerate(("cluster.component_placement", "actor.model", "rollout.gpu_memory_utilization"), 1)
+    }
+    too_small = prepare(llm_mapping(cluster={"nodes": [H100 | {"memory": "8GiB"}]}), sources=sources).view
+    places = {problem.key: str(problem.source) for problem in too_small.shortages}
+    assert places["cluster.component_placement"] == "job.yaml:1"
+    assert places["rollout.gpu_memory_utilization"] == "job.yaml:3"
+    with pytest.raises(ConfigError) as caught:
+        prepare(llm_mapping(model={"model_type": "llama"}), sources=sources)
+    assert {str(problem.source) for problem in caught.value.problems} == {"job.yaml:2"}
+    asked = {"gpu_memory_utilization": "auto"}
+    with pytest.raises(PlacementError) as unknown:
+        prepare(llm_mapping(rollout=asked, cluster={"nodes": [{"accelerators": 8}]}), sources=sources)
+    assert str(unknown.value.problems[0].source) == "job.yaml:3"

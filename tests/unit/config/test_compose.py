@@ -1,0 +1,90 @@
+"""What a config or a command line that cannot be composed is told: the key, the file and line, a line that mends it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlplace.config.compose import CONFIG_DIR, Composed, with_hydra
+from rlplace.errors import ConfigError, Problem
+
+SHIPPED = (CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
+
+
+def composed(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> Composed:
+    """The shipped config with one piece of its text replaced."""
+    assert old in SHIPPED
+    (tmp_path / "job.yaml").write_text(SHIPPED.replace(old, new, 1), encoding="utf-8")
+    (job,) = with_hydra(["--config-dir", str(tmp_path), "--config-name", "job", *overrides])
+    return job
+
+
+def refused(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        composed(tmp_path, old, new, *overrides)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "fix"),
+    [
+        (
+            "${algorithm.gae_lamda}",
+            "the config has no key 'algorithm.gae_lamda', did you mean 'algorithm.gae_lambda'?",
+            "gamma: ${algorithm.gae_lambda}",
+        ),
+        ("${algorithm.gama}", "the config has no key 'algorithm.gama'", "gamma: <a value>"),  # not itself
+        ("${oc.env:NO_SUCH_VARIABLE}", "\"Environment variable 'NO_SUCH_VARIABLE' not found\"", "gamma: <a value>"),
+        (
+            "${algorithm.gae_lambda",
+            "cannot read this: no viable alternative at input '${algorithm.gae_lambda'",
+            "gamma: <a value>",
+        ),
+        ("???", "has no value yet", "algorithm.gamma=<a value>"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_told_with_its_line(tmp_path: Path, value: str, what: str, fix: str) -> None:
+    problem = refused(tmp_path, "gamma: 0.99", f"gamma: {value}")
+    assert (problem.code, problem.key, problem.what) == ("bad-config", "algorithm.gamma", what)
+    assert (problem.got, problem.fix) == (f"gamma: {value}", fix)
+    line = 1 + SHIPPED[: SHIPPED.index("gamma: 0.99")].count("\n")
+    assert str(problem.source).endswith(f"job.yaml:{line}")
+
+
+def test_the_fix_of_a_reference_mends_it(tmp_path: Path) -> None:
+    fix = refused(tmp_path, "gamma: 0.99", "gamma: ${algorithm.gae_lamda}").fix
+    assert composed(tmp_path, "gamma: 0.99", str(fix)).mapping["algorithm"]["gamma"] == 0.95
+
+
+def test_a_key_that_stands_twice_is_told_with_both_lines(tmp_path: Path) -> None:
+    problem = refused(tmp_path, "  epochs: 5", "  gamma: 0.98\n  epochs: 5")
+    first = 1 + SHIPPED[: SHIPPED.index("  gamma:")].count("\n")
+    second = 1 + SHIPPED[: SHIPPED.index("  epochs: 5")].count("\n")
+    assert (problem.code, problem.key, problem.got) == ("bad-yaml", "algorithm.gamma", "gamma: 0.98")
+    assert problem.fix == f"remove line {first} or line {second}"
+    assert str(problem.source).endswith(f"job.yaml:{second}")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "cluster.component_placement.env={placement: 0-3,5-7}",
+        "cluster.component_placement={actor: 0-7, env: 0-3,5-7, rollout: 4}",
+        "cluster.component_placement.env={placement: 0-2:0-2,5, process: own}",
+    ],
+)
+def test_commas_in_the_braces_of_an_override_are_quoted_by_the_fix(tmp_path: Path, word: str) -> None:
+    problem = refused(tmp_path, "", "", word)
+    assert (problem.code, problem.key, problem.got) == ("bad-config", word.partition("=")[0], word)
+    (pasted,) = shlex.split(str(problem.fix))
+    placement = composed(tmp_path, "", "", pasted).mapping["cluster"]["component_placement"]["env"]
+    assert (placement["placement"] if isinstance(placement, dict) else placement) in ("0-3,5-7", "0-2:0-2,5")
+
+
+def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
+    problem = refused(tmp_path, "", "", "env.total_num_envs=[1")
+    assert (problem.key, problem.what) == ("env.total_num_envs", "cannot read the override")
+    assert problem.fix == "quote text with commas, and close brackets and braces"

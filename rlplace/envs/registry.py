@@ -63,11 +63,11 @@ def unknown_arguments(
     takes = [n for n, p in parameters.items() if n not in given and p.kind is not p.VAR_POSITIONAL]
     problems: list[Problem] = []
     for name in [n for n in kwargs if n not in takes]:
-        near = did_you_mean(name, takes)
+        near = did_you_mean(str(name), takes)
         what, got = "unknown argument" + suggestion(near), f"{name}: {kwargs[name]}"
         why = f"{call.__name__} takes " + (", ".join(takes) or "none")
         fix = f"{near}: {kwargs[name]}" if near else f"remove {name}"
-        problems += ConfigError.of(code, f"{key}.{name}", what, got, why, fix, span=(0, len(name))).problems
+        problems += ConfigError.of(code, f"{key}.{name}", what, got, why, fix, span=(0, len(str(name)))).problems
     return problems
 
 

@@ -205,3 +205,8 @@ def test_a_key_of_a_block_below_is_suggested_with_the_block() -> None:
     assert problem.fix == "optimizer: {lr: 3}"
     mended = read_config({**RUNS, "actor": {**RUNS["actor"], **yaml.safe_load(problem.fix)}})
     assert mended.actor.optimizer.lr == 3
+
+
+def test_a_simulator_job_that_places_no_env_is_told_so_by_the_plan() -> None:
+    config = read_config({"cluster": {"component_placement": {"actor": "0"}}, "env": {"id": "CartPole-v1"}})
+    assert config.placed == ("actor",)

@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, clipped, show_move
@@ -21,8 +22,8 @@ _LEAST_LEFT = 122  # pixels for the numbers of accelerators
 _LEAST_COLUMN = 128  # pixels of a stage: one move fits on a line
 _HEAD = 128  # pixels above the grid, without the lines about moves
 _LINE = 17
-_LEAST_ROW = 26  # pixels of a band, so that its text fits
-_LEAST_FOLD = 66  # pixels of a node, so that bytes fit as well
+_LOW_ROW = 26  # pixels of a component that has no accelerators
+_TALL_ROW, _MOST_TALL = 66, 12  # pixels of a band with a line for the state too, and how many are as tall
 _GRID_HEIGHT = 288  # shared by all accelerators drawn
 _BETWEEN_NODES = 16
 _MOST_FOLDS = 24
@@ -30,7 +31,9 @@ _BLOCK_GAP = 6  # pixels between blocks of one column
 _USUAL_FONT, _LEAST_FONT = 12, 10
 _AT_END, _MIDDLE = ' text-anchor="end"', ' text-anchor="middle"'
 _NO_BREAK = "\u00a0"
-_TWO_LINES = 44  # pixels of height from which name and state have a line each
+_NARROW, _USUAL, _WIDE = 0.38, 0.63, 0.88  # widths of letters, in heights
+_TWO_LINES = 38  # pixels of height from which name and bytes, or state, have a line each
+_LEAST_ROW = _TWO_LINES + 4  # pixels of a band
 # (fill, ink on a light page, ink on a dark page); the fills carry white text and differ for the colour-blind.
 PALETTE = (
     ("#2f6fdb", "#1d4fa8", "#8fb6ff"),
@@ -63,8 +66,9 @@ def style(components: int) -> str:
 
 
 def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
-    """Estimate how wide a text is, in pixels; fonts differ."""
-    return len(text) * size * (0.58 if bold else 0.5)
+    """Estimate how wide a text is, in pixels: in DejaVu Sans, the widest of the fonts."""
+    ems = sum(_NARROW if c in "iljft.,:;|()-\u2013 " else _WIDE if c in "mwMWGB%\u2192" else _USUAL for c in text)
+    return ems * size * (1.12 if bold else 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Row:
     @property
     def label_below(self) -> bool:
         """Whether the numbers are on a second line, below the label of the nodes."""
-        return self.starts_fold and self.height >= 2 * _LEAST_ROW
+        return self.starts_fold
 
 
 class Cell(NamedTuple):
@@ -135,8 +139,10 @@ def render_svg(view: PlanView) -> str:
     top = _HEAD + extra + _LINE * max(map(len, notes))
     rows = [dataclasses.replace(row, y=row.y + top) for row in rows]
     bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
+    elsewhere = [(c.name, bottom + 8 + (_LOW_ROW + 4) * at) for at, c in enumerate(_without_accelerators(view))]
+    grid_bottom, bottom = bottom, bottom + (_LOW_ROW + 4) * len(elsewhere) + 8 * bool(elsewhere)
     below = [f"and {len(folds) - _MOST_FOLDS} more kinds of node"] if len(folds) > _MOST_FOLDS else []
-    below += [f"{c.name} is on {c.pool.noun}s: {c.render()}" for c in view.components if not c.accelerators]
+    below += [f"{c.name} is on {c.pool.noun}s: {c.render()}" for c in _without_accelerators(view)]
     height = bottom + 40 + _LINE * len(below)
     legend, legend_height = _legend(view, left, height, page)
     height += legend_height
@@ -152,6 +158,7 @@ def render_svg(view: PlanView) -> str:
         _text(_MARGIN, 66, escape(plan.topology.describe() + ahead)),
         *names,
         *(_scale(rows, left, several) if rows else ()),
+        *(_text(_MARGIN, y + 17, _place_of(view, component)) for component, y in elsewhere),
     ]
     for at, stage in enumerate(stages):
         x = left + at * (width + _GAP)
@@ -162,12 +169,25 @@ def render_svg(view: PlanView) -> str:
                 parts.append(_text(x, y, arrow))
             parts.append(_text(x + 14 if arrow else x, y, escape(note)))
         for cell, run in itertools.groupby(rows, key=lambda row: _cell(view, stage, row)):
-            parts += _draw_run(view, stage, cell, list(run), x, width, page)
+            parts += _draw_run(view, stage, cell, list(run), x, width)
+        for component, y in elsewhere:
+            parts += _draw_elsewhere(view, component, stage, Box(x, y, width, _LOW_ROW))
         if at and rows:
-            middle = (rows[0].y + bottom) / 2
+            middle = (rows[0].y + grid_bottom) / 2
             parts.append(f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>')
     parts += [_text(left, bottom + 18 + _LINE * at, escape(clipped(line, 110))) for at, line in enumerate(below)]
     return "\n".join([*parts, *legend, "</svg>", ""])
+
+
+def _without_accelerators(view: PlanView) -> list[ComponentSpec]:
+    return [c for c in view.components if not c.accelerators]
+
+
+def _place_of(view: PlanView, component: str) -> str:
+    """Write where a component without accelerators is: `node 0`, `nodes 0-3`, `Arms 0-1`."""
+    spec = view.plan.placement.spec(component)
+    numbers = str(Ranges.of(s.accelerators for s in spec.written))
+    return f"{spec.pool.noun}{'s' * (not numbers.isdecimal())} {clipped(numbers, 8, ELLIPSIS)}"
 
 
 def _text(x: float, y: float, shown: str, look: str = "soft", more: str = "") -> str:
@@ -184,10 +204,9 @@ def _rows(folds: Sequence[NodeFold]) -> list[Row]:
     unit = _GRID_HEIGHT / max(8, sum(f.accelerators for f in folds))
     rows: list[Row] = []
     y = 0.0
+    least = _TALL_ROW if sum(len(fold.bands()) for fold in folds) <= _MOST_TALL else _LEAST_ROW
     for fold in folds:
-        bands = fold.bands()
-        least = _LEAST_FOLD if len(bands) == 1 and len(folds) <= 8 else _LEAST_ROW
-        for accelerators, components in bands:
+        for accelerators, components in fold.bands():
             rows.append(Row(fold, accelerators, components, y, max(least, unit * len(accelerators))))
             y += rows[-1].height
         y += _BETWEEN_NODES
@@ -246,7 +265,7 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
         words = ", ".join(show_move(move).replace(" ", _NO_BREAK) for move in moves)
-        wrapped = textwrap.wrap(words, int((width - 14) / width_of("x")), break_long_words=False)
+        wrapped = textwrap.wrap(words, int((width + _GAP - 22) / width_of("x")), break_long_words=False)
         lines += [(" " if at else arrow, line.replace(_NO_BREAK, " ")) for at, line in enumerate(wrapped)]
     return lines or [("", "nothing moves")]
 
@@ -288,38 +307,55 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
 
 
 def _draw_run(
-    view: PlanView, stage: StageView, cell: Cell, run: Sequence[Row], x: float, width: float, page: int
+    view: PlanView, stage: StageView, cell: Cell, run: Sequence[Row], x: float, width: float
 ) -> Iterator[str]:
     """Draw one block for each resident component, side by side."""
-    box = Box(x, run[0].y + 2, width, run[-1].y + run[-1].height - run[0].y - 4)
+    over = 0 < cell.capacity < cell.total
+    top = run[0].y + 2 + _LINE * over  # the alarm has its line above the block
+    box = Box(x, top, width, run[-1].y + run[-1].height - top - 2)
     if not cell.residents:
         yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
         yield _text(box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE) + "</g>"
     each = (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(1, len(cell.residents))
     for at, (component, size) in enumerate(zip(cell.residents, cell.sizes, strict=True)):
         yield from _block(view, stage, component, run, Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height), size)
-    if 0 < cell.capacity < cell.total:
-        text = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}: does not fit"
-        at_end = box.x + width_of(text, bold=True) > page - _MARGIN
-        start, more = (box.x + box.width, _AT_END) if at_end else (box.x, "")
+    if over:
+        short = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}"
+        text = f"{short}: does not fit"
         yield f'<g><title>{text}</title><rect class="over" {box}/>'
-        yield _text(start, box.y - 5, text, "alarm", more) + "</g>"
+        yield _text(box.x, box.y - 5, text if width_of(text, bold=True) <= width else short, "alarm") + "</g>"
 
 
 def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:
     look, number = stage.look(component), colour(view.plan.placement.components.index(component))
     rows = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
     bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
-    title = f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}"
     solid = look == Residency.FULL.word
-    yield f"<g><title>{escape(title)}</title>"
-    yield f'<rect class="{f"f{number}" if solid else f"s{number} {look}"}" {box}/>'
+    shown = escape(f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}")
+    yield f"<g><title>{shown}</title>"
+    yield _filled(number, look, box)
     count = sum(len(row.accelerators) for row in run)
     if solid and box.height / count >= 12 and box.width >= 60:
         for cut in range(1, count):
-            y = run[0].y + cut * (box.height + 4) / count
+            y = box.y + cut * box.height / count
             yield f'<path class="cut" d="M{box.x:.1f} {y:.1f}h14m{box.width - 28:.1f} 0h14"/>'
     yield from _label(component, look, show_bytes(size) if size else "", "on" if solid else f"t{number}", box)
+    yield "</g>"
+
+
+def _filled(number: int, look: str, box: Box) -> str:
+    return f'<rect class="{f"f{number}" if look == Residency.FULL.word else f"s{number} {look}"}" {box}/>'
+
+
+def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> Iterator[str]:
+    """Draw a component that has no accelerators."""
+    look, number = stage.look(component), colour(view.plan.placement.components.index(component))
+    yield f"<g><title>{escape(f'{component} on {_place_of(view, component)}, {look} in {stage.name}')}</title>"
+    if look == Residency.OFF.word:
+        yield f'<rect class="free" {box}/></g>'
+        return
+    yield _filled(number, look, box)
+    yield from _label(component, look, "", "on" if look == Residency.FULL.word else f"t{number}", box)
     yield "</g>"
 
 
@@ -334,18 +370,25 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
         size, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"
         if size < _LEAST_FONT:
             size, shown = max(7.0, min(12.0, room / width_of(component, 1, bold=True))), named
-        elif bytes_held and width_of(f"{whole} {bytes_held}", bold=True) <= room:
+        elif bytes_held and width_of(component, bold=True) + width_of(f" {state} {bytes_held}") <= room:
             shown += f" {bytes_held}"
         yield _text(x, y + 4, shown, look, _sized(size))
     elif fitting < _LEAST_FONT and box.height > box.width:
-        size = min(14.0, (box.height - 12) / width_of(whole, 1, bold=True))
+        if bytes_held and width_of(f"{whole} {bytes_held}", _LEAST_FONT, bold=True) <= box.height - 12:
+            state = f"{state} {bytes_held}"
+        size = min(14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True))
         yield _text(x, y + 4, f"{named} {state}", look, f' transform="rotate(-90 {x:.1f} {y:.1f})"{_sized(size)}')
     else:
         if width_of(component, 15, bold=True) <= box.width - 8:
             words = [component]
-        lines = [(word, min(15.0, max(7.0, fitting)), " name") for word in words] + [(state, 12.0, "")]
-        if bytes_held and box.height >= 17 * len(lines) + 28 and width_of(bytes_held) <= box.width - 6:
-            lines.append((bytes_held, 12.0, ""))
+        lines = [(word, min(15.0, max(7.0, fitting)), " name") for word in words]
+        room = int((box.height - 4) / 17) - len(words)  # lines below the name
+        small = min(12.0, (box.width - 4) / max(1, width_of(bytes_held, 1)))
+        if bytes_held and small >= 8 and room == 1:
+            lines.append((bytes_held, small, ""))
+        else:
+            lines.append((state, 12.0, ""))
+            lines += [(bytes_held, small, "")] if bytes_held and small >= 8 and room > 1 else []
         top = y - 3 - 8 * (len(lines) - 2)
         for at, (line, size, weight) in enumerate(lines):
             yield _text(x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size))

@@ -30,6 +30,10 @@ REPORTS = {
         cluster={"nodes": [H100 | {"count": 128}]},
     ),
     "too-large-at-the-edge": llm({"actor": "0", "rollout": "1"}, cluster={"nodes": [H100 | {"memory": "20GiB"}]}),
+    "several-kinds": llm(
+        {"actor": "0-15", "critic": "16-23", "reference": "0-47", "reward": "24-31", "rollout": "0-47"},
+        cluster={"nodes": [H100 | {"accelerators": count} for count in (8, 4, 8, 4, 8, 8, 8)]},
+    ),
     "on-nodes": llm({"actor": "0-7", "rollout": "0-7", "agent": {"node_group": "node", "placement": 0}}),
     "six": llm(),
     "turns": llm(dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0-7")),
@@ -89,6 +93,47 @@ def test_blocks_lie_on_the_page_and_say_what_they_are(name: str) -> None:
         assert stage in words
     for component in plan.placement.components:
         assert any(t.startswith(f"{component} on ") for t in titles(picture)) or f"{component} is on nodes" in words
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_text_runs_into_another_or_into_a_block_that_is_not_its_own(name: str) -> None:
+    picture = drawn(REPORTS[name])
+    texts = [(t, *span_of(t)) for t in picture.iter(f"{SVG}text") if "transform" not in t.attrib]
+    boxes = [
+        (t, left, float(t.attrib["y"]) - 0.7 * size_of(t), right, float(t.attrib["y"])) for t, left, right in texts
+    ]
+    for (a, *first), (b, *second) in itertools.combinations(boxes, 2):
+        assert apart(first, second), ("".join(a.itertext()), "".join(b.itertext()))
+    own = {t: g for g in picture.iter(f"{SVG}g") for t in g.iter(f"{SVG}text")}
+    for group in picture.iter(f"{SVG}g"):
+        (rect,) = group.iter(f"{SVG}rect")
+        x, y, width, height = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
+        frame = rect.attrib["class"] == "over"  # around blocks
+        for text, *box in boxes:
+            alarm = "alarm" in text.attrib["class"]
+            assert own.get(text) is group or frame or apart([x, y, x + width, y + height], box), text.attrib
+            if own.get(text) is group:
+                assert x - 1 <= box[0] <= box[2] <= x + width + 1
+                assert (box[3] <= y) is alarm
+
+
+def apart(a: list[float], b: list[float]) -> bool:
+    """Whether two boxes (left, top, right, bottom) have no point in common, but for a pixel."""
+    return a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+
+
+@pytest.mark.parametrize("name", ["several-kinds", "many-nodes", "six", "turns", "too-large-at-the-edge"])
+def test_every_block_shows_the_bytes_it_holds_however_many_kinds_of_node_there_are(name: str) -> None:
+    for group in drawn(REPORTS[name]).iter(f"{SVG}g"):
+        held = re.search(r": (\S+ [KMGT]iB) on each", group.findtext(f"{SVG}title", ""))
+        assert held is None or held[1] in " ".join(t for text in group.iter(f"{SVG}text") for t in text.itertext())
+
+
+def test_a_component_without_accelerators_has_a_block_in_every_stage() -> None:
+    report = REPORTS["on-nodes"]
+    found = [t for t in titles(drawn(report)) if t.startswith("agent on node 0, ")]
+    looks = ["waits", "full", "waits", "waits"]
+    assert found == [f"agent on node 0, {look} in {s.name}" for look, s in zip(looks, report.stages, strict=True)]
 
 
 def test_names_do_not_run_into_the_title() -> None:

@@ -16,6 +16,10 @@ Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
+# Larger numbers are typing mistakes; a plan of as many takes a second at most.
+MOST_NODES, MOST_PER_NODE, MOST_GROUPS = 10_000, 1_024, 1_024
+MOST_PROMPTS, MOST_SAMPLES = 10**8, 10**4
+
 _Block = TypeVar("_Block")
 _MODEL = "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
 
@@ -58,7 +62,7 @@ class CommConfig:
 class AcceleratorRunConfig:
     """Some of the accelerators of a node whose accelerators differ."""
 
-    count: int = knob("how many, one after the other", minimum=1)
+    count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
     memory: int = knob("bytes of one; 0: not known", 0, unit="bytes")
 
@@ -67,10 +71,10 @@ class AcceleratorRunConfig:
 class NodeConfig:
     """Machines that are all alike, as declared."""
 
-    count: int = knob("how many machines", 1, minimum=1)
+    count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
     host: str = knob("name or address; with a count above 1, of the first", "")
-    accelerators: int = knob("accelerators of one machine", 0, minimum=0)
+    accelerators: int = knob("accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE)
     product: str = knob("what the accelerators are sold as, such as H100", "")
     memory: int = knob("bytes of one accelerator; 0: not known", 0, unit="bytes")
     mixed: tuple[AcceleratorRunConfig, ...] = knob("instead, where the accelerators of a machine differ", ())
@@ -85,8 +89,10 @@ class ClusterConfig:
     component_placement: Mapping[str, object] = knob("which accelerators each component uses; kept verbatim")
     nodes: tuple[NodeConfig, ...] = knob("the machines one by one, where they are declared; else alike", ())
     node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
-    num_nodes: int = knob("machines in the cluster", 1, minimum=1)
-    accelerators_per_node: int | Literal["auto"] = knob("auto counts the GPUs of this machine", "auto", minimum=1)
+    num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)
+    accelerators_per_node: int | Literal["auto"] = knob(
+        "auto counts the GPUs of this machine", "auto", minimum=1, maximum=MOST_PER_NODE
+    )
     accelerator: AcceleratorConfig = block(AcceleratorConfig)
     allow_resident: tuple[str, ...] = knob("components that may stay on accelerators others use", ())
     launcher: Literal["ray", "inline"] = knob("ray: processes; inline: threads of this process, for debugging", "ray")
@@ -151,7 +157,9 @@ class TorchRolloutConfig:
     """Actions of an MLP, computed by torch."""
 
     engine: Literal["torch"] = knob("generates actions", "torch")
-    pipeline_stage_num: int = knob("stage groups: env steps one while rollout infers another", 1, minimum=1)
+    pipeline_stage_num: int = knob(
+        "stage groups: env steps one while rollout infers another", 1, minimum=1, maximum=MOST_GROUPS
+    )
     merge_requests: bool = knob("answer waiting env ranks in one batch; false: results never depend on timing", False)
     enable_offload: bool = knob("leave the accelerators in stages that do not generate", False)
     workspace_memory: int = knob("bytes a rank needs beside its weights while generating", 0, unit="bytes")
@@ -323,8 +331,10 @@ class AlgorithmConfig:
     sequence_length: int | None = lm_knob("longest prompt and answer, in tokens; null: both limits", None, minimum=1)
     max_prompt_length: int = lm_knob("longest prompt, in tokens", 1024, minimum=1)
     max_new_tokens: int = lm_knob("longest answer, in tokens", 1024, minimum=1)
-    prompts: int | None = lm_knob("prompts of an iteration; null, in a plan: batches are not checked", None, minimum=1)
-    samples_per_prompt: int = lm_knob("answers to each prompt", 1, minimum=1)
+    prompts: int | None = lm_knob(
+        "prompts of an iteration; null, in a plan: batches are not checked", None, minimum=1, maximum=MOST_PROMPTS
+    )
+    samples_per_prompt: int = lm_knob("answers to each prompt", 1, minimum=1, maximum=MOST_SAMPLES)
     train_batch: int | None = lm_knob("samples of one optimizer step; null: all", None, minimum=1)
     epochs: int = knob("passes over each iteration's samples", 1, minimum=1, mlp=10)
     num_minibatches: int = mlp_knob("optimizer steps per pass", 4, minimum=1)

@@ -8,7 +8,7 @@ where its key was written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import lcm
+from math import gcd, isqrt, lcm
 from typing import TYPE_CHECKING
 
 from rlplace.config.schema import RewardConfig
@@ -156,7 +156,8 @@ def check_batches(config: Config, placement: HybridComponentPlacement) -> Iterat
     engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
     legal = _nearest_batch(samples, batch, lcm(*(copies * micro for copies in learning.values())))
     unit = lcm(engines, legal)
-    enough = next(n for n in range(prompts, prompts + unit + 1) if n * per % unit == 0)
+    whole = unit // gcd(unit, per)  # prompts with whole units of samples
+    enough = -(-prompts // whole) * whole
     if samples % engines:
         what = f"{samples} samples do not divide over {engines} engines"
         why = f"{prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
@@ -179,7 +180,9 @@ def check_batches(config: Config, placement: HybridComponentPlacement) -> Iterat
 
 def _nearest_batch(samples: int, batch: int, step: int) -> int:
     """The nearest multiple of `step` that divides the samples, or the next multiple where none does."""
-    whole = [n for n in range(step, samples + 1, step) if samples % n == 0]
+    steps, rest = divmod(samples, step)
+    low = [] if rest else [n for n in range(1, isqrt(steps) + 1) if steps % n == 0]
+    whole = [step * n for divisor in low for n in (divisor, steps // divisor)]
     return min(whole, key=lambda n: (abs(n - batch), n), default=-(-batch // step) * step)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.config.yaml_text import quote, to_yaml
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
 from rlplace.placement.flow import DeviceDelivery, Transport, deliver
@@ -97,6 +98,49 @@ def test_each_rank_has_one_slot_on_one_node_and_the_rendered_text_gives_the_same
     again = HybridComponentPlacement({"component_placement": {"env": rendered}}, topology)
     assert again.slots("env") == slots
     assert again.spec("env").render() == rendered
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> object:
+    """A placement on node groups `a`, `b` (each 4 x 4 accelerators), both, or the cluster: text or a block."""
+    sizes = {"cluster": 32, "a": 16, "b": 16, "a,b": 32, "node": 8, "cpus": 1}
+    group = draw(st.sampled_from([*sizes]))
+    numbers = draw(st.frozensets(st.integers(0, sizes[group] - 1), min_size=1, max_size=8))
+    text = str(Ranges.of(range(n, n + 1) for n in numbers))
+    if group == "cluster" and draw(st.booleans()):
+        return text
+    options: dict[str, object] = {"node_group": group} if group != "cluster" else {}
+    name, value = draw(st.sampled_from([("ranks_per_accelerator", 2), ("process", "shared"), ("", 0)]))
+    if group not in ("node", "cpus") and draw(st.booleans()):
+        name, value = (
+            "tensor_parallel_size",
+            draw(st.sampled_from([size for size in (1, 2, 4) if len(numbers) % size == 0])),
+        )
+        options["tensor_parallel_across_nodes"] = True
+    return options | {"placement": text} | ({name: value} if name else {})
+
+
+@given(lines())
+def test_what_is_printed_of_a_placement_is_yaml_that_reads_back_as_the_same(line: object) -> None:
+    """In the block, and in braces: `{env: {placement: 0-3,5-7}}` would be read otherwise."""
+    groups = [{"label": label, "node_ranks": f"{4 * i}-{4 * i + 3}"} for i, label in enumerate("ab")]
+    groups.append({"label": "cpus", "node_ranks": 8})
+    topology = Topology.uneven([4] * 8 + [0])
+    components = {"env": line}
+    if isinstance(line, dict) and line.get("process"):
+        components["rollout"] = {"same_as": "env", "process": "shared"}
+
+    def place(block: object) -> HybridComponentPlacement:
+        return HybridComponentPlacement({"component_placement": block, "node_groups": groups}, topology)
+
+    placement = place(components)
+    spec = placement.spec("env")
+    blocks = (f"env: {spec.render()}", f"{{env: {quote(spec.canonical())}}}", to_yaml({"env": spec.canonical()}))
+    for text in blocks:
+        read = yaml.safe_load(text) | {c: v for c, v in components.items() if c != "env"}
+        assert place(read).slots("env") == placement.slots("env"), text
+        assert place(read).spec("env").render() == spec.render()
+    assert yaml.safe_load(f"env: {spec.render()}") == {"env": yaml.safe_load(quote(spec.canonical()))}
 
 
 @given(plans())

@@ -18,7 +18,7 @@ from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _HELD_OUT = 10  # one problem in so many is never trained on
-_GUESS_DIGITS = 30  # of a guess that are read; Python refuses to read thousands of them
+_GUESS_DIGITS = 30  # of a problem, and of a guess that are read; Python refuses to read thousands of them
 _RAW = "-raw"  # without wrappers: each observation holds only the messages since the last one
 _GAME = -1  # sender of the game's own messages
 _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
@@ -47,8 +47,8 @@ class Arithmetic:
         operations: Sequence[str] = ("+",),
         template: str = "What is {problem}? Answer with the number only.",
     ) -> None:
-        if digits < 1:
-            raise ValueError(f"digits must be at least 1, got {digits}")
+        if not 1 <= digits <= _GUESS_DIGITS:
+            raise ValueError(f"digits must be 1 to {_GUESS_DIGITS}, got {digits}")
         unknown = [sign for sign in operations if sign not in _SIGNS]
         if unknown or not operations:
             raise ValueError(f"operations are of {', '.join(_SIGNS)}, got {', '.join(unknown) or 'none'}")

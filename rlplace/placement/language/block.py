@@ -76,7 +76,7 @@ def read_block(
         return ({}, block.problems) if block.problems else read_block(plain, groups, components, sources)
     lines: list[Line] = []
     named: set[str] = set()
-    keys = block.joined(components or ())
+    keys = block.joined(components or (), lists=True)
     block = dataclasses.replace(block, value=keys)
     for key in keys:
         text = block.child(key)

@@ -120,11 +120,12 @@ class Text:
         is_list = isinstance(self.value, Sequence) and not isinstance(self.value, str)
         return self._lead + text if is_list else self.line(text)
 
-    def joined(self, known: Collection[str]) -> dict[str, object]:
+    def joined(self, known: Collection[str], *, lists: bool = False) -> dict[str, object]:
         """Return the keys and values of this block, and reject `{placement: 0-3,5-7}`, whose parts are joined again.
 
-        YAML reads it as {placement: 0-3, 5-7: null}.
+        YAML reads it as {placement: 0-3, 5-7: null}. `lists`: keys may be lists of names, which it splits as well.
         """
+        assert isinstance(self.value, Mapping)
         whole: dict[str, object] = {}
         extra: list[str] = []
         last = ""
@@ -139,7 +140,9 @@ class Text:
         if extra:
             what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
             why = "inside braces, commas separate entries; a value with a comma is quoted there"
-            self.reject("comma-in-braces", what, why, self.line(whole))
+            numbers = [divmod(key, 60) for key in self.value if isinstance(key, int) and key >= 60]
+            remark = ", ".join(f"or {a}:{b} instead of {60 * a + b}: YAML takes it for base 60" for a, b in numbers)
+            self.reject("comma-in-braces", what, why, self.line(_with_lists(whole) if lists else whole, remark))
         return whole
 
     def check_keys(self, known: Collection[str]) -> None:
@@ -171,3 +174,15 @@ class Text:
             what, why = "too many", f"more than {MOST_COUNTED:,} are taken for a typing mistake"
         self.reject("bad-count", what, why, self.line(1))
         return None
+
+
+def _with_lists(block: Mapping[str, object]) -> dict[str, object]:
+    """Join keys without a value to the next one: {actor: null, env: 0-3} was {actor,env: 0-3}."""
+    found: dict[str, object] = {}
+    names: list[str] = []
+    for key, value in block.items():
+        names.append(key)
+        if value is not None:
+            found[",".join(names)] = value
+            names = []
+    return found | dict.fromkeys(names)

@@ -269,10 +269,11 @@ def test_a_comma_that_yaml_takes_for_the_end_of_an_entry(text: str, fixed: str |
         ("{actor: 0-3,5-7, env: 0-3}", "0-3"),
         ("{actor: 0-7, env: 0-1,3,5-7}", "0-1,3,5-7"),
         ("{actor: 0-7, env: 0,1, rollout: 4}", "0-1"),
+        ("{actor: 0-7, env,rollout: 0-3,5-7}", "0-3,5-7"),
     ],
 )
 def test_a_comma_in_a_placement_whose_components_are_all_in_one_pair_of_braces(text: str, env: str) -> None:
-    problem = only_problem(yaml.safe_load(text))
+    problem = problems(yaml.safe_load(text))[0]
     assert (problem.code, problem.key) == ("comma-in-braces", "cluster.component_placement")
     pasted = yaml.safe_load(str(problem.fix))["component_placement"]
     assert place(pasted).spec("env").render() == env

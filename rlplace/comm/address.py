@@ -199,7 +199,6 @@ class ChannelAddress:
     locations: tuple[Location, ...]
 
     def connect(self, place: Place) -> Channel:
-        """This place's end."""
         return self.joined(lambda location: location.connect(place))
 
     def joined(self, connect: Callable[[Location], Channel]) -> Channel:

@@ -200,10 +200,7 @@ class QueueEnd(Channel):
 
 
 class LocalChannel(QueueEnd):
-    """The channel between threads of one process: items pass by reference, nothing is copied.
-
-    An item belongs to the thread that takes it: a producer must not change it after `put`.
-    """
+    """Between threads of one process: items pass by reference, so a producer must not change one after `put`."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         super().__init__(Attachment(local_table(spec), References(), threading.Lock(), spins=False))

@@ -74,10 +74,7 @@ class Get:
 
 
 class QueueMachine:
-    """Every method is one step under the channel's lock. `now` is the driver's clock in seconds.
-
-    A step leaves in `wakes` the numbers of the wakers that are to be woken after the lock was released.
-    """
+    """Every method is one step under the channel's lock; the numbers in `wakes` are woken after it. `now`: seconds."""
 
     def __init__(self, table: Table, process: int, store: Store) -> None:
         self.table, self.spec = table, table.spec

@@ -91,10 +91,7 @@ _INLINE_BUDGET = 16 << 20  # between these, what all entries together may take
 
 
 class Table:
-    """The memory of one channel, as integers, as reals and as bytes, and where its records begin, in words.
-
-    A new channel has only zeros.
-    """
+    """The memory of a channel as integers, reals and bytes, and where its records begin, in words. New: only zeros."""
 
     def __init__(self, spec: ChannelSpec, memory: bytearray | mmap.mmap | None = None, *, inline: bool = True) -> None:
         """`inline`: whether small items lie in their entries. `memory` None: only the sizes are asked for."""

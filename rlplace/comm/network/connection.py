@@ -48,10 +48,7 @@ class Waiter:
 
 
 class Connection:
-    """Owns the socket and its reader thread until `close`. All methods may be called from any thread.
-
-    `patience_s`: how long the first connection may take. A forked child must make its own.
-    """
+    """Owns the socket and its reader thread; thread-safe, not for a forked child. `patience_s`: to connect at first."""
 
     def __init__(self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S) -> None:
         self.endpoint, self.keys = endpoint, keys

@@ -39,10 +39,7 @@ Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
 
 class Session:
-    """The state of one client (a process that connected). Lives in the server's loop.
-
-    A request is performed once, however often it arrives: it is under way, or answered, until the client sends `done`.
-    """
+    """One client (a connected process). A request is under way, or answered, until the client sends `done`."""
 
     def __init__(self, client: bytes) -> None:
         self.client = client
@@ -77,7 +74,6 @@ class Session:
             self.withdraw(serial)  # the last that was taken first, so that the front of a line is as it was
 
     def died(self) -> None:
-        """The client is gone for good."""
         self.withdraw_all()
         for end in self.ends.values():
             _settle(end, end.died)
@@ -151,10 +147,7 @@ class Authenticator:
 
 
 class ChannelServer:
-    """Owns the listening socket and the sessions. `host` is the one address to listen on.
-
-    `add` may be called from any thread at any time. The channels belong to their makers and outlive the server.
-    """
+    """Owns the sessions and the socket at address `host`; channels outlive it. Any thread may call `add`."""
 
     def __init__(self, *, host: str, keys: Keys) -> None:
         self.endpoint = ""  # once it listens

@@ -91,10 +91,7 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobKeys:
-    """CURVE: all is encrypted, and each side proves that it is of this job. Costs most of a fast network's speed.
-
-    Made once per job and given to its workers only. Both ends of a connection hold the same.
-    """
+    """CURVE: all is encrypted, and each side proves that it is of this job; costs most of a fast network's speed."""
 
     mechanism: ClassVar[bytes] = b"CURVE"
     # A larger buffer is cut into frames of so many bytes: while one is sent, the next is prepared. Encrypting takes

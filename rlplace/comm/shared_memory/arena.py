@@ -159,10 +159,7 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Give a segment back that `channel`, or this process for 0, still holds; ignored if another holder has it.
-
-        If a stopped process keeps the lock, it goes back with the next change.
-        """
+        """Free what `channel` (0: this process) still holds; with the next change if a stopped process has the lock."""
         self._late.append((address & -2, -channel or self._me))
         try:
             with self._change(0.0 if self._stuck else _PATIENCE_S):

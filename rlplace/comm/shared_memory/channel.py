@@ -27,10 +27,7 @@ from rlplace.errors import ChannelError
 
 
 class ItemStore:
-    """Implements Store for one channel in shared memory: small items in their entries, others in segments of an arena.
-
-    A payload is the small item, or the address of the segment.
-    """
+    """Implements Store in shared memory. A payload is a small item, or the address of its segment in an arena."""
 
     def __init__(self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int) -> None:
         """`channel`: its number, as holder of segments."""
@@ -50,7 +47,6 @@ class ItemStore:
         return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
-        """The payload is not wanted."""
         if isinstance(payload, int):
             self.arenas.of_segment(payload).free(payload)
 
@@ -89,8 +85,6 @@ class ItemStore:
 
 
 class FileAttachment(Attachment):
-    """An attachment to a channel's file."""
-
     store: ItemStore
     lock: SharedLock
 

@@ -38,10 +38,7 @@ class JobFolder:
 
     @classmethod
     def create(cls, parent: Path | None = None) -> JobFolder:
-        """A new empty folder in `parent` (/dev/shm), after removing what dead owners of this user left there.
-
-        ClusterError where `parent` is missing or cannot be written.
-        """
+        """Make a folder in `parent` (/dev/shm), after `sweep`. ClusterError where it is missing or not writable."""
         parent = parent or SHARED_MEMORY
         try:
             sweep(parent)
@@ -127,10 +124,7 @@ def _prefix() -> str:
 
 
 def allocate(path: Path, size_bytes: int) -> None:
-    """Make the file, for this user alone, with every block taken: using it cannot fail later for want of room.
-
-    OSError (ENOSPC) when there is none; nothing of the file stays then.
-    """
+    """Make the file, for this user alone, with every block taken; OSError (ENOSPC) leaves no file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)

@@ -171,10 +171,7 @@ class DoubleBuffer:
         return bool(version != _NONE and (self._writing["done"][:, buffer] == version).all())
 
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
-        """List the actor ranks that still write into it, or may, and the rollout ranks not finished with it.
-
-        A process that has not come yet is not dead.
-        """
+        """List the actor ranks that may still write into it, and its readers; those that are yet to come count."""
         version = self._version[buffer]
         if version == _NONE:
             return [], []

@@ -111,10 +111,7 @@ def open_shared(note: bytes) -> Tensor:
 
 
 def device_group(store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """Join a process group beside any other, for tensors on the members' devices: NCCL on GPUs, gloo on hosts.
-
-    Blocks until all have joined. `store`: theirs alone.
-    """
+    """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined."""
     timeout = timedelta(seconds=timeout_s)
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -413,10 +410,7 @@ class Member:
 
 
 class DeviceSender:
-    """Takes part for actor rank `rank`; rank 0 announces the push. A push is over when every reader has all of it.
-
-    `store`: all members reach it, such as the one by which the actor ranks joined.
-    """
+    """Takes part for actor rank `rank`; rank 0 announces the push. All members reach `store`."""
 
     def __init__(
         self,

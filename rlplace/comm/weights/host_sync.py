@@ -94,10 +94,7 @@ class WeightSender:
         self._newest = -1  # version that was sent
 
     def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> dict[str, int]:
-        """Block until this rank's share of `version` is written. Returns the bytes by transport.
-
-        Raises WeightSyncError for a version that is not newer than all before, or as the channel.
-        """
+        """Write this rank's share; return bytes by transport. WeightSyncError for an old version, or as the channel."""
         if version <= self._newest:
             raise versions_only_go_up(self._rank, version, self._newest)
         checked = self._verify_every > 0 and self._pushes % self._verify_every == 0

@@ -163,10 +163,7 @@ def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
 
 
 def assemble(layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery) -> Assembly:
-    """Assign every element of every tensor to exactly one of the ranks that hold it. `held`: by tensor, then rank.
-
-    Raises ValueError for an element that no rank holds.
-    """
+    """Assign each element to one of the ranks in `held` (by tensor, then rank). ValueError where none holds it."""
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     for tensor, (spec, blocks) in enumerate(zip(layout.tensors, held, strict=True)):
@@ -224,10 +221,7 @@ def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -
 
 
 def copy_tensor(target: Tensor, source: Tensor) -> None:
-    """Copy between tensors of equal shape, of any types and devices.
-
-    torch's own copy goes through the caches, at half the speed of memcpy where tensors are large.
-    """
+    """Copy between equal shapes, any types and devices. torch's way through the caches has half memcpy's speed."""
     alike = source.dtype == target.dtype and source.device == target.device and source.device.type == "cpu"
     if alike and source.is_contiguous() and target.is_contiguous() and not (source.is_conj() or source.is_neg()):
         if target.data_ptr() and source.data_ptr():

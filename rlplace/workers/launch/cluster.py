@@ -1,7 +1,4 @@
-"""The machines a job runs on: what is declared or found, the launcher that starts workers there, and their end.
-
-The inline launcher, for debugging, tests and small jobs, is here: it makes workers threads of this process.
-"""
+"""The machines a job runs on and the launcher there; the inline one, whose workers are threads, is for small jobs."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ class Cluster:
         topology: Topology | None = None,
         shared_bytes: Mapping[int, int] | None = None,
     ) -> None:
-        """`topology` overrides the counts, for machines that are not alike.
-
-        `shared_bytes`: what the job takes of each node's shared memory; a start is refused where that is not free.
-        """
+        """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node."""
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
@@ -101,10 +95,7 @@ class Cluster:
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
-        """Take what `slots` use, or all accelerators of all nodes; once: what a launch before it took stays.
-
-        Raises ClusterError, which names what is missing and where.
-        """
+        """Take what `slots` use, or all; once: what was taken before stays. ClusterError names what is missing."""
         self.start()
         if self._reserved:
             return
@@ -113,10 +104,7 @@ class Cluster:
         self._reserved = True
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()) -> Channel:
-        """Make a channel and return the driver's end; workers get theirs at launch. A name is used once per cluster.
-
-        `locations`: where its keys live, as planned; without them all of it lives on the driver's node.
-        """
+        """Make a channel at the planned `locations`, else on the driver's node; return its end. A name is used once."""
         self.start()
         if spec.name in self._channels:
             raise ClusterError.about(
@@ -130,10 +118,7 @@ class Cluster:
         return self._launcher.channel(spec, locations)
 
     def launch_all(self, launches: Mapping[str, Launch], *, seed: int = 0) -> dict[str, WorkerGroup]:
-        """Start, verify and set up groups together, all or none. Returns them by name.
-
-        Raises ClusterError, WorkerError and, after `ray.start_timeout_s`, WorkerTimeout.
-        """
+        """Start, verify, set up all or none. ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`."""
         began = time.monotonic()
         specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])

@@ -23,10 +23,7 @@ class Device:
     torch_name = "cpu"  # what `torch.device` takes
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Account `size_bytes` on each accelerator of the slot under the label `what`, instead of an earlier amount.
-
-        Raises AcceleratorOutOfMemory, naming all residents, when it does not fit; then nothing has changed.
-        """
+        """Set what `what` takes on each accelerator. AcceleratorOutOfMemory names all residents and changes nothing."""
 
     def release(self, what: str) -> None:
         """Give back what was acquired under `what`, if anything."""
@@ -70,7 +67,6 @@ class MemoryAccount:
                 residents.pop((owner, what), None)
 
     def release_all(self, owner: str) -> None:
-        """Release everything of a worker that ended."""
         with self._lock:
             self._held = [{r: b for r, b in residents.items() if r[0] != owner} for residents in self._held]
 
@@ -157,10 +153,7 @@ class CudaDevice(Device):
     """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
     def __init__(self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()) -> None:
-        """`index` counts among the GPUs visible to the process; `slot` names the worker in errors.
-
-        `uuids`: of the planned GPU, then of the others of its node.
-        """
+        """`index` counts visible GPUs; `slot` is for errors; `uuids`: of the planned GPU, then of its node's others."""
         self.torch_name = f"cuda:{index}"
         self._index = index
         self._owner = "this process" if slot is None else slot.owner
@@ -217,10 +210,7 @@ def make_device(
     index: int,
     uuids: Sequence[str] = (),
 ) -> Device:
-    """Make the device of a slot. `index`: its first accelerator among the GPUs visible to its process.
-
-    `uuids`: of this GPU, then of the others of its node, where they are known.
-    """
+    """Make the device of a slot; `index` and `uuids` (empty where they are not known) are those of CudaDevice."""
     if not slot.accelerators:
         return Device()
     if topology.nodes[slot.node].kind == "cuda":

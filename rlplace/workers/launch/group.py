@@ -169,10 +169,7 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
-    """Describe which ranks still work, where in their code, and on which channels they wait.
-
-    Calls the ranks that are late; blocks about a second when they cannot answer.
-    """
+    """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late = {p: ranks for p in pending if (ranks := [call.slot.rank for call in p.calls if not call.done()])}
     working = [
         f"{p.group.name} rank{'s' * (len(ranks) > 1)} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
@@ -414,10 +411,7 @@ class GroupBuilder:
         channels: Mapping[str, Channel] | None = None,
         seed: int = 0,
     ) -> WorkerGroup:
-        """Start one process per slot and return when all are set up. `name` is the component in errors.
-
-        `cluster.launch_all` starts several groups at once, and names the errors that this raises.
-        """
+        """Start one process per slot; return when all are set up. Errors as of `launch_all`; `name` stands in them."""
         cluster.reserve()  # which groups will follow is not known
         launch = {name: (self, placement_strategy, channels or {})}
         return cluster.launch_all(launch, seed=seed)[name]

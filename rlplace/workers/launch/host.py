@@ -80,10 +80,7 @@ Outcome = Done | Failure
 
 
 class WorkerHost:
-    """One worker, from the moment it is expected.
-
-    `build` and `call` come from one thread, which is the worker's own; `cancel` and `where` from any other.
-    """
+    """One worker to be. `build` and `call` come from its own thread, `cancel` and `where` from any other."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

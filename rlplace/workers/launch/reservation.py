@@ -50,7 +50,6 @@ class NodeUse:
         return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
 
     def visible_ids(self, slot: Slot) -> tuple[str, ...]:
-        """Return the ids of the GPUs that a rank sees."""
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
@@ -136,8 +135,6 @@ def _count(number: int, word: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a started process reports of itself."""
-
     machine: str  # id of the node it runs on
     host: str
     pid: int
@@ -186,10 +183,7 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
-    """Raise ClusterError for what keeps workers from sharing the processes that their slots name.
-
-    `running`: the shared processes that have been started.
-    """
+    """Raise ClusterError for what keeps workers from sharing processes; `running`: shared ones that were started."""
     classes = {spec.name: spec.worker for spec in specs}
     for sharing in processes(slot for spec in specs for slot in spec.slots if slot.process):
         first = sharing[0]

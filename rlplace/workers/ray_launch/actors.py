@@ -58,10 +58,7 @@ class RayHost:
     def make(
         self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
     ) -> None:
-        """Build a worker. What unpickling imports may be missing or broken, which is then a failure of this rank.
-
-        `pickled`: a GroupSpec without channels, and their addresses.
-        """
+        """Build a worker from pickled GroupSpec and addresses of channels; a broken import fails this rank."""
         listen_fd = self._listening.detach() if self._listening else None
         host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
@@ -128,10 +125,7 @@ class RayWorker(WorkerHandle):
         return self._in_its_thread("report").remote(serve_at)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
-        """Have the worker built. Does not wait: what goes wrong fails the first call.
-
-        `pickled`: a reference to what RayHost.make reads.
-        """
+        """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
         self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
 
     def send(

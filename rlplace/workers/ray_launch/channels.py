@@ -162,17 +162,13 @@ class JobChannels:
 
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
-    """Make new keys, for one job."""
     from rlplace.comm.network import JobKeys, JobPassword  # here: where one node suffices ZeroMQ is not needed
 
     return JobPassword.create() if security == "password" else JobKeys.create()
 
 
 class NodeChannels:
-    """The channels of this process' node. Owns the job folder, the channels and the channel server.
-
-    Without `serve` it listens nowhere. Its folder is removed even if the process is killed.
-    """
+    """Owns the job folder of this process' node, removed even after a kill, its channels and, if served, a server."""
 
     def __init__(self, parent: Path | None) -> None:
         """`parent`: where the job folder is made; None: where this machine keeps shared memory."""
@@ -254,10 +250,7 @@ class RemoteNode:
 
 
 class ProcessEnd(Channel):
-    """The driver's end of a channel inside a worker process, for statistics and endings: items stay in the process.
-
-    Implements Channel; putting and getting are ChannelMisuse.
-    """
+    """The driver's end of a channel inside a worker process: for statistics and endings; put and get are misuse."""
 
     def __init__(self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]) -> None:
         """`processes`: those that run, by name; this one need not run yet."""

@@ -74,10 +74,7 @@ class RayLauncher:
             self._account = RayAccount(self._topology)
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
-        """Take what `slots` use, None for all there is, and keep it until `close`; called once.
-
-        Blocks until it is free. Raises ClusterError, which names what is missing and where.
-        """
+        """Take, once, what `slots` use, None for all; blocks until it is free. ClusterError names what is missing."""
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
         self._bundles = placement_group(
@@ -170,10 +167,7 @@ class RayLauncher:
         return make_device(slot, self._topology, self._account, index=index, uuids=uuids)
 
     def _reports(self, workers: Mapping[Slot, RayWorker], serving: set[str]) -> dict[Slot, WorkerReport]:
-        """Wait for the reports of the processes. Raises ClusterError for late ones, WorkerError for dead ones.
-
-        `serving`: the groups whose rank 0 opens a rendezvous.
-        """
+        """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
         asked = {}
         for slot, worker in workers.items():
             serves = slot.rank == 0 and slot.component in serving

@@ -24,10 +24,7 @@ Metrics = Mapping[str, Metric]  # "component/name" -> number; seconds end in _s,
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
-    """Reduce each name over all ranks that reported it. Names without data (all weights 0) are left out.
-
-    Raises ValueError when two ranks disagree on how a name is reduced.
-    """
+    """Reduce each name over all ranks with data. ValueError when two ranks disagree on how a name is reduced."""
     by_name: dict[str, list[Metric]] = {}
     for metrics in ranks:
         for name, metric in metrics.items():

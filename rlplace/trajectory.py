@@ -113,10 +113,7 @@ class Trajectory:
 
 
 def concat(pieces: Sequence[Trajectory]) -> Trajectory:
-    """Join the trajectories of neighbouring rows, in any order.
-
-    Raises ValueError when rows are missing or given twice.
-    """
+    """Join the trajectories of neighbouring rows, in any order. ValueError when rows are missing or given twice."""
     pieces = sorted(pieces, key=lambda p: p.first_row)
     if not pieces:
         raise ValueError("trajectory: nothing to join")

@@ -1,7 +1,4 @@
-"""Compose configs with Hydra: a command line in, plain mappings with the place of every value out.
-
-Only this module touches Hydra and OmegaConf. Their errors leave it in the standard error format.
-"""
+"""Compose configs with Hydra: a command line in, plain mappings with the place of every value out."""
 
 from __future__ import annotations
 
@@ -133,10 +130,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
 
 
 def with_defaults(file: Path) -> Composed | None:
-    """Compose a config of another program with what its `defaults` name beside it; `${...}` stays as written.
-
-    Return None where something that it names is not there.
-    """
+    """Compose another program's config with its `defaults`, `${...}` kept; None where one of them is missing."""
     folder = file.parent.resolve()
     try:
         with initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"), warnings.catch_warnings():

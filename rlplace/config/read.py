@@ -49,10 +49,7 @@ def moved() -> Mapping[str, tuple[str, str]]:
 
 
 def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
-    """Read the config from a plain nested mapping (no OmegaConf types).
-
-    `sources` maps key paths to where their values were written. Raises ConfigError with all problems at once.
-    """
+    """Read the config from plain values; `sources`: where each key was written. ConfigError has all problems."""
     config, problems = try_config(mapping, sources)
     if config is None or problems:
         raise ConfigError(problems)

@@ -249,11 +249,7 @@ def _as_number(text: str, of: object) -> str | None:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema of a config file, by the kind of model that the actor trains.
-
-    Required keys may come from another file or the command line, so that only unknown keys and wrong values are
-    refused.
-    """
+    """Return the schema of a config file. Nothing is required: other files or the command line may have it."""
     kinds = typing.get_args(ModelKind)
     _, schema = pydantic.json_schema.models_json_schema([(model_of(Config, kind), "validation") for kind in kinds])
     blocks: dict[str, Any] = {name: _relaxed(block) for name, block in schema["$defs"].items()}

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class GymnasiumVector:
-    """Steps its environments one after the other, which for cheap simulators beats processes.
-
-    Owns the environments, the time limit and the episodes in progress.
-    """
+    """Steps its environments one by one, which for cheap simulators beats processes. Owns them and their episodes."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None) -> None:
         self._envs = list(envs)

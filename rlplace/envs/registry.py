@@ -30,10 +30,7 @@ TASKS: Mapping[str, str] = {
 
 
 def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str) -> Any:
-    """Return what is called `name`: a shipped object by its short name, the user's by package.module:Name.
-
-    Raises ConfigError; what the user's module raises when imported is not caught.
-    """
+    """Return a shipped object, or the user's package.module:Name, whose errors at import pass through. ConfigError."""
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
@@ -103,19 +100,13 @@ def needs(*modules: str, got: str, extra: str, key: str = "env.task", of: str = 
 
 
 def find_adapter(name: str) -> Adapter:
-    """Return the adapter called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError.
-
-    Finding is cheap: an adapter imports its library only when it is used.
-    """
+    """Return a shipped adapter or `package.module:Class`, without importing its library. Raises ConfigError."""
     kind = named(name, ADAPTERS, key="env.kind", code="unknown-adapter", noun="simulator library")
     return cast("Adapter", kind())
 
 
 def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
-    """Report what is wrong with the `env` block, without building a simulator.
-
-    Silent where the simulator's library is not installed: a plan needs none.
-    """
+    """Report what is wrong with `env` without a simulator; silent where its library is missing: a plan needs none."""
     try:
         return find_adapter(config.kind).check(config)
     except ConfigError as error:

@@ -1,7 +1,4 @@
-"""Read the original: YAML files, `key=value` words and flags become settings, each with the place it was written.
-
-The one module of this room that imports the YAML library.
-"""
+"""Read the original: YAML files, `key=value` words and flags become settings, each with the place it was written."""
 
 from __future__ import annotations
 

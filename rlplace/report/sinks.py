@@ -1,7 +1,4 @@
-"""Write the metrics of an iteration: a line on the console, a line of JSON, a TensorBoard record.
-
-A sink writes at once and completely: what a file holds is whole iterations, also after a full disk or a kill.
-"""
+"""Write the metrics of an iteration, at once and whole, to the console, a file of JSON lines, or one of TensorBoard."""
 
 from __future__ import annotations
 

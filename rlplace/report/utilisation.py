@@ -123,10 +123,7 @@ class Usage:
 
 
 def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> dict[str, float]:
-    """Divide `seconds` of all accelerators into shares: busy, bubble (idle within a stage), moves and sync.
-
-    They add up to 1 less the time of the driver itself.
-    """
+    """Divide `seconds` into busy, bubble (idle within a stage), moves and sync; what is left is the driver's."""
     stages = [use for use in uses if use.stage != SYNC]
     everything = len(accelerators) * seconds
     busy = sum(use.busy_s(a) for use in stages for a in accelerators)

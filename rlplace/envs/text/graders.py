@@ -51,10 +51,7 @@ class InlineGrader:
         self._done.append((case, values))
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return what was graded since the last call; with `wait`, block until something is, if anything is in flight.
-
-        Raises RewardError for the first function that failed.
-        """
+        """Return what is newly graded; with `wait`, block for one in flight. RewardError: the first that failed."""
         done, self._done = self._done, []
         return done
 

@@ -82,10 +82,7 @@ def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
 def named_reward(
     written: str, kwargs: Mapping[str, object], *, key: str, leaf: str = "function", weight: float = 1.0
 ) -> Reward:
-    """Return the reward that `leaf` of the block at `key` names; its parameters tell whether it is one over lists.
-
-    Raises ConfigError: unknown, wrong arguments.
-    """
+    """Return the reward that `leaf` of the block at `key` names. ConfigError: unknown, wrong arguments."""
     function = find_reward(written, f"{key}.{leaf}")
     lists = "prompts" in inspect.signature(function).parameters
     given = _LISTS if lists else ("transcript",)
@@ -254,10 +251,7 @@ def score(transcript: Transcript) -> float:
 
 
 def length_penalty(transcript: Transcript, *, free_tokens: int, longest_tokens: int) -> float:
-    """0 up to `free_tokens`, then falling evenly to -1 at `longest_tokens`: the soft punishment of overlong answers.
-
-    Source: Yu et al. 2025, DAPO, arXiv:2503.14476, equation 13.
-    """
+    """0 up to `free_tokens`, evenly down to -1 at `longest_tokens` (DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13)."""
     if longest_tokens <= free_tokens:
         raise ValueError(f"longest_tokens must be above free_tokens, got {longest_tokens} and {free_tokens}")
     over = (transcript.tokens - free_tokens) / (longest_tokens - free_tokens)

@@ -30,10 +30,7 @@ Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the 
 
 
 class Arithmetic:
-    """Sums, differences or products of two numbers of `digits` digits.
-
-    Endless. Every tenth problem is held out, the same for all seeds.
-    """
+    """Sums, differences or products of numbers of `digits` digits. Endless; every tenth is held out for all seeds."""
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
     size: int | None = None
@@ -75,10 +72,7 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """Guess a secret of 1..`highest` in `guesses` tries, each answered by higher or lower.
-
-    `env.max_turns` should be at least `guesses`.
-    """
+    """Guess 1..`highest` in `guesses` tries, each told higher or lower; `env.max_turns`: at least `guesses`."""
 
     rewards: ClassVar[Sequence[str]] = ("score",)
     size: int | None = None

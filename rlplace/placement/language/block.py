@@ -397,10 +397,7 @@ Sets = list[tuple[str, ...]]  # each of components that share accelerators
 
 
 def expand_preset(block: Text, total: int, components: Sequence[str] | None) -> dict[str, str]:
-    """Map each component to its placement text on `total` accelerators; record problems in `block`.
-
-    `components` are the algorithm's; None: those of a PPO job.
-    """
+    """Map components (None: those of a PPO job) to lines on `total` accelerators; record problems in `block`."""
     assert isinstance(block.value, Mapping)
     names = sorted(components or _PPO, key=lambda name: name == "rollout")  # it comes last on the accelerators
     block.check_keys(("preset", "accelerators", *names))

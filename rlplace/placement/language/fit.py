@@ -15,10 +15,7 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
 def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
-    """Check that one written placement fits; record its problems. Problems of one kind have one fix for all of them.
-
-    Costs grow with segments and the nodes they cover, not with ranks.
-    """
+    """Check one written placement; record its problems, one fix per kind. Costs grow with segments, not ranks."""
     if not check_exist(text, segments, pool):
         return False
     before = len(text.problems)
@@ -152,10 +149,7 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
 
 
 def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing: int) -> tuple[Segment, ...]:
-    """Spread consecutive ranks over `pieces` in their order; none where a rank would not fit, which is recorded.
-
-    A rank has `each` numbers, or `sharing` ranks have one.
-    """
+    """Spread ranks of `each` numbers, or `sharing` per number, over `pieces`; record what does not fit, give none."""
     joined: list[range] = []
     for piece in pieces:
         follows = joined and joined[-1].stop == piece.start

@@ -76,10 +76,7 @@ class NodeGroups:
         return joined_pool(pools, label) if len(pools) > 1 else pools[0]
 
     def pool_of(self, text: Text) -> Pool | None:
-        """Return the pool that a `node_group` value names: one label, several with commas, or a list of them.
-
-        None where a problem was recorded, here or for the group itself.
-        """
+        """Return the pool of a `node_group`: a label, several with commas, a list. None: a problem was recorded."""
         known = "the node groups of this cluster are " + ", ".join(self.labels)
         found: list[str] = []
         for start, stop, _ in text.items:

@@ -172,10 +172,7 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
-    """Return where each rank is; rank i has the numbers `held[i]` of `pool`, ascending.
-
-    Raises PlacementError for numbers that do not exist, and for a rank on two nodes or on two products.
-    """
+    """Return where each rank is, its numbers of `pool` ascending. PlacementError: unknown, on two nodes or products."""
     if not held:
         raise PlacementError.of(
             "empty-placement", key, "names no process", "[]", "a group has at least one", "name number 0"

@@ -16,10 +16,7 @@ CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Ranks spread evenly over neighbouring accelerators: several ranks on each, or several for each.
-
-    In a pool of nodes or other hardware, its numbers stand where accelerators stand otherwise.
-    """
+    """Ranks spread evenly over neighbouring accelerators, or other numbers of a pool: several on each, or for each."""
 
     accelerators: range
     ranks: range

@@ -18,10 +18,7 @@ _ONE_LINE = str.maketrans("\n\r\t", "   ")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One value of the config, its key path, and its text on one line.
-
-    `reject` appends to `problems`, a list that all texts of one reading share.
-    """
+    """A value of the config with key path and one-line text. `reject` adds to `problems`, one list for a reading."""
 
     key: str  # key path
     leaf: str  # the last key verbatim, such as "actor,rollout"

@@ -157,7 +157,6 @@ class Topology:
     def uniform(
         cls, num_nodes: int = 1, accelerators_per_node: int = 8, kind: str = "emulated", memory_bytes: int = 0
     ) -> Topology:
-        """Make nodes that are all alike."""
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
     @classmethod
@@ -293,10 +292,7 @@ def _check_nodes(
 
 
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the living nodes of `ray.nodes()`, node rank i at entry i. Raises PlacementError.
-
-    Ranks are the labels `rlplace-node-rank` where nodes have them; else the head comes first, the others by address.
-    """
+    """Return living nodes by label `rlplace-node-rank`, else the head first, then by address. Raises PlacementError."""
     key, problems = "ray.address", list[Problem]()
     alive = [n for n in nodes if n.get("Alive", True)]
     if not alive:

@@ -21,7 +21,6 @@ _STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dar
 
 
 def render_html(view: PlanView) -> str:
-    """Write a whole HTML document."""
     style = _STYLE.read_text(encoding="utf-8")
     known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
     look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")

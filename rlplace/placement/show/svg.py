@@ -122,10 +122,7 @@ class Box:
 
 
 def render_svg(view: PlanView) -> str:
-    """Draw a self-contained SVG, 960 wide or more where stages are many, its height by what there is to show.
-
-    Where memory is known, blocks show the bytes they hold, and accelerators that are too small are marked.
-    """
+    """Draw a self-contained SVG, 960 wide or more. With known memory, blocks show bytes and misfits are marked."""
     plan, stages = view.plan, view.stages
     folds = [f for f in view.folds if f.accelerators]
     rows = _rows(folds[:_MOST_FOLDS])
@@ -223,10 +220,7 @@ def _left(rows: Sequence[Row]) -> int:
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Draw each component's colour and place: at the right of the title, or in lines of their own below it.
-
-    Returns the parts and by how many pixels everything else moves down.
-    """
+    """Draw each component's colour and place; also return how many pixels all else moves down for them."""
     texts = [f"{c.name}: {clipped(str(c.accelerators) or c.render(), 24, ELLIPSIS)}" for c in view.components]
     widths = [38 + width_of(text, 13.3) for text in texts]
     x, y, extra = page - _MARGIN - sum(widths) + 18, 43, 0

@@ -1,7 +1,4 @@
-"""A plan as text, ASCII and 100 columns wide: the plan, what sharing saves, what each accelerator holds, the warnings.
-
-Two plans stand side by side: accelerators, residency, moves, bytes and memory; differences are marked.
-"""
+"""Plans as ASCII text of 100 columns: one by chapters, or two side by side with their differences marked."""
 
 from __future__ import annotations
 

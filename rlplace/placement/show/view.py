@@ -48,10 +48,7 @@ class StageView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFold:
-    """Neighbouring nodes with the same components, in the same pattern, on the same local accelerators.
-
-    Folding makes a plan for 1,000 nodes fit one page.
-    """
+    """Neighbouring nodes with the same components on the same local accelerators: 1,000 nodes fit one page."""
 
     nodes: range
     accelerators: int  # of one node

@@ -23,7 +23,7 @@ class Device:
     torch_name = "cpu"  # what `torch.device` takes
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Set what `what` takes on each accelerator. AcceleratorOutOfMemory names all residents and changes nothing."""
+        """Account bytes for `what` on each accelerator, anew. AcceleratorOutOfMemory changes nothing."""
 
     def release(self, what: str) -> None:
         """Give back what was acquired under `what`, if anything."""

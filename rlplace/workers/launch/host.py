@@ -80,7 +80,7 @@ Outcome = Done | Failure
 
 
 class WorkerHost:
-    """One worker to be. `build` and `call` come from its own thread, `cancel` and `where` from any other."""
+    """One worker, made or not yet. `build` and `call` come from its own thread, `cancel` and `where` from any other."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

@@ -58,7 +58,7 @@ class RayHost:
     def make(
         self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
     ) -> None:
-        """Build a worker from pickled GroupSpec and addresses of channels; a broken import fails this rank."""
+        """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
         listen_fd = self._listening.detach() if self._listening else None
         host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:

@@ -174,10 +174,7 @@ class PolicyActor(Actor):
 
 
 class LmActor(Actor):
-    """One rank of the learner of a language model.
-
-    Rank 0 also owns the samples of an iteration, from when it takes them until they are learned.
-    """
+    """One rank of a language model's learner. Rank 0 owns an iteration's samples until they are learned."""
 
     _model: TrainedLm
     _groups: Groups | None = None
@@ -205,10 +202,7 @@ class LmActor(Actor):
         self.move(Residency.OFF)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`; keep what the weights of `version` give for their response tokens.
-
-        Does nothing where the algorithm asks for nothing of it.
-        """
+        """Wait for all groups; keep what the algorithm asks of the weights of `version` for their response tokens."""
         asked = self._asked()
         if not asked:
             return {}
@@ -243,10 +237,7 @@ class LmActor(Actor):
         return self._experience.metrics
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for the groups of `iteration`, sampled under `version` or before; make the next version.
-
-        In parts, as soon as there are groups for one, where generating goes on meanwhile: see `parts_of`.
-        """
+        """Make the next version from groups sampled under `version` or before, in parts as `parts_of` says."""
         taken: list[Sequence[Sample]] = []
         updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
@@ -339,10 +330,7 @@ class LmActor(Actor):
 
 
 class Critic(TrainedWorker):
-    """One rank of the critic.
-
-    Owns from `infer` to `learn` an iteration's samples with their values, on the host.
-    """
+    """One rank of the critic. Owns an iteration's samples and values from `infer` to `learn`, on the host."""
 
     _model: TrainedLm
     _inferred: _Inferred | None = None

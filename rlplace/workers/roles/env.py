@@ -104,10 +104,7 @@ class StageGroup:
 
 
 class VectorEnvWorker(EnvWorker):
-    """Owns its simulators; their episodes go on across iterations and offloads.
-
-    Env rank e holds the global rows from e * rows_per_rank on: its stage groups one after the other.
-    """
+    """Owns the simulators of global rows from rank * rows_per_rank on; episodes outlast iterations and offloads."""
 
     holds: ClassVar[str] = "simulator"
 

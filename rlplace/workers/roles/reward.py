@@ -125,10 +125,7 @@ class RewardClient:
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
 
     def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
-        """Return one score for each query.
-
-        Raises RewardError: refused, unreachable after all tries, or an answer that is no list of finite numbers.
-        """
+        """Return a score per query. RewardError: refused, unreachable after all tries, no list of finite numbers."""
         body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}, default=str)
         answer = self._retried(body.encode())
         try:

@@ -48,10 +48,7 @@ _KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn 
 
 
 class RolloutWorker(RoleWorker):
-    """Owns an engine, and its rank's end of the weight sync: the receiver and the kept weights.
-
-    A subclass opens it with its engine in `setup`, and adds `generate`.
-    """
+    """Owns an engine and its end of the weight sync, which a subclass opens in `setup`. It adds `generate`."""
 
     _probe: SyncProbe | None = None
 
@@ -81,10 +78,7 @@ class RolloutWorker(RoleWorker):
         return MoveReport(residency=to, accelerator_bytes=self.engine.move(to), host_bytes=self.engine.host_bytes)
 
     def pull_weights(self, version: int) -> Metrics:
-        """Pull the weights that the actor pushes as `version`; block until they are here, verified and loaded.
-
-        Raises WeightSyncError or as the channel; then the weights loaded before are still in use.
-        """
+        """Pull and load `version`, verified. On WeightSyncError, or the channel's, earlier weights stay in use."""
         began = time.perf_counter()
         received = self._receiver.pull(version)
         if self._probe is not None:
@@ -266,10 +260,7 @@ class TextRolloutWorker(RolloutWorker):
         return VllmEngine(settings, device=context.device, owner=context.owner)
 
     def pull_weights(self, version: int) -> Metrics:
-        """Pull as the base class, after all earlier versions that were pushed and not pulled.
-
-        Does nothing when `version` was pulled while generating.
-        """
+        """Pull as the base class, after earlier versions not yet pulled; nothing if generating has pulled it."""
         metrics: Metrics = {}
         if version > self._ahead:
             held = self.engine.version
@@ -288,10 +279,7 @@ class TextRolloutWorker(RolloutWorker):
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
     def _take(self, iteration: int, counts: _Counts) -> bool:
-        """Begin requests that have arrived while there is room; wait for one when nothing is in flight.
-
-        Return False at the end of the iteration.
-        """
+        """Begin requests while there is room; wait for one if none is in flight. False when the iteration ends."""
         self.context.check_cancelled("generate")
         requests = self.context.channels[REQUESTS]
         while self.engine.room and self.engine.in_flight < self._share:

@@ -241,10 +241,7 @@ class ReferenceWorker(ModelScorer):
         return np.split(logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]) if batch else []
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Load the actor's weights of `version` into the reference if this iteration is due.
-
-        The actor sends in the same call.
-        """
+        """Load the actor's weights of `version`, sent in the same call, if this iteration is due."""
         if not self.config.refreshes(iteration):
             return {}
         self._require(Residency.WEIGHTS, "refresh")
@@ -288,10 +285,7 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
 
 
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
-    """Return the function that turns a sample into tokens of the reward model in `folder`.
-
-    Raises ConfigError when the model has no chat template for a chat.
-    """
+    """Return what turns a sample into tokens of the model in `folder`. ConfigError: no chat template for a chat."""
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
     tokenizer, env = Tokenizer.load(folder), job.config.text_env
@@ -304,7 +298,6 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
 
 
 def conversation(transcript: Transcript, system: str | None = None) -> list[Message]:
-    """Return all messages of an episode, in order."""
     prompt = transcript.prompt
     messages = [] if system is None else [Message("system", system)]
     messages += [Message("user", prompt)] if isinstance(prompt, str) else prompt

@@ -62,10 +62,7 @@ class TextEnvWorker(EnvWorker):
         self._opened.callback(self.grader.close)
 
     def run(self, iteration: int) -> Metrics:
-        """Play this rank's groups of one iteration; return when the last group is put.
-
-        Raises RewardError for a reward that is not a finite number; ConfigError for a prompt that is too long.
-        """
+        """Play this rank's groups until the last is put. RewardError: no finite number; ConfigError: a long prompt."""
         self._require(Residency.FULL, "run")
         job, first = self.config, iteration * self.config.prompts
         groups = {group: first + group for group in job.groups(self.context.rank)}
@@ -81,10 +78,7 @@ class TextEnvWorker(EnvWorker):
         return _metrics("env", samples, self.rewards, play.watch)
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Answer this rank's held-out prompts once each, greedily, the same at every call; nothing is learned of it.
-
-        Needs `generate(iteration)` of the rollout ranks at the same time, as `run` does.
-        """
+        """Answer held-out prompts once each, greedily, always the same, beside `generate(iteration)` of rollout."""
         self._require(Residency.FULL, "evaluate")
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
@@ -122,10 +116,7 @@ class Prompts:
     """
 
     def __init__(self, config: Config, model: Path, split: Split) -> None:
-        """Check the prompts, one by one where the task is finite; needs no worker.
-
-        Raises ConfigError: a broken or empty data set, no chat template, prompts that are too long.
-        """
+        """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
         env = config.text_env
         self.task = make_task(env, seed=config.runner.seed, split=split)
         self.tokenizer = Tokenizer.load(model)
@@ -202,7 +193,6 @@ class OpenEpisode:
     replies: list[str] = dataclasses.field(default_factory=list)
 
     def transcript(self) -> Transcript:
-        """Return the finished episode as reward functions read it."""
         completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
         return Transcript(
             prompt=self.dialogue.prompt,

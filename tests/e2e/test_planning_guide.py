@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,20 @@ def test_the_python_example_prints_what_the_page_says(monkeypatch: pytest.Monkey
     with contextlib.redirect_stdout(out):
         exec(compile(example, "planning.md", "exec"), {"__name__": "__main__"})
     assert out.getvalue() == printed
+
+
+def test_every_function_that_the_page_names_is_there() -> None:
+    """As `module.name(`; below one of these packages; `report` is the reader's own plan."""
+    named = re.findall(r"`([a-z_.]+\.[a-z_]+)[(`]", PAGE.partition("## In Python")[2])
+    found = {name: [*_resolved(name)] for name in named if not name.startswith("report.")}
+    assert {"config.validate.config_schema", "text.render_diff"} <= {name for name, places in found.items() if places}
+    assert [name for name, places in found.items() if not places] == []
+
+
+def _resolved(name: str) -> Iterator[object]:
+    for package in ("rlplace", "rlplace.config", "rlplace.placement.show"):
+        with contextlib.suppress(ImportError, AttributeError):
+            yield pkgutil.resolve_name(f"{package}.{name}")
 
 
 def test_exit_codes_are_those_of_the_command() -> None:

@@ -118,9 +118,7 @@ class LmLearner:
             tokens = sum(lengths.responses[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
             shares: dict[str, Tensor] = {}
-            micro_batches = packing.ranks[self._ranks.rank]
-            for number, picks in enumerate(micro_batches, 1):
-                self._lm.reduce_gradients(last=number == len(micro_batches))
+            for picks in packing.ranks[self._ranks.rank]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}

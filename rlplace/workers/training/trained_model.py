@@ -55,6 +55,10 @@ class TrainedModel(abc.ABC):
         self._kept, self._lora_scale = kept, lora_scale
         self.device = torch.device(ranks.mesh.device_type)
         self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
+        self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
+        for parameter in self._trained:
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(self._add_gradient)
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -69,12 +73,22 @@ class TrainedModel(abc.ABC):
 
     def gradients(self) -> list[Tensor]:
         """Return this rank's part of each gradient, in the order of `trained_shards`."""
-        return [own(cast(Tensor, parameter.grad)) for parameter in self._trained]
+        gradients = (self._sums.get(parameter, parameter.grad) for parameter in self._trained)
+        return [own(cast(Tensor, gradient)) for gradient in gradients]
+
+    def _add_gradient(self, parameter: Tensor) -> None:
+        """Take over this micro-batch's gradient: FSDP would add it up in the dtype of the parameter."""
+        gradient, parameter.grad = own(cast(Tensor, parameter.grad)), None
+        if parameter in self._sums:
+            self._sums[parameter] += gradient
+        else:
+            self._sums[parameter] = gradient.float()
 
     def drop_gathered(self) -> None:
         """Free gathered parameters and all gradients."""
         for group in self._fsdp_groups:
             group.reshard()
+        self._sums.clear()
         for parameter in self._trained:
             parameter.grad = None
 
@@ -189,12 +203,6 @@ class TrainedLm(TrainedModel):
             kept=self.module.kept,
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
-
-    def reduce_gradients(self, last: bool) -> None:
-        """Sum gradients over ranks in the `last` backward pass of a step only."""
-        root = cast(FSDPModule, self.module)
-        root.set_requires_gradient_sync(last)
-        root.set_is_last_backward(last)
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_model(path, self.spec.folder, weights, config=self.module.saved_config())

@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from rlplace.placement.memory.formulas import CHUNK_ELEMENTS
+
 _NAME = "rlplace_packed"
-_CHUNK_ELEMENTS = 1 << 22  # of [chunk, V]: large enough for fast products, small beside the model
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, chunk_elements: int = _CHUNK_ELEMENTS
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
 ) -> TokenScores:
     """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype."""
     chunk = max(1, chunk_elements // len(head))
@@ -156,13 +157,7 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         normalisers, means, chosen = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         for part in (slice(first, first + chunk) for first in range(0, len(hidden), chunk)):
-            scores = _scores(hidden[part], head, temperature)
-            highest = scores.amax(dim=1)
-            likely = (scores - highest.unsqueeze(1)).exp_()
-            total = likely.sum(dim=1)
-            normalisers[part] = highest + total.log()
-            means[part] = torch.linalg.vecdot(likely, scores) / total
-            chosen[part] = scores.gather(1, targets[part].unsqueeze(1)).squeeze(1)
+            normalisers[part], means[part], chosen[part] = _chunk_terms(hidden[part], head, targets[part], temperature)
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -175,24 +170,52 @@ class _TokenScores(torch.autograd.Function):
         by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in (slice(first, first + ctx.chunk) for first in range(0, len(hidden), ctx.chunk)):
-            scores = _scores(hidden[part], head, ctx.temperature)
-            likely = (scores - normalisers[part].unsqueeze(1)).exp_()
-            if by_entropy is None:
-                by_scores = likely
-            else:
-                by_scores = scores.sub_(means[part].unsqueeze(1)).mul_(by_entropy[part].unsqueeze(1)).mul_(likely)
-            if by_logprob is not None:
-                weight = by_logprob[part].unsqueeze(1)
-                by_scores = by_scores.mul_(weight) if by_entropy is None else by_scores.addcmul_(likely, weight)
-                by_scores.scatter_add_(1, targets[part].unsqueeze(1), -weight)
-            by_scores = by_scores.mul_(-1.0 / ctx.temperature).to(head.dtype)
+            logprob = None if by_logprob is None else by_logprob[part].unsqueeze(1)
+            entropy = None if by_entropy is None else by_entropy[part].unsqueeze(1)
+            terms = (normalisers[part].unsqueeze(1), means[part].unsqueeze(1), targets[part].unsqueeze(1))
+            by_scores = _chunk_gradient(hidden[part], head, terms, logprob, entropy, ctx.temperature)
             if by_hidden is not None:
                 by_hidden[part] = by_scores @ head
             if by_head is not None and head.dtype == torch.float32:
                 by_head.addmm_(by_scores.t(), hidden[part])
             elif by_head is not None:
                 by_head += by_scores.t() @ hidden[part]
+            del by_scores  # before the next chunk is made
         return by_hidden, None if by_head is None else by_head.to(head.dtype), None, None, None
+
+
+# Functions of their own, so that a chunk's tensors are gone before the next one's are made.
+
+
+def _chunk_terms(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logsumexp(z), sum p z and z[target] of a chunk, [chunk] each."""
+    scores = _scores(hidden, head, temperature)
+    highest = scores.amax(dim=1)
+    likely = (scores - highest.unsqueeze(1)).exp_()
+    total = likely.sum(dim=1)
+    chosen = scores.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return highest + total.log(), likely.mul_(scores).sum(dim=1) / total, chosen
+
+
+def _chunk_gradient(
+    hidden: Tensor,
+    head: Tensor,
+    terms: tuple[Tensor, Tensor, Tensor],  # logsumexp(z), sum p z, targets: [chunk, 1] each
+    by_logprob: Tensor | None,  # [chunk, 1], as by_entropy
+    by_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """Return [chunk, V] in the dtype of the head: the gradient by its products, before the temperature."""
+    scores, (normaliser, mean, targets) = _scores(hidden, head, temperature), terms
+    likely = (scores - normaliser).exp_()
+    by_scores = likely if by_entropy is None else scores.sub_(mean).mul_(by_entropy).mul_(likely)
+    if by_logprob is not None:
+        if by_entropy is None:
+            by_scores.mul_(by_logprob)
+        else:
+            by_scores.addcmul_(likely, by_logprob)
+        by_scores.scatter_add_(1, targets, -by_logprob)
+    return by_scores.mul_(-1.0 / temperature).to(head.dtype)
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:

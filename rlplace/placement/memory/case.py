@@ -138,7 +138,9 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
         case TrainedConfig() if config.kind == "mlp":
             return PolicyTrainingDemand(policy=policy, sync=DeviceSync.sending(plan.deliveries))
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
-            found = TrainingDemand(model=model, block=trained, sequence_length=length, packed=packed)
+            algorithm = config.algorithm
+            samples = algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt
+            found = TrainingDemand(model=model, block=trained, sequence_length=length, packed=packed, samples=samples)
             return _sending(found, trained, plan) if isinstance(trained, ActorConfig) else found
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0

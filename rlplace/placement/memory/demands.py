@@ -19,10 +19,11 @@ from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
 from rlplace.placement.memory.model import ModelShape, Weight
+from rlplace.placement.memory.passes import Moment, Pass
 from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
-_PARAMETERS, _GRADIENTS, _OPTIMIZER = 3, 2, 1  # the ZeRO stage from which ranks share them
+_GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
 _FLOAT32, _FLOAT64 = 4, 8
 
 
@@ -56,6 +57,7 @@ class HostPart(enum.Enum):
     WEIGHTS = "weights"  # that live there and come to the accelerator for a moment
     AVERAGE = "averaged weights"
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
+    GRADIENTS = "gradients"  # on their way to an optimizer there
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
@@ -117,8 +119,9 @@ class Footprint:
         return sum(size for part, size in self.held[residency].items() if part not in _PROCESS)
 
     def host_bytes(self, residency: Residency) -> int:
-        """What the worker itself reports: the copies, not the pool they are taken from."""
-        return sum(size for part, size in self.host.get(residency, {}).items() if part is not HostPart.POOL)
+        """What the worker itself reports: the copies, neither the pool they are taken from nor what passes through."""
+        passing = (HostPart.POOL, HostPart.GRADIENTS)
+        return sum(size for part, size in self.host.get(residency, {}).items() if part not in passing)
 
     def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
         """The same with measured bytes in place of formulas, residency by residency, and unforeseen ones beside them.
@@ -197,11 +200,12 @@ def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
     return [(elements * each, times) for elements, times in tensors]
 
 
-def _forward(model: ModelShape, tokens: int, number: int, parallel: int, gathered: int) -> Bytes:
+def _parts(moment: Moment) -> Bytes:
     return {
-        Part.GATHERED: gathered,
-        Part.ACTIVATIONS: formulas.one_layer(model, tokens, number, parallel),
-        Part.LOGITS: formulas.logits(model.vocabulary, tokens, number, parallel),
+        Part.GRADIENTS: moment.gradients,
+        Part.GATHERED: moment.gathered,
+        Part.ACTIVATIONS: moment.activations,
+        Part.LOGITS: moment.logits,
     }
 
 
@@ -214,46 +218,82 @@ class TrainingDemand:
     sequence_length: int
     packed: bool = False  # passes have the block's token_budget, instead of micro_batch sequences
     sync: DeviceSync = DeviceSync()
+    samples: int = 0  # of one optimizer step over all ranks; 0: not known
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
-        tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
-        trained = self._trained(placed, _PARAMETERS)
+        trained = self._trained(placed, _GRADIENTS)
         # With LoRA, the model itself is kept as it is computed with, and never changes.
-        shards = placed.copies if block.zero_stage >= _PARAMETERS else 1
+        shards = placed.copies if block.zero_stage >= _GRADIENTS else 1
         frozen = [] if block.lora_rank is None else _sized(self.model.parts(parallel, shards), number)
         weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
         tensors, each = OPTIMIZER_STATE[block.optimizer.kind]
+        if block.optimizer.on_host:
+            tensors, each = OPTIMIZER_STATE["adamw_master"]
+        elif block.optimizer.kind == "adamw":  # moments are of the type of the weights
+            each = DTYPE_BYTES[block.weights]
         state = [(n * each, times * tensors) for n, times in self._trained(placed, _OPTIMIZER)]
         here, there = ([], state) if block.optimizer.on_host else (state, [])
         process = self.sync.beside(placed.process(placed.groups))
         resident = {**process, Part.PARAMETERS: total(weights)}
-        gathered = self._gathered(placed)
-        whole = formulas.parameters(self.model, number, parallel)
-        buckets = formulas.sync_buckets(total(weights))
-        syncing = {Part.SYNC: max(buckets, self.sync.working(whole))}
+        work, whole = self._pass(placed), formulas.parameters(self.model, number, parallel)
+        forward = _parts(work.forward())
+        syncing = {Part.SYNC: self.sync.working(whole)}
         kept = {HostPart.OPTIMIZER: total(there)}
         if isinstance(block, ActorConfig):
-            if block.sync.mode != "lora":  # factors are merged into weights of their own until it is over
-                syncing[Part.SYNC] += total(frozen)
+            if block.lora_rank is not None and block.sync.mode != "lora":
+                syncing[Part.SYNC] += self._merged(shards, number)
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
-                syncing[Part.GATHERED] = gathered
+                syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
-                kept[HostPart.AVERAGE] = _FLOAT32 * total(trained)
+                kept[HostPart.AVERAGE] = _FLOAT32 * sum(n * times for n, times in trained)
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
+        host = {at: {**copied, **kept} for at, copied in copies.items()}
+        if block.optimizer.on_host:
+            host[_FULL] = {**host[_FULL], HostPart.GRADIENTS: _FLOAT32 * total(trained)}
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
-            working={
-                "sync": syncing,
-                "infer": _forward(self.model, tokens, number, parallel, gathered),
-                "learn": self._backward(placed, tokens, gathered),
-            },
+            working={"sync": syncing, "infer": forward, "learn": _parts(self._learning(placed, work))},
             loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[block.weights]},
-            host={at: {**copied, **kept} for at, copied in copies.items()},
+            host=host,
         )
+
+    def _pass(self, placed: Placed) -> Pass:
+        block, shared = self.block, self.block.zero_stage >= _GRADIENTS and placed.copies > 1
+        return Pass(
+            model=self.model,
+            tokens=formulas.pass_tokens(block, self.sequence_length, self.packed),
+            number=DTYPE_BYTES[block.compute],
+            parallel=placed.tensor_parallel,
+            shared=shared,
+            kept_gathered=block.zero_stage < 3,
+            by_sequence=placed.kind != "cuda" or block.compute == "fp32",  # else by one kernel
+        )
+
+    def _learning(self, placed: Placed, work: Pass) -> Moment:
+        """Of an optimizer step of one or several micro-batches."""
+        block, parallel, shards = self.block, placed.tensor_parallel, placed.copies
+        if block.zero_stage < _GRADIENTS:
+            shards = 1
+        elements, outside = total(self._trained(placed, _GRADIENTS)), 0
+        if block.lora_rank is None:
+            outside = sum(w.part(parallel, shards) for w in self.model.root)
+        rounded = block.weights != "fp32" and block.optimizer.kind == "adamw" and not block.optimizer.on_host
+        each = -(-self.samples // placed.copies)
+        return work.learning(
+            trained=(elements - outside, outside),
+            checkpointing=block.checkpointing,
+            earlier=not self.samples or each * self.sequence_length > work.tokens,
+            master=DTYPE_BYTES[block.weights] if rounded else 0,
+        )
+
+    def _merged(self, shards: int, number: int) -> int:
+        """Weights with their factors, in memory of their own until they are sent; made by way of float32."""
+        parts = [(w.part(1, shards), layers) for w, layers in self.model.weights() if w.projection]
+        return total(parts) * number + (2 * _FLOAT32 * max(n for n, _ in parts) if number < _FLOAT32 else 0)
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
         """Elements of what is trained, shared from a ZeRO stage on."""
@@ -261,35 +301,6 @@ class TrainingDemand:
         if self.block.lora_rank is None:
             return self.model.parts(placed.tensor_parallel, shards)
         return self.model.lora_parts(self.block.lora_rank, placed.tensor_parallel, shards)
-
-    def _gathered(self, placed: Placed) -> int:
-        block, number = self.block, DTYPE_BYTES[self.block.compute]
-        if block.zero_stage >= _PARAMETERS and placed.copies > 1:
-            return formulas.gathered(self.model, number, placed.tensor_parallel)
-        if block.lora_rank is None and block.weights != block.compute:  # computed in a copy of another dtype
-            return formulas.parameters(self.model, number, placed.tensor_parallel)
-        return 0
-
-    def _backward(self, placed: Placed, tokens: int, gathered: int) -> Bytes:
-        """At the worst moment of a pass: all is saved, and either the logits or one recomputed layer is there too."""
-        block, model, parallel = self.block, self.model, placed.tensor_parallel
-        number = DTYPE_BYTES[block.compute]
-        saved, again = formulas.activations(model, tokens, number, parallel), 0
-        if block.checkpointing:
-            saved = formulas.checkpoints(model, tokens, number)
-            again = formulas.one_layer(model, tokens, number, parallel)
-        logits = formulas.logits(model.vocabulary, tokens, number, parallel, backward=True)
-        buckets = 0
-        if block.zero_stage >= _GRADIENTS and placed.copies > 1 and block.lora_rank is None:
-            buckets = formulas.gradient_buckets(model, number, parallel)
-        # Rajbhandari et al. 2020, arXiv:1910.02054, sections 3 and 5: exact, where they are dropped after the step.
-        gradients = total(self._trained(placed, _GRADIENTS)) * DTYPE_BYTES[block.weights]
-        return {
-            Part.GRADIENTS: gradients + buckets,
-            Part.GATHERED: gathered,
-            Part.ACTIVATIONS: saved + (again if again > logits else 0),
-            Part.LOGITS: 0 if again > logits else logits,
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,9 +323,10 @@ class ScoringDemand:
         shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if block.sharded else 1
         tensors = self.model.stored(number, parallel, shards)
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
-        gathered = formulas.gathered(self.model, number, parallel) if shards > 1 or block.on_host else 0
+        copied = shards > 1 or block.on_host
         tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
-        forward = _forward(self.model, tokens, number, parallel, gathered)
+        work = Pass(model=self.model, tokens=tokens, number=number, parallel=parallel, copied=copied)
+        forward = _parts(work.forward())
         host: dict[Residency, HostBytes]
         if on_host:
             host = dict.fromkeys(Residency, host_copies(placed, HostPart.WEIGHTS, off=tensors)[_OFF])

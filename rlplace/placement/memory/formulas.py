@@ -21,6 +21,8 @@ OPTIMIZER_STATE: Mapping[str, tuple[int, int]] = {
     "adamw_8bit": (2, 1),  # block-wise quantised moments
     "sgd": (0, 0),
 }
+# Models score their tokens in chunks of [tokens, V]: large enough for fast products, small beside the model.
+CHUNK_ELEMENTS = 1 << 22
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
 GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
@@ -39,23 +41,6 @@ def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1)
 def pass_tokens(block: TrainedConfig | FrozenConfig, sequence_length: int, packed: bool) -> int:
     """Of one pass, by sequences or packed; the longest sequence is never cut."""
     return max(block.token_budget, sequence_length) if packed else block.micro_batch * sequence_length
-
-
-def gathered(model: ModelShape, compute: int, parallel: int = 1) -> int:
-    """(all outside the layers + 2 layers) x c / t: one layer computes while the next arrives.
-    Source: Zhao et al. 2023, arXiv:2304.11277, sections 3.3 and 4.1.
-    Accuracy: +0/-1 layer.
-    """
-    return -(-(model.root_elements + 2 * model.largest_layer_elements) * compute // parallel)
-
-
-def gradient_buckets(model: ModelShape, compute: int, parallel: int = 1) -> int:
-    """(one layer x (c + 4) + all outside the layers x c) / t, before they are reduced to shards.
-    Source: torch 2.13, torch.distributed.fsdp.fully_shard, reduce_dtype=float32.
-    Accuracy: +1/-0 layer.
-    """
-    layer = model.largest_layer_elements * (compute + 4)
-    return -(-(layer + model.root_elements * compute) // parallel)
 
 
 def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -84,12 +69,39 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     return tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
 
 
-def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1, *, backward: bool = False) -> int:
-    """Tokens x V / t x (c + 4 + 4): logits, their float32 copy, the log-softmax; backward 4 more: the float32 gradient.
-    Source: counted from the operations of an unfused log-probability and of its loss.
-    Accuracy: exact unfused; computed in chunks it is less.
+def passing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s x (3/4 of what the largest layer cuts + what it does not), in the dtype of the computation.
+    Source: a gated feed-forward layer has three of its four tensors at once; states and their norms stand beside them.
+    Accuracy: within 20 % of a pass without gradients.
     """
-    return tokens * -(-vocabulary // parallel) * (compute + (12 if backward else 8))
+    numbers = (3 * -(-b.saved.compute_cut // parallel) // 4 + b.saved.compute for b in model.blocks)
+    return tokens * max(numbers) * compute
+
+
+def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s x half of what the largest layer cuts: gradients on their way through it, beside what it saved.
+    Source: a gated feed-forward layer has two gradients for its four tensors.
+    Accuracy: within 30 %, a few percent of the pass.
+    """
+    return tokens * max(-(-b.saved.compute_cut // parallel) // 2 for b in model.blocks) * compute
+
+
+def chunk_scores(vocabulary: int, tokens: int, parallel: int = 1) -> int:
+    """min(tokens, 2^22 / V) x V / t x (4 + 4): scores and likelihoods of a chunk of tokens, in float32.
+    Source: rlplace.models.packed; forward, and again backward.
+    Accuracy: exact; backward below float32 a rounded copy stands beside them.
+    """
+    if not vocabulary:
+        return 0
+    return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * -(-vocabulary // parallel) * 8
+
+
+def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:
+    """Tokens x V / t x (c + 4 + 4): logits, their float32 copy, the log-softmax.
+    Source: counted from the operations of an unfused log-probability.
+    Accuracy: exact unfused.
+    """
+    return tokens * -(-vocabulary // parallel) * (compute + 8)
 
 
 def kv_sequence(model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1) -> int:

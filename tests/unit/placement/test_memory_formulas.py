@@ -44,11 +44,6 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(TINY, 2, shards=4), (2 * 5 + 2 * (2 * 2 + 1)) * 2),
         (lambda f: f(TINY, 1, parallel=2), 15 + 2 * (5 + 2)),
     ],
-    formulas.gathered: [
-        (lambda f: f(TINY, 2), (30 + 2 * 12) * 2),
-        (lambda f: f(TINY, 2, parallel=2), 30 + 2 * 12),
-    ],
-    formulas.gradient_buckets: [(lambda f: f(TINY, 2), 12 * (2 + 4) + 30 * 2)],
     formulas.activations: [
         (lambda f: f(TINY, 7, 2), 7 * 2 * ((3 + 4) * 2 + (1 + 2) * 4)),
         (lambda f: f(TINY, 7, 2, parallel=2), 7 * 2 * (3 * 2 + 4 + (4 * 2 + 2 * 4) // 2)),
@@ -58,7 +53,17 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.logits: [
         (lambda f: f(6, 7, 2), 7 * 6 * 10),
         (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10),
-        (lambda f: f(6, 7, 2, backward=True), 7 * 6 * 14),
+    ],
+    formulas.passing: [
+        (lambda f: f(TINY, 7, 2), 7 * (3 + 3) * 2),
+        (lambda f: f(TINY, 7, 2, parallel=2), 7 * (1 + 3) * 2),
+    ],
+    formulas.flowing: [(lambda f: f(TINY, 7, 2), 7 * 2 * 2)],
+    formulas.chunk_scores: [
+        (lambda f: f(6, 7), 7 * 6 * 8),
+        (lambda f: f(6, 7, parallel=4), 7 * 2 * 8),
+        (lambda f: f(1 << 20, 100), 4 * (1 << 20) * 8),
+        (lambda f: f(0, 7), 0),
     ],
     # Kwon et al. 2023, section 3.1: a token of OPT-13B takes 2 x 5120 x 40 x 2 = 800 KiB.
     formulas.kv_sequence: [

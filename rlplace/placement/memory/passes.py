@@ -1,0 +1,135 @@
+"""What a pass of a language model holds at its fullest moment, beside what is resident; all results are bytes.
+
+::
+
+    forward     layer, layer ... ▸ head: scores of a chunk
+    backward    head: scores of a chunk, its gradient ◂ layer, recomputed ▸ reduced ◂ ... ◂ all outside, reduced
+
+A run shards by FSDP2: all outside the layers is gathered for the whole pass, a layer for its own turn while the next
+one comes; every micro-batch is reduced into float32 shards of the gradients. tests/contract/test_lm_memory.py compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rlplace.placement.memory import formulas
+from rlplace.placement.memory.model import ModelShape
+
+_FLOAT32 = 4
+_TOKEN_BYTES = 128  # of a token's numbers: ids, places, log-probabilities, terms of the loss
+
+
+class Moment(NamedTuple):
+    gathered: int = 0
+    activations: int = 0
+    logits: int = 0
+    gradients: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Of so many tokens, by one rank. `number`: bytes of one in the computation."""
+
+    model: ModelShape
+    tokens: int
+    number: int
+    parallel: int = 1
+    copied: bool = True  # weights are computed with in copies: gathered, or of another type
+    shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
+    kept_gathered: bool = False  # layers stay gathered from the forward to the backward pass
+    by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
+
+    def forward(self) -> Moment:
+        """Without gradients: at the head, or in the largest layer."""
+        gathered, states = self._gathered(), self._states(1) + self._beside
+        head = Moment(gathered, states, formulas.chunk_scores(self.model.vocabulary, self.tokens, self.parallel))
+        layer = formulas.passing(self.model, self.tokens, self.number, self.parallel)
+        return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
+
+    def learning(self, *, trained: tuple[int, int], checkpointing: bool, earlier: bool, master: int) -> Moment:
+        """Forward and backward, and the step. `trained`: shards in elements, of all layers and of what is in none.
+
+        `earlier`: gradients of micro-batches before are there. `master`: bytes a step needs for each trained number.
+        """
+        return _fullest(*self._moments(trained, checkpointing, earlier, master))
+
+    def _moments(self, trained: tuple[int, int], checkpointing: bool, earlier: bool, master: int) -> Iterator[Moment]:
+        model, number, beside = self.model, self.number, self._beside
+        layers, outside = (_FLOAT32 * elements for elements in trained)
+        before = layers + outside if earlier else 0
+        one = formulas.one_layer(model, self.tokens, number, self.parallel) + self._states(self.by_sequence)
+        saved = formulas.checkpoints(model, self.tokens, number)
+        if not checkpointing:
+            saved = formulas.activations(model, self.tokens, number, self.parallel)
+            saved += self.by_sequence * formulas.checkpoints(model, self.tokens, number)
+        gathered = self._gathered()
+        # The head: its norm saves float32 and two states; each chunk of scores is made again in the backward pass.
+        head = saved + _FLOAT32 * self.tokens * model.hidden + self._states(3) + beside
+        full = bool(outside)  # without factors instead: the head has a gradient
+        chunk = formulas.chunk_scores(model.vocabulary, self.tokens, self.parallel)
+        yield self._arriving()._replace(gradients=before)
+        yield Moment(gathered, head, chunk, before)
+        yield Moment(gathered, head + self._states(1), *self._head_backward(chunk, before, full))
+        # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
+        flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
+        of_head = number * self._head if full else 0
+        again = one - self._states(1) if checkpointing else 0
+        for done in (0, min(1, model.layers - 1), model.layers - 1):
+            left, made = saved - saved * done // model.layers, before or layers * done // model.layers
+            reduced = _FLOAT32 * self._layer if full and done else 0  # on its way to the shards of all ranks
+            held = gathered + number * self._layer * self.copied
+            yield Moment(held, left + again + flow, 0, made + of_head + reduced)
+        # Outside the layers: copied to a buffer, from which the shards are reduced.
+        root = self._cut(model.root_elements) if full else 0
+        fresh = max(number * root + _FLOAT32 * root, _FLOAT32 * root + outside)
+        yield Moment(0, beside, 0, layers + (outside if earlier else 0) + fresh)
+        yield Moment(0, beside, 0, layers + outside + master * sum(trained))
+
+    def _arriving(self) -> Moment:
+        """At the first layer: what is outside has been cut out of the buffer it came in, which is still there."""
+        if not (self.copied and self.shared):
+            return Moment()
+        weights = 2 * self._cut(self.model.root_elements) + 2 * self._layer
+        return Moment(self.number * weights, self._states(1) + self._beside)
+
+    def _head_backward(self, chunk: int, before: int, full: bool) -> tuple[int, int]:
+        """Scores and gradients; products of less than float32 are made beside the float32 sum they are added to."""
+        rounded = self.number * chunk // (2 * _FLOAT32) if self.number < _FLOAT32 else 0
+        summed = _FLOAT32 * self._head if full else 0
+        if rounded and full and chunk < self.number * self._head:
+            return rounded, before + summed + self.number * self._head
+        return chunk + rounded, before + summed
+
+    def _gathered(self) -> int:
+        """Before a layer computes; the largest is on its way."""
+        if not self.copied:
+            return 0
+        if self.kept_gathered:
+            return self.number * self._cut(self.model.parameters)
+        layers = 2 if self.shared else 1
+        return self.number * (self._cut(self.model.root_elements) + layers * self._layer)
+
+    def _states(self, times: int) -> int:
+        return times * self.tokens * self.model.hidden * self.number
+
+    @property
+    def _beside(self) -> int:
+        return _TOKEN_BYTES * self.tokens
+
+    @property
+    def _layer(self) -> int:
+        return self._cut(self.model.largest_layer_elements)
+
+    @property
+    def _head(self) -> int:
+        return self._cut(self.model.vocabulary * self.model.hidden)
+
+    def _cut(self, elements: int) -> int:
+        return -(-elements // self.parallel)
+
+
+def _fullest(*moments: Moment) -> Moment:
+    return max(moments, key=sum)

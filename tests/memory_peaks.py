@@ -1,0 +1,258 @@
+"""What a worker at work holds, by torch's own record of allocations, beside what the ledger says of it.
+
+The accelerator is emulated and its memory the host's, so every allocation of the worker's thread is seen, temporary
+buffers inside operations included. Ranks are processes with real FSDP and gloo; no launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from rlplace.comm.channel import Channel
+from rlplace.comm.ends import LocalChannel
+from rlplace.comm.weights.host_sync import CopyReceiver
+from rlplace.config.read import read_config
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.demands import Footprint
+from rlplace.placement.plan import make_plan
+from rlplace.placement.schedule import Residency
+from rlplace.run import JobSpec, job_spec
+from rlplace.tokens import Sample, Scores
+from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, samples_for, scores_of
+from rlplace.workers.worker import Rendezvous
+from tests.worker_ranks import attached, context_of, in_processes, spec_of
+
+GIB = 1 << 30
+VOCABULARY, PROMPT, ANSWER = 8192, 16, 264  # two answers fill a chunk of scores
+Blocks = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One stage of one rank, in bytes on its accelerator; the resident ones included."""
+
+    stage: str
+    resident: int  # measured
+    measured: int
+    predicted: int
+    at_peak: Mapping[int, int] = dataclasses.field(default_factory=dict)  # sizes of the tensors made, and their number
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+
+@dataclasses.dataclass(slots=True)
+class Allocations:
+    peak_bytes: int = 0  # beyond what was allocated before
+    at_peak: dict[int, int] = dataclasses.field(default_factory=dict)  # size -> how many more than before
+
+
+@contextlib.contextmanager
+def allocations() -> Iterator[Allocations]:
+    """Record what this thread allocates and frees in the block."""
+    found = Allocations()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        yield found
+    kineto = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted((e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]")
+    held, sizes = 0, {}
+    for _, size in events:
+        held += size
+        sizes[abs(size)] = sizes.get(abs(size), 0) + (1 if size > 0 else -1)
+        if held > found.peak_bytes:
+            found.peak_bytes, found.at_peak = held, {s: n for s, n in sizes.items() if n}
+
+
+def freed_in_time() -> None:
+    """Make exchanges of gloo give their buffers back to the thread whose record is read.
+
+    Gloo's own thread holds a finished exchange for a moment longer, and what it frees is not recorded.
+    """
+    exchange = dist.all_to_all_single
+
+    def exchange_and_wait(*arguments: Any, **settings: Any) -> None:
+        exchange(*arguments, **settings)
+        time.sleep(0.01)
+
+    dist.all_to_all_single = exchange_and_wait
+
+
+def language_model(folder: Path, **config: Any) -> Path:
+    """Large enough that its tensors outweigh what no formula names."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**sizes, **heads, **config}, dtype="float32"))
+    model.save_pretrained(folder)
+    return folder
+
+
+def made_up(samples: int) -> list[tuple[Sample, ...]]:
+    """Groups of four equally long answers."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(PROMPT + ANSWER) >= PROMPT
+    return [
+        tuple(
+            Sample(
+                group=group,
+                sample=number,
+                tokens=rng.integers(0, VOCABULARY, len(mask)).astype(np.int32),
+                mask=mask,
+                logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                reward=float(number % 2),
+                rewards={"made up": float(number % 2)},
+                turns=1,
+                truncated=False,
+            )
+            for number in range(4)
+        )
+        for group in range(samples // 4)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LmJob:
+    """A language-model job of which one trained component works, on so many ranks."""
+
+    model: Path
+    component: str = "actor"
+    ranks: int = 1
+    prompts: int = 1  # of four samples
+    value_head: bool = False
+    trained: Blocks = dataclasses.field(default_factory=dict)
+    algorithm: Blocks = dataclasses.field(default_factory=dict)
+
+    @property
+    def spec(self) -> JobSpec:
+        critic = self.component == "critic"
+        name = "ppo" if critic or self.value_head else "grpo"
+        everywhere = f"0-{self.ranks - 1}"
+        components = ["actor", "env", "rollout", *(["critic"] if critic else [])]
+        blocks: dict[str, Any] = {
+            "actor": {"model": {**json.loads((self.model / "config.json").read_text()), "path": str(self.model)}}
+        }
+        own = {"compute": "fp32", "token_budget": 2 * (PROMPT + ANSWER), "enable_offload": True, **self.trained}
+        blocks[self.component] = blocks.get(self.component, {}) | own
+        if self.value_head:
+            blocks["critic"] = {"on_actor": True}
+        for component in components:
+            blocks.setdefault(component, {})["enable_offload"] = True
+        sizes = {"prompts": self.prompts, "samples_per_prompt": 4}
+        lengths = {"max_prompt_length": PROMPT, "max_new_tokens": ANSWER}
+        blocks["env"] |= {"task": "arithmetic"}
+        config = read_config(
+            {
+                "cluster": {
+                    "accelerators_per_node": self.ranks,
+                    "component_placement": dict.fromkeys(components, everywhere) | {"env": "0"},
+                },
+                "algorithm": {"name": name, **sizes, **lengths, **self.algorithm},
+                **blocks,
+                "runner": {"seed": 7, "total_iterations": 4},
+            }
+        )
+        return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, "emulated", 16 * GIB)))
+
+
+def lm_cases(model: Path) -> dict[str, LmJob]:
+    """One of everything that changes what a trained language model holds. Two micro-batches, unless it says one."""
+    bf16: Blocks = {"compute": "bf16"}
+    rounded = {**bf16, "weights": "bf16", "optimizer": {"kind": "adamw_master"}}
+    job = functools.partial(LmJob, model=model)
+    return {
+        "float32": job(),
+        "float32, one micro-batch": job(trained={"token_budget": 4 * (PROMPT + ANSWER)}),
+        "float32, two ranks": job(ranks=2, prompts=2),
+        "nothing recomputed": job(trained={"checkpointing": False}),
+        "computed in bfloat16": job(ranks=2, prompts=2, trained=bf16),
+        "weights in bfloat16": job(ranks=2, prompts=2, trained=rounded),
+        "Adam in bfloat16": job(trained={**bf16, "weights": "bf16"}),
+        "low-rank factors": job(ranks=2, prompts=2, trained={"lora_rank": 8, **bf16}),
+        "Adam on the host": job(trained={"optimizer": {"on_host": True}}),
+        "gathered once": job(ranks=2, prompts=2, trained={"zero_stage": 2}),
+        "value head": job(value_head=True),
+        "critic": job(component="critic"),
+        "critic, nothing recomputed": job(component="critic", ranks=2, prompts=2, trained={"checkpointing": False}),
+    }
+
+
+def lm_readings(job: LmJob) -> list[list[Reading]]:
+    """By rank."""
+    return in_processes(_lm_rank, job, job.ranks, channels=(spec_of(WEIGHTS),))
+
+
+def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
+    freed_in_time()
+    spec, component = job.spec, job.component
+    (footprint,) = spec.case.ledger().footprints[component]
+    names = (SAMPLES, WEIGHTS) if component == "actor" else (samples_for("critic"), scores_of("critic"), RETURNS)
+    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in names}
+    if component == "actor":
+        channels[WEIGHTS] = attached(WEIGHTS, folder, f"actor rank {rank}")
+    context = context_of(component, rank, job.ranks, rendezvous, channels, folder=folder)
+    worker: Any = spec.workers[component](spec.arguments, context)
+    worker.setup()
+    stages = Stages(worker, footprint)
+    groups = made_up(4 * job.prompts)
+    receiver = None
+    for iteration in range(2):  # the optimizer's state is made in the first step
+        if component == "actor":
+            receiver = receiver or CopyReceiver(channels[WEIGHTS], rank, folder=folder)
+            stages("sync", Residency.WEIGHTS, lambda i=iteration: worker.push_weights(i))
+            with receiver.pull(iteration):
+                pass
+        if rank == 0:
+            for group in groups:
+                channels[SAMPLES if component == "actor" else samples_for("critic")].put(group, key="")
+        if component == "critic" or spec.config.actor_infers:
+            stages("infer", Residency.FULL, lambda i=iteration: worker.infer(i, i))
+        if component == "actor" and spec.config.actor_infers:
+            worker.compute_advantages(iteration)
+        if component == "critic" and rank == 0:
+            for group in groups:
+                values = [Scores(group=s.group, sample=s.sample, values=s.logprobs[s.mask] * 0) for s in group]
+                channels[RETURNS].put(tuple(values), key="")
+        stages("learn", Residency.FULL, lambda i=iteration: worker.learn(i, i))
+        worker.move(Residency.OFF)
+    if receiver is not None:
+        receiver.close()
+    worker.close()
+    return list(stages.found.values())
+
+
+class Stages:
+    """Has a worker do its stages and keeps the smallest reading of each."""
+
+    def __init__(self, worker: Any, footprint: Footprint) -> None:
+        self._worker, self._footprint = worker, footprint
+        self.found: dict[str, Reading] = {}
+
+    def __call__(self, stage: str, residency: Residency, work: Callable[[], object]) -> None:
+        resident = self._worker.move(residency).accelerator_bytes
+        with allocations() as made:
+            work()
+        predicted = sum(self._footprint.held[residency].values()) + sum(self._footprint.working[stage].values())
+        reading = Reading(
+            stage=stage,
+            resident=resident,
+            measured=resident + made.peak_bytes,
+            predicted=predicted,
+            at_peak=made.at_peak,
+        )
+        # Alike in each iteration; another thread that frees late can only add to one of them.
+        if stage not in self.found or reading.measured < self.found[stage].measured:
+            self.found[stage] = reading

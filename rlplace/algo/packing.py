@@ -160,10 +160,7 @@ def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[
 def _widen(
     micro_batches: Sequence[Sequence[int]], share: Sequence[int], lengths: Sequence[int], number: int, budget: int
 ) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches, of even size where the budget allows it; the fullest first.
-
-    Ranks wait for each other in every micro-batch, so the n-th of each should take about the same time.
-    """
+    """Return exactly `number` micro-batches, of even size where possible, fullest first: ranks wait in each one."""
     even = spread(lengths, number, share)
     fits = all(len(members) <= 1 or sum(lengths[i] for i in members) <= budget for members in even)
     chosen = even if fits else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]

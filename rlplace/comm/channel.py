@@ -135,10 +135,7 @@ class Channel(abc.ABC):
         return self._items(None, key, None)[0]
 
     def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
-        """Wait for one item, then take what is there while the summed weight stays within `weight`, atomically.
-
-        The first item always comes, whatever it weighs.
-        """
+        """Take one item, whatever it weighs, and what else is there within a summed `weight`, atomically."""
         patience_s = self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
         return self._items(self._limit(weight), key, patience_s)
 

@@ -216,7 +216,6 @@ class LocalChannel(QueueEnd):
 
 
 def local_table(spec: ChannelSpec) -> Table:
-    """A table in memory of this process."""
     return Table(spec, bytearray(Table(spec, inline=False).size_bytes), inline=False)
 
 

@@ -200,7 +200,6 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
-    """Render one line for each name."""
     return "\n".join(f"{indent}{name:<26} {about}" for name, about in names.items())
 
 

@@ -146,7 +146,6 @@ def _of_kind(
 
 
 def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found) -> None:
-    """Add the problem of one of pydantic's errors."""
     path = [step for step in wrong["loc"] if not str(step).startswith("<")]  # without the alternatives of a type
     key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".") or "config"
     leaf, value = key.rpartition(".")[2], wrong["input"]

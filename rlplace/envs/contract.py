@@ -43,10 +43,7 @@ class Spaces:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step of B rows. Where an episode ended, the row in `observations` is already the first of the next episode.
-
-    The arrays belong to the caller; the simulator makes new ones at each step.
-    """
+    """One step of B rows, in new arrays. Where an episode ended, `observations` has the first of the next."""
 
     observations: NDArray[np.float32]  # [B, *O], after autoreset
     rewards: NDArray[np.float32]  # [B]

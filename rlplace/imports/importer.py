@@ -58,8 +58,6 @@ class MappingResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The result of an import. Never changes."""
-
     library: str
     config: Mapping[str, object]  # keys of ours only
     kind: ModelKind = "causal_lm"  # of the actor's model
@@ -123,10 +121,7 @@ class Draft:
         )
 
     def find(self, code: str, what: str, *keys: str, why: str, fix: str | Mapping[str, object] | None = None) -> None:
-        """Record something that does not hold in the original; `keys` are the settings that it is about.
-
-        A `fix` by keys is written as the original's words: `--key value` or `key=value`.
-        """
+        """Record what does not hold in the original, about the settings `keys`; a `fix` by keys is put in its words."""
         if isinstance(fix, Mapping):
             fix = " ".join(f"--{k} {v}" if self.rules.words_after else f"{k}={v}" for k, v in fix.items())
         got = " ".join(str(s) for s in self.settings if s.key in keys and self.given[s.key] is s) or None

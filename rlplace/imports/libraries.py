@@ -1,7 +1,4 @@
-"""RLinf, verl, slime, SkyRL, ROLL and AReaL: how each places its models and takes them off their accelerators.
-
-`rules/*.toml` have the rest. `per_node` is 0 where the original decides how many accelerators a machine has.
-"""
+"""How RLinf, verl, slime, SkyRL, ROLL and AReaL place and offload their models; `per_node` 0: the original decides."""
 
 from __future__ import annotations
 

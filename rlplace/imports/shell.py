@@ -47,8 +47,6 @@ class UnclosedQuote(ValueError):
 
 
 class Word(NamedTuple):
-    """One word of a command."""
-
     text: str
     line: int  # 1-based
 

@@ -42,7 +42,6 @@ class StageUse:
         return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
 
     def plus(self, other: StageUse) -> StageUse:
-        """Return the sum of both."""
         work = {a: dict(row) for a, row in self.work.items()}
         for accelerator, row in other.work.items():
             mine = work.setdefault(accelerator, {})

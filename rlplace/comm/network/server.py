@@ -51,7 +51,6 @@ class Session:
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def done(self, serials: Iterable[int]) -> None:
-        """The client has these answers."""
         for serial in serials:
             self.answers.pop(serial, None)
             end, request = self.held.get(serial, (None, None))

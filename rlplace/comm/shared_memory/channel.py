@@ -216,7 +216,6 @@ class SharedChannel(QueueEnd):
         return get
 
     def confirm(self, get: Get) -> None:
-        """The client has the items."""
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
     def give_back(self, request: Put | Get) -> None:

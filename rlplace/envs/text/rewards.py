@@ -201,10 +201,7 @@ def contains(transcript: Transcript) -> float:
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""1 if the number in the last \boxed{}, else the last number of the answer, equals the fact `answer`.
-
-    Where that fact is no number, the texts are compared, blanks aside.
-    """
+    r"""1 if the number in the last \boxed{}, else the last one, is the fact `answer`; a fact of words, as text."""
     given = last_boxed(transcript.answer)
     if given is None:
         numbers = _NUMBER.findall(transcript.answer)

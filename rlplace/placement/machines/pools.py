@@ -145,7 +145,6 @@ def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
-    """Count the nodes themselves."""
     return Pool.of(label, NODE, (Interval(range(1), node.rank, node.first, label) for node in nodes))
 
 

@@ -47,7 +47,6 @@ def render_html(view: PlanView) -> str:
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    """Yield a few numbers, each with a line of text."""
     traffic, tightest = view.traffic, view.ledger.tightest
     if view.comparison is not None:
         savings = view.comparison.savings

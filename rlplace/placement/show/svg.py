@@ -110,8 +110,6 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle on the page."""
-
     x: float
     y: float
     width: float

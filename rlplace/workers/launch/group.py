@@ -331,7 +331,6 @@ class WorkerGroup:
                 channel.break_(why)
 
     def _stop(self) -> None:
-        """Fail what is open, and end all ranks."""
         with self._lock:
             self._stopped = True
             left = tuple(self._open)

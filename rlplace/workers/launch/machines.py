@@ -1,7 +1,4 @@
-"""The machines of a job as the config declares them, and the GPUs of this machine; without torch or CUDA.
-
-GPUs are numbered as nvidia-smi and Ray number them, by their place on the bus; workers number them alike.
-"""
+"""The machines of a job as declared, and this machine's GPUs, numbered by their place on the bus; without torch."""
 
 from __future__ import annotations
 

@@ -31,8 +31,6 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """What the job uses of one node."""
-
     node: int
     accelerators: tuple[int, ...]  # numbered within the node, ascending
     kind: str

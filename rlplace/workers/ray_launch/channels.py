@@ -117,7 +117,6 @@ class JobChannels:
         return NodeLocation(spec=spec, node=node, path=self._node(node).create(spec))
 
     def _end(self, location: Location) -> Channel:
-        """Return the driver's end of a branch."""
         if isinstance(location, ProcessLocation):
             return ProcessEnd(location.spec, location.process, self._processes)
         return location.connect(self._place)

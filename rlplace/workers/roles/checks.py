@@ -1,7 +1,4 @@
-"""Checks before launch of what would stop a placed scorer or trained model: heads, tokenizers, templates, addresses.
-
-A plan makes them too, so this module imports neither numpy nor a heavy library.
-"""
+"""What would stop a placed scorer or trained model, found before launch and in a plan, so without heavy imports."""
 
 from __future__ import annotations
 

@@ -47,10 +47,7 @@ class EnvWorker(RoleWorker):
 
 
 class Recording:
-    """T steps of B rows, filled block by block: in the order of steps, and within a step in the order of rows.
-
-    A new one per iteration: the arrays of the last belong to the receiver of its trajectory.
-    """
+    """T steps of B rows, filled block by block, by step and then row. Used once: its arrays go to the receiver."""
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
         actions, shape = spaces.actions, spaces.observation_shape
@@ -166,7 +163,6 @@ class VectorEnvWorker(EnvWorker):
         }
 
     def _ask(self, group: StageGroup, step: int) -> None:
-        """Put the group's observations to the rollout ranks that decide on them."""
         for rank, rows in self._cuts.items():
             observation = Observation(
                 env_rank=self.context.rank,

@@ -55,8 +55,6 @@ class RewardServer(ThreadingHTTPServer):
 
 
 class _Post(BaseHTTPRequestHandler):
-    """One request."""
-
     server: RewardServer
     protocol_version = "HTTP/1.1"
 

@@ -297,8 +297,9 @@ def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
 
 
 def find_waste(config: Config | None, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
-    """Report what works but leaves accelerators idle: the warnings of a plan. `config`: of a job, not of a cluster."""
+    """Report what leaves accelerators idle or waiting: the warnings of a plan. `config`: of a job, not of a cluster."""
     yield from _find_idle(placement)
+    yield from _find_wide_copies(placement)
     if config is not None and config.kind == "mlp":
         yield from _find_uneven(config, placement)
         return
@@ -352,6 +353,21 @@ def _find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
         yield _problem(
             "idle-accelerators", _PLACEMENT, what, None, f"this cluster has {placement.topology.describe()}", fix
         )
+
+
+def _find_wide_copies(placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report tensor parallelism that leaves a node where the config accepts it: each layer waits for the network."""
+    for component in placement.components:
+        spec, node = placement.spec(component), max(placement.topology.nodes, key=lambda n: n.accelerators)
+        size = spec.parallel.tensor_parallel_size
+        if size > node.accelerators:
+            what = f"{component}: a copy over {size} accelerators leaves its node, which has {node.accelerators}"
+            why = "the sums of every layer cross the network"
+            if node.network_gb_per_s and node.nvlink_gb_per_s:
+                slower = node.nvlink_gb_per_s / node.network_gb_per_s
+                why += f" at {node.network_gb_per_s:g} GB/s, {slower:.3g} times slower than NVLink between accelerators"
+            fix = f"tensor_parallel_size: {node.accelerators}        (where the model fits)"
+            yield _placed(spec, "tensor-parallel-leaves-node", what, why, fix)
 
 
 def _find_uneven(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
@@ -123,6 +123,9 @@ class Traffic:
     to_host_bytes: int  # copied away on releases
     from_host_bytes: int  # copied back on acquires
     weights_bytes: Mapping[Transport, int]  # one sync
+    # The least that each of these takes at the rates that cluster.nodes declares: "to_host", "from_host", or the value
+    # of a transport. Nothing where a rate is not known, or not NCCL's.
+    least_s: Mapping[str, float]
 
     @property
     def total_bytes(self) -> int:
@@ -143,11 +146,31 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
             parts = plan.placement.world_size(transfer.source) if transfer.route is None else 1  # of a copy
             shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}  # by CUDA IPC, all parts at once
             weights = {t: pairs * shared.get(t, 1) * copy // parts for t, pairs in transfer.transports.items()}
-    return Traffic(
-        to_host_bytes=sum(c for c in changes if c > 0),
-        from_host_bytes=-sum(c for c in changes if c < 0),
-        weights_bytes=weights,
-    )
+    to_host, from_host = sum(c for c in changes if c > 0), -sum(c for c in changes if c < 0)
+    least_s = dict(_least_seconds(plan, {"to_host": to_host, "from_host": from_host}, weights))
+    return Traffic(to_host_bytes=to_host, from_host_bytes=from_host, weights_bytes=weights, least_s=least_s)
+
+
+def _least_seconds(
+    plan: Plan, copied: Mapping[str, int], weights: Mapping[Transport, int]
+) -> Iterator[tuple[str, float]]:
+    """Yield what bytes take if all accelerators that are used move their share at once, at the slowest node's rates."""
+    nodes = [node for node in plan.topology.nodes if node.accelerators]
+    if emulated(plan.topology) or not nodes:
+        return
+    pcie = min(node.pcie_gb_per_s for node in nodes)
+    rates = {
+        Transport.SAME_NODE: min(node.nvlink_gb_per_s or node.pcie_gb_per_s for node in nodes),
+        Transport.NETWORK: min(node.network_gb_per_s for node in nodes),
+    }
+    for way, size in copied.items():
+        if size and pcie:
+            yield way, size / len(plan.placement.used) / (1e9 * pcie)
+    through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
+    if not through_host:  # which takes far longer than the hardware does
+        for transport, size in weights.items():
+            if size and (rate := rates.get(transport)):
+                yield transport.value, size / len(plan.placement.accelerators("rollout")) / (1e9 * rate)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -121,7 +121,10 @@ class Node:
     host: str = ""  # "" until a cluster was met
     product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
-    pcie_gb_per_s: float = 0.0  # between an accelerator and the host's memory; 0: not known
+    # Declared rates, 0 where not known: between two accelerators, to the host's memory, to other nodes for each.
+    nvlink_gb_per_s: float = 0.0
+    pcie_gb_per_s: float = 0.0
+    network_gb_per_s: float = 0.0
     runs: tuple[Run, ...] = ()  # only where the accelerators are not all alike
 
     @property
@@ -243,7 +246,9 @@ def declare_topology(
                 host=declared.host if i == 0 else "",
                 product=" + ".join(r.product for r in runs) or declared.product,
                 host_memory_bytes=declared.host_memory,
+                nvlink_gb_per_s=declared.nvlink_gb_per_s,
                 pcie_gb_per_s=declared.pcie_gb_per_s,
+                network_gb_per_s=declared.network_gb_per_s,
                 runs=runs,
             )
             made.append(node)

@@ -183,6 +183,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family(qk_norms=True, experts=("moe_intermediate_size", None)),
 }
 _GPT2 = "gpt2"
+_OPENVLA = "openvla"
 
 
 def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model") -> ModelShape:
@@ -192,8 +193,10 @@ def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key:
     all problems at once: a family that is known nowhere, keys that are missing or no numbers.
     """
     family, numbers = config.get("model_type"), ModelKeys(config, key)
-    if family not in (*FAMILIES, _GPT2):
-        shape = _described(numbers, described(config, (*FAMILIES, _GPT2), key), head)
+    if family == _OPENVLA:
+        shape = _openvla(config, head, key)
+    elif family not in (*FAMILIES, _GPT2):
+        shape = _described(numbers, described(config, (*FAMILIES, _GPT2, _OPENVLA), key), head)
     else:
         shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
     if numbers.problems:
@@ -548,3 +551,43 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
             ),
         ),
     )
+
+
+# OpenVLA, arXiv:2406.09246, is code of its own, of no release of transformers: two towers, a projector, Llama 2.
+_LLAMA_2_7B = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008} | dict.fromkeys(
+    ("num_hidden_layers", "num_attention_heads"), 32
+)
+_SIGHTLESS = "its vision towers save more the more they see: their activations are not counted"
+
+
+def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
+    """Llama 2 reads what DINOv2-L and SigLIP-SO400M see in 224 x 224 pixels: 256 patches of 14 x 14."""
+    own = config.get("text_config")
+    keys = {"model_type": "llama", **_LLAMA_2_7B, **(own if isinstance(own, Mapping) else {})}
+    text = read_model(keys, head=head, key=f"{key}.text_config")
+    hidden, see = text.hidden, 1024 + 1152
+    large, so400m = _tower("featurizer", 24, 1024, 4096, 2), _tower("fused_featurizer", 27, 1152, 4304, 0)
+    pool = [("latent", (1152,)), ("q", (1152, 1152)), ("kv", (2304, 1152)), ("proj", (1152, 1152))]
+    pool += [("fc1", (4304, 1152)), ("fc2", (1152, 4304)), ("norm", (1152,))]
+    rest: list[tuple[str, tuple[int, ...]]] = [("featurizer.tokens", (1 + 4 + 256, 1024)), ("fused.pos", (256, 1152))]
+    rest += [(f"{at}.patch", (width, 3 * 14 * 14)) for at, width in (("featurizer", 1024), ("fused", 1152))]
+    rest += [(f"{at}.biases", (3 * width,)) for at, width in (("featurizer", 1024), ("fused", 1152))]  # of patch, norm
+    rest += [(f"pool.{name}", shape) for name, shape in pool] + [
+        ("pool.biases", (1152 + 2304 + 1152 + 4304 + 2 * 1152,))
+    ]
+    for at, (inputs, outputs) in enumerate(((see, 4 * see), (4 * see, hidden), (hidden, hidden)), 1):
+        rest += [(f"projector.fc{at}", (outputs, inputs)), (f"projector.fc{at}.bias", (outputs,))]
+    seen = tuple(Weight(name=name, shape=shape) for name, shape in rest)
+    notes = (*text.notes, f"{_OPENVLA}: {_SIGHTLESS}")
+    return dataclasses.replace(
+        text, family=_OPENVLA, root=(*text.root, *seen), blocks=(large, so400m, *text.blocks), notes=notes
+    )
+
+
+def _tower(at: str, layers: int, width: int, wide: int, scales: int) -> Block:
+    """Layers of a vision transformer; `scales` of outputs (DINOv2)."""
+    linear = {"qkv": (3 * width, width), "proj": (width, width), "fc1": (wide, width), "fc2": (width, wide)}
+    weights = [Weight(name=f"{at}.*.{name}.weight", shape=shape, projection=True) for name, shape in linear.items()]
+    weights += [Weight(name=f"{at}.*.{name}.bias", shape=shape[:1]) for name, shape in linear.items()]
+    weights.append(Weight(name=f"{at}.*.norms_and_scales", shape=((4 + scales) * width,)))
+    return Block(layers=layers, weights=tuple(weights), saved=Saved())

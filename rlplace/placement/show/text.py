@@ -190,11 +190,17 @@ def _traffic(view: PlanView) -> Iterator[str]:
     """Write what moving and syncing costs in each iteration, where anything is known to move."""
     traffic = view.traffic
     if traffic.total_bytes:
+
+        def why(text: str, of: str) -> str:
+            least = traffic.least_s.get(of)
+            return text if least is None else f"{text}, at least {least:.2g} s"
+
         rows = [
-            ("to the hosts", show_bytes(traffic.to_host_bytes), "releases copy it away"),
-            ("from the hosts", show_bytes(traffic.from_host_bytes), "acquires copy it back"),
+            ("to the hosts", show_bytes(traffic.to_host_bytes), why("releases copy it away", "to_host")),
+            ("from the hosts", show_bytes(traffic.from_host_bytes), why("acquires copy it back", "from_host")),
         ]
-        rows += [("weights", show_bytes(n), f"one sync, {by.value}") for by, n in traffic.weights_bytes.items()]
+        for by, size in traffic.weights_bytes.items():
+            rows.append(("weights", show_bytes(size), why(f"one sync, {by.value}", by.value)))
         yield chapter("bytes in each iteration, samples not counted", table(rows))
 
 

@@ -184,6 +184,24 @@ def test_what_a_group_cannot_say(changes: Mapping[str, Any], code: str, key: str
     assert key is None or problem.key == f"cluster.node_groups[0]{key}"
 
 
+def test_robots_have_the_types_and_keys_that_rlinf_gives_them() -> None:
+    """As in RLinf, rlinf/scheduler/hardware/robots: its types are open, so types and keys are kept as written."""
+    franka = {"node_rank": 1, "robot_ip": "10.0.0.2", "camera_type": "zed", "gripper_type": "robotiq"}
+    franka |= {"gripper_connection": "/dev/ttyUSB0", "controller_node_rank": 0, "disable_validate": True}
+    dual = {"node_rank": 1, "left_robot_ip": "10.0.0.2", "right_robot_ip": "10.0.0.3", "base_camera_type": "lumos"}
+    dual |= {"left_gripper_type": "robotiq", "left_controller_node_rank": 0, "right_controller_node_rank": 1}
+    for type_, config in (
+        ("Franka", franka),
+        ("DualFranka", dual),
+        ("SO101", {"node_rank": 1, "port": "/dev/ttyACM0"}),
+    ):
+        hardware = {"type": type_, "configs": [config]}
+        groups, found = read_node_groups(declared(hardware=hardware), MIXED, {})
+        assert not found
+        (item,) = groups["a800"].items
+        assert (item.type, item.config) == (type_, config)
+
+
 def test_env_vars_may_be_one_block_and_hardware_of_any_type_is_kept() -> None:
     hardware = {"type": "Arm", "configs": [{"node_rank": 1, "speed": 3}]}
     envs = {"node_ranks": 1, "env_vars": {"A": 1, "B": "x"}}

@@ -86,6 +86,15 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         108_641_793_536,
     ),
+    # Counted here; its config.json leaves out what is Llama 2's.
+    "OpenVLA-7B": (
+        {
+            "model_type": "openvla",
+            "text_config": {"model_type": "llama", "vocab_size": 32064},
+            "image_sizes": [224, 224],
+        },
+        7_541_237_184,
+    ),
     "pi0": ({"model_type": "pi0", "chunk_size": 50}, 3_501_372_176),
 }
 

@@ -42,6 +42,21 @@ def test_traffic_counts_copies_of_weights_and_what_hosts_keep() -> None:
     assert two_each == pytest.approx(4 * MODEL_BYTES, rel=1e-3), "a copy is cut over the accelerators of its rank"
 
 
+def test_declared_rates_give_the_least_seconds_and_tensor_parallelism_between_nodes_is_warned_of() -> None:
+    rates = {"nvlink_gb_per_s": 450, "pcie_gb_per_s": 50, "network_gb_per_s": 50}
+    cluster = {"nodes": [H100 | {"count": 2} | rates]}
+    apart = llm(ALL | {"rollout": "8-15"}, cluster=cluster)
+    assert apart.traffic.least_s["network"] == pytest.approx(MODEL_BYTES / 50e9)  # a whole copy to each of 8
+    assert f"at least {MODEL_BYTES / 50e9:.2g} s" in render_text(apart)
+    moved = llm(ALL, cluster=cluster).traffic
+    assert moved.least_s["to_host"] == pytest.approx(moved.to_host_bytes / 8 / 50e9)
+    assert llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2}]}).traffic.least_s == {}
+    wide = {"placement": "0-15", "tensor_parallel_size": 16, "tensor_parallel_across_nodes": True}
+    (warning,) = (w for w in llm(ALL | {"rollout": wide}, cluster=cluster).plan.warnings if "leaves" in w.what)
+    assert warning.code == "tensor-parallel-leaves-node"
+    assert "at 50 GB/s, 9 times slower than NVLink" in str(warning.why)
+
+
 def test_transfers_are_named_for_every_kind_of_job() -> None:
     assert [j.name for j in transfers(ppo().plan)] == ["observations", "trajectories", "weights"]
     found = transfers(llm(ALL, algorithm={"name": "ppo", "prompts": 8}).plan)

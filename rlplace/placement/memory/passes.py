@@ -19,7 +19,7 @@ from rlplace.placement.memory import formulas
 from rlplace.placement.memory.model import ModelShape
 
 _FLOAT32 = 4
-_TOKEN_BYTES = 128  # of a token's numbers: ids, places, log-probabilities, terms of the loss
+_TOKEN_BYTES = 512  # of a token's numbers: ids, places, log-probabilities, terms of the loss, angles of its rotation
 
 
 class Moment(NamedTuple):

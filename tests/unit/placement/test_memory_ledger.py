@@ -297,12 +297,12 @@ def test_lora_trains_little_and_keeps_the_base_as_it_is_computed() -> None:
 
 def test_without_checkpoints_every_layer_is_kept() -> None:
     kept, recomputed = (working(demand(checkpointing=c), 8, "learn")[Part.ACTIVATIONS] for c in (False, True))
-    # The head: its norm keeps float32, and there are four states; 128 bytes of numbers for each token.
-    head = 4096 * 4 + 4 * 4096 * 2 + 128
+    # The head: its norm keeps float32, and there are four states; 512 bytes of numbers for each token.
+    head = 4096 * 4 + 4 * 4096 * 2 + 512
     assert kept == 8192 * (32 * 200_840 + head)
     # The second layer is recomputed: of it all is there, and of half of what its projections saved the gradients.
     flow = 2 * 14336 + 4096 + 1024
-    assert recomputed == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 128)
+    assert recomputed == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 512)
 
 
 def test_a_critic_recomputes_a_layer_where_an_actor_has_logits() -> None:
@@ -312,7 +312,7 @@ def test_a_critic_recomputes_a_layer_where_an_actor_has_logits() -> None:
     assert learn[Part.LOGITS] == 0
     flow = 2 * 14336 + 4096 + 1024  # gradients of half of what its projections saved
     # Of 32 layers one is over and being reduced, one recomputed.
-    assert learn[Part.ACTIVATIONS] == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 128)
+    assert learn[Part.ACTIVATIONS] == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 512)
 
 
 def test_tensor_parallel_ranks_hold_parts_and_keep_two_groups() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import errno
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+_NEAR = 0.75  # how like each other a misspelt part of a name and the right one are, of 1
+_JOINED = 0.9  # the same of names with other numbers of parts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,29 @@ class Problem:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the nearest known word, or None when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return near[0] if near else None
+    """Return the known word that `word` misspells, or None: with another number or another part it is another word."""
+    names = {name.lower(): name for name in reversed(list(known))}
+    near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
+    return next((names[name] for name in near if _misspells(word.lower(), name)), None)
+
+
+def _misspells(word: str, name: str) -> bool:
+    """Compare part by part, of names in lower case: `pipeline_size` does not misspell `data_size`."""
+    if re.findall("[0-9]+", word) != re.findall("[0-9]+", name) or not re.search("[a-z]", name):
+        return False
+    parts = [re.split("[^a-z0-9]+", text) for text in (word, name)]
+    if len(parts[0]) != len(parts[1]):
+        return _likeness("".join(parts[0]), "".join(parts[1])) > _JOINED
+    return all(sorted(a) == sorted(b) or _likeness(a, b) > _NEAR for a, b in zip(*parts, strict=True))
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def one_of(lines: Iterable[str]) -> str:
+    """Return the fix of a problem where only the user knows which of these lines is meant."""
+    return "one of\n" + "\n".join(lines)
 
 
 def suggestion(near: str | None) -> str:

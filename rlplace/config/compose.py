@@ -156,6 +156,8 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     for override in run.overrides.task:
         key = override.partition("=")[0].lstrip("+~")
         if key not in parts:
+            if "." in key:  # the command line wins over such a line of the file
+                mapping.pop(key, None)
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
             sources[key] = source = Source(file=f"command line: {override.removeprefix('++')}")
             while key := key.rpartition(".")[0]:

@@ -11,16 +11,18 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
+from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
-from rlplace.config.yaml_text import show
+from rlplace.config.yaml_text import quote, show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }
 MODEL_KEYS = ("path", "model_type")  # either is in every language model
+_PLACEMENT = "cluster.component_placement"
+_KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
 _OWN = "package.module:Class"  # an adapter of the user's
 _ENV_STEPS = "runner.total_env_steps"
 
@@ -62,6 +66,10 @@ def try_config(
     """Return the config, None where it cannot be read, and every problem of the mapping."""
     places, found = sources or {}, Found(sources=sources or {})
     written = _copied(mapping)
+    _spread(written)
+    if (library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)) is not None:
+        _of_library(library, written, found)
+        return None, found.problems
     _replace_renamed(written, found)
     kind = find_kind(written, found)
     config, problems = read_block(Config, written, kind, places)
@@ -154,7 +162,7 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
         field, _ = fields_of(above, kind)[str(path[-1])]
         found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
     elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
-        _unknown(leaf, value, key, fields_of(above, kind), kind, found)
+        _unknown(leaf, value, key, fields_of(above, kind), _place_of(key, fields_of(above, kind), kind), written, found)
     elif wrong["type"] == "model_type":
         below = _block_below(above, kind, path[-1]) if path else above
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
@@ -169,6 +177,10 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
     else:
         context = wrong["ctx"]
         fits = None if context["fix"] is None else f"{leaf}: {context['fix']}"
+        if fits is not None and isinstance(path[-1], int):  # the line has the whole list
+            items = functools.reduce(lambda of, step: of[step], path[:-1], written)
+            texts = [context["fix"] if i == path[-1] else quote(item) for i, item in enumerate(items)]
+            fits = f"{path[-2]}: [{', '.join(texts)}]"
         found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
 
 
@@ -178,19 +190,95 @@ def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
     return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
 
 
-def _unknown(name: str, value: object, key: str, fields: Mapping[str, Field], kind: ModelKind, found: Found) -> None:
-    blocks = {block: block_in(hint) for block, (_, hint) in fields.items()}
-    inside = {below: name for name, block in blocks.items() if block is not None for below in fields_of(block, kind)}
-    near = did_you_mean(name, fields)
-    if near is not None:
-        fix = f"{near}: {show(value)}"
-    elif (near := did_you_mean(name, inside)) is not None:
-        fix = f"{inside[near]}: {{{near}: {show(value)}}}"
-        near = f"{inside[near]}.{near}"
-    else:
-        fix = f"remove {name}"
-    got, why = f"{name}: {show(value)}", "known keys here: " + ", ".join(fields)
-    found.reject("unknown-key", key, "unknown key" + suggestion(near), got=got, span=(0, len(name)), why=why, fix=fix)
+def _unknown(
+    name: str, value: object, key: str, fields: Mapping[str, Field], place: str | None, written: Any, found: Found
+) -> None:
+    """Report an unknown key. `place`: the path of the key that is meant, None where that is not known."""
+    above, why = key.rpartition(".")[0], "known keys here: " + ", ".join(fields)
+    meant = fix = None
+    if place is not None:
+        block, _, near = place.rpartition(".")
+        meant, fix = near if block == above else place, f"{near}: {show(value)}"
+        if block != above or value_at(written, place) is not None:
+            fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
+    elif name in TENSOR_PARALLEL and (line := _with_slices(above, value, written)) is not None:
+        why, fix = "it says where a component is, so it stands in component_placement", line
+    elif re.split("_", name)[0] in SPLITS:
+        why = NO_SUCH
+    elif places := _places(name):
+        why = f"there are {', '.join(places)}"
+    elif name in KEYS:
+        why = f"it may be {KEYS[name].lstrip('.')}"
+    got = f"{name}: {show(value)}"
+    what = "unknown key" + suggestion(meant)
+    found.reject("unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix)
+
+
+def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | None:
+    """Return the path of the key that is meant by an unknown one: of the same meaning, nearly or elsewhere its name."""
+    above, _, name = key.rpartition(".")
+    role = key.partition(".")[0]
+    ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
+    if ours is not None:
+        place = role + ours if ours.startswith(".") else ours
+        if place in _all_places(kind):
+            return place
+    if (near := did_you_mean(name, fields)) is not None:
+        return f"{above}.{near}".removeprefix(".")
+    same = [place for place in _all_places(kind) if place.rpartition(".")[2] == name]
+    beside = [place for place in same if place.startswith(f"{above}.")] or same
+    if not beside:
+        below = {p.rpartition(".")[2]: p for p in _all_places(kind) if p.startswith(f"{above}.")}
+        beside = [below[near]] if above and (near := did_you_mean(name, below)) is not None else []
+    return beside[0] if len(beside) == 1 else None
+
+
+@functools.cache
+def _all_places(kind: ModelKind) -> tuple[str, ...]:
+    """Return the path of every key of a config."""
+
+    def inside(block: type, above: str) -> Iterator[str]:
+        for name, (_, hint) in fields_of(block, kind).items():
+            yield f"{above}{name}"
+            if (below := block_in(hint)) is not None:
+                yield from inside(below, f"{above}{name}.")
+
+    return tuple(inside(Config, ""))
+
+
+def _places(name: str) -> list[str]:
+    return list(dict.fromkeys(p for kind in _KINDS for p in _all_places(kind) if p.rpartition(".")[2] == name))
+
+
+def _with_slices(component: str, size: object, written: Any) -> str | None:
+    """Return the line that places a component so that each copy of its model has `size` accelerators."""
+    placed = value_at(written, f"{_PLACEMENT}.{component}")
+    if placed is None or not isinstance(size, int):
+        return None
+    block = {**(placed if isinstance(placed, Mapping) else {"placement": placed}), "tensor_parallel_size": size}
+    return f"{_PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
+
+
+def _spread(mapping: dict[str, Any]) -> None:
+    """Give `actor.micro_batch: 4` at the top its place in the blocks; it counts as an override does."""
+    for path in [
+        path for path in mapping if "." in str(path) and str(path).partition(".")[0] in _all_places("causal_lm")
+    ]:
+        value, keys = mapping.pop(path), mapping
+        above, _, component = path.partition(f"{_PLACEMENT}.")
+        steps = [*_PLACEMENT.split("."), component] if component and not above else path.split(".")
+        for step in steps[:-1]:
+            keys[step] = keys = keys[step] if isinstance(keys.get(step), dict) else {}
+        old = keys.get(steps[-1])
+        keys[steps[-1]] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+
+
+def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
+    """Report a file of another library, as one problem."""
+    theirs = [key for key in written if key in LIBRARIES]
+    why = f"{', '.join(theirs)} {'is a block' if len(theirs) == 1 else 'are blocks'} of {library}; here are other keys"
+    fix = f"python -m rlplace.plan import {library} <the file> --out imported.yaml"
+    found.reject("unknown-key", theirs[0], f"this is a config of {library}", why=why, fix=fix)
 
 
 # ── kind of the job ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,17 +300,19 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
         elif isinstance(value, str) and value in values:
             written[tag] = values[value]
         else:
-            near = did_you_mean(str(value), values)
+            near = meant_word(value, values)
             choices = ", ".join([*values, _OWN] if tag == "env.kind" else values)
             what = "unknown choice" + suggestion(near)
-            fix = f"{tag.rpartition('.')[2]}: {near or next(iter(values))}"
+            fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
             found.reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)
             _drop(mapping, tag)
     model, name = value_at(mapping, "actor.model"), value_at(mapping, "algorithm.name")
     if "actor.model.kind" not in written and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():
         written["actor.model"] = "causal_lm"
-    of_text = name in typing.get_args(AlgorithmName) and name != "ppo"
+    names = typing.get_args(AlgorithmName)
+    of_text = (meant_word(name, names) or name) in names[1:]
     deciding = next(iter(written), None)
+    of_text |= deciding is None and isinstance(name, str) and name not in names and _has_text_keys(mapping)
     kind: ModelKind = written[deciding] if deciding is not None else "causal_lm" if of_text else "mlp"
     for tag, of in written.items():
         if of != kind and tag in TAGS:
@@ -238,12 +328,19 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
             _drop(mapping, tag)
     if of_text and kind == "mlp":
         why = f"{name} compares answers of a language model; actor.model.kind is mlp"
-        found.reject("wrong-kind", "algorithm.name", "does not train an MLP", name, why=why, fix="name: ppo")
+        found.reject("wrong-kind", "algorithm.name", "does not train an MLP", name, why=f"{why}; choices: ppo")
         _drop(mapping, "algorithm.name")
     if kind == "causal_lm":
         for role, block in mapping.items():
             _drop_tag(block, role, found)
     return kind
+
+
+def _has_text_keys(mapping: Mapping[str, object]) -> bool:
+    """Whether a block has keys that only jobs with a language model have."""
+    only = {*_all_places("causal_lm")} - {*_all_places("mlp")}
+    blocks = {name: block for name, block in mapping.items() if isinstance(block, Mapping)}
+    return any(f"{name}.{key}" in only for name, block in blocks.items() for key in block)
 
 
 def _drop_tag(block: object, key: str, found: Found) -> None:

@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import annotated_types
@@ -18,10 +19,11 @@ import pydantic.json_schema
 from pydantic_core import PydanticCustomError
 
 from rlplace.config.fields import ModelKind, default_of, fields_of
+from rlplace.config.other_names import meant_word
 from rlplace.config.read import MODEL_KEYS, TAGS
 from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.yaml_text import show
-from rlplace.errors import did_you_mean, suggestion
+from rlplace.errors import suggestion
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Values that Hydra fills in while it composes, such as ${algorithm.gamma}; a schema cannot know what they become.
@@ -33,6 +35,10 @@ _HYDRA: dict[str, Any] = {
 }
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
+    **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
+}
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
 _BOUNDS = {  # rule of a field -> its annotation, its sign, the error of pydantic
     "minimum": (annotated_types.Ge, ">=", "greater_than_equal"),
@@ -139,6 +145,8 @@ def _listed(item: Any, value: object) -> object:
     if not isinstance(value, (list, tuple)):
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
         fix = f"[{{{dataclasses.fields(item)[0].name}: ...}}]" if block else f"[{show(value)}]"
+        if isinstance(value, str) and "," in value:
+            fix = f"[{value}]"
         raise _error("wrong-type", "expected a list", fix)
     return value
 
@@ -170,31 +178,33 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     options = [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
     words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
+    if union and type(None) in typing.get_args(hint) and str(value).strip().lower() in ("none", "null", "~"):
+        return _error("wrong-type", "is text, not null", "null")
     if words and (of is None or isinstance(value, str)):
-        return _wrong_word(words, value, number=of is not None)
+        return _wrong_word(words, value, number=of)
     if rules.get("unit") == "bytes":
         return _wrong_size(value)
     if typing.get_origin(of) is Mapping:
         if rules["name"] == "component_placement":
             return _wrong_placement(value)
-        folder = rules["name"] == "model" and isinstance(value, str)
-        return _error("wrong-type", "expected a block of keys", f"{{path: {value}}}" if folder else None)
+        folder = rules["name"] == "model" and isinstance(value, str) and Path(value).is_dir()
+        fix, why = f"{{path: {value}}}" if folder else None, None if folder else rules.get("doc")
+        return _error("wrong-type", "expected a block of keys", fix, why)
     if of is str:
         return _error("wrong-type", "expected text", f'"{show(value)}"')
     if of is bool:
-        return _error("wrong-type", "expected true or false", "true")
+        meant = _SWITCHES.get(str(value).strip().lower())
+        return _error("wrong-type", "expected true or false", meant, None if meant else "it is a switch")
     return _wrong_number(of, value, rules, errors)
 
 
-def _wrong_word(words: Sequence[object], value: object, *, number: bool) -> PydanticCustomError:
-    """Explain a value that is none of a few words or numbers; `number`: the key takes any number too."""
-    near = did_you_mean(str(value), [str(word) for word in words])
-    counts = [word for word in words if isinstance(word, int)]
-    fits: object = near or words[0]
-    if near is None and counts and isinstance(value, int) and not isinstance(value, bool):
-        fits = min(counts, key=lambda count: abs(count - value))
+def _wrong_word(words: Sequence[object], value: object, *, number: object) -> PydanticCustomError:
+    """Explain a value that is none of a few words or numbers; `number`: the type of numbers that the key takes too."""
+    near = meant_word(value, [str(word) for word in words])
+    if near is None and number is not None and isinstance(value, str):
+        near = _as_number(value, number)
     why = ("takes a number or one of: " if number else "choices: ") + ", ".join(show(word) for word in words)
-    return _error("unknown-choice", f"unknown {'word' if number else 'choice'}" + suggestion(near), show(fits), why)
+    return _error("unknown-choice", f"unknown {'word' if number else 'choice'}" + suggestion(near), near, why)
 
 
 def _wrong_placement(value: object) -> PydanticCustomError:
@@ -207,36 +217,37 @@ def _wrong_placement(value: object) -> PydanticCustomError:
 
 
 def _wrong_size(value: object) -> PydanticCustomError:
-    """Keep the number in the fix, with the unit that is nearest to what was written."""
+    """Keep the number in the fix, with the unit that was written; without one it is of GiB."""
     why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
-    written = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)", str(value), re.IGNORECASE)
-    fix = "16GiB"
+    written = re.fullmatch(
+        r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*", str(value), re.IGNORECASE
+    )
+    fix = None
     if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
-        fix = f"{written[1]}{(written[2] or 'G').upper()}iB"
+        power, binary = (written[2] or "G").upper(), "" if written[2] and written[4] and not written[3] else "i"
+        fix = f"{written[1]}{power}{binary}B"
     return _error("bad-size", "expected a size", fix, why)
 
 
 def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
-    usual = rules["usual"] if isinstance(rules["usual"], (int, float)) else None
     too_long = "float_type" in errors and type(value) is int  # beyond the range of a float
     if "finite_number" in errors or too_long:
-        return _error("out-of-bounds", "must be finite")
+        return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
     passed = next((bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None)
     if passed is None:
         meant = _as_number(value, of) if isinstance(value, str) else None
-        known = None if usual is None or isinstance(usual, bool) else show(usual)
-        return _error("wrong-type", "expected a whole number" if of is int else "expected a number", meant or known)
-    legal = "<a number that is>" if usual is None else usual
-    if passed in ("minimum", "maximum"):
-        legal = rules[passed]
+        what = "expected a whole number" if of is int else "expected a number"
+        return _error("wrong-type", what, meant, None if meant else rules.get("doc"))
     rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign, _) in _BOUNDS.items() if bound in rules)
-    return _error("out-of-bounds", f"must be {rule}", show(legal))
+    return _error("out-of-bounds", f"must be {rule}", None, rules.get("doc"))
 
 
 def _as_number(text: str, of: object) -> str | None:
     """Read a text as a number that YAML reads as one: 3e-4 without a point is text in YAML 1.1."""
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return text.strip()
+    if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
+        return show(int(percent[1]) / 100)
     try:
         number = float(text)
     except ValueError:

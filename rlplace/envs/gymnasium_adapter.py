@@ -103,7 +103,8 @@ def _id_problems(name: str) -> Sequence[Problem]:
             return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
     if registered in gymnasium.registry:
         return []
-    near = did_you_mean(registered, gymnasium.registry)
+    versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == registered]
+    near = versions[-1] if versions else did_you_mean(registered, gymnasium.registry)
     prefix = f"{module_name}:" if module_name else ""
     what = "unknown simulator" + suggestion(near)
     why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"

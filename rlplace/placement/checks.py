@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlplace.config.schema import RewardConfig
 from rlplace.config.yaml_text import show
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 from rlplace.placement.machines.topology import Ranges
@@ -135,7 +135,7 @@ def check_names(allow_resident: tuple[str, ...], components: tuple[str, ...]) ->
                 got="[" + ", ".join(allow_resident) + "]",
                 span=(start, start + len(name)),
                 why="the components of this algorithm are " + ", ".join(components),
-                fix=f"allow_resident: [{near or components[0]}]",
+                fix="allow_resident: " + show([near if n == name else n for n in allow_resident]) if near else None,
             )
 
 
@@ -207,7 +207,8 @@ def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     valued = placed or critic.on_actor
     if config.runs and name == "ppo" and not valued:
         why = "PPO estimates advantages from a critic's values"
-        fix = "critic: all        (or a head on the actor: critic.on_actor: true; or algorithm.name: reinforce_pp)"
+        heads = "        (a head on the actor's trunk)"
+        fix = one_of([f"{_PLACEMENT}.critic: all", f"critic.on_actor: true{heads}", "algorithm.name: reinforce_pp"])
         yield _wrong(f"{_PLACEMENT}.critic", "is not placed, and ppo needs values", None, why, fix, "critic-missing")
     if config.runs and name != "ppo" and valued:
         key = "critic.on_actor" if critic.on_actor else f"{_PLACEMENT}.critic"

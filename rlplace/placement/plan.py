@@ -25,6 +25,7 @@ from rlplace.placement.language.hybrid import HybridComponentPlacement, read_com
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import (
+    OPTIONAL,
     SIMULATOR_NEEDS,
     Needs,
     Schedule,
@@ -116,7 +117,8 @@ def plan_components(
     places = sources or {}
     needs = needs or text_needs(placed_names(cluster.component_placement))
     components = needs.components
-    specs, groups, problems = read_component_placement(cluster, topology, components, places)
+    optional = OPTIONAL if job is None or job.kind == "causal_lm" else ()
+    specs, groups, problems = read_component_placement(cluster, topology, components, places, optional)
     # The components placed correctly are checked further even if others are not, so that all problems come at once.
     placement = HybridComponentPlacement.of({c: spec for c, spec in specs.items() if c in components}, groups)
     leaving = {c: c in offload for c in components}

@@ -25,8 +25,9 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from rlplace.config.other_names import COMPONENTS, PLACEMENT_KEYS, meant_word
 from rlplace.config.yaml_text import quote
-from rlplace.errors import Problem, Source, did_you_mean, suggestion
+from rlplace.errors import Problem, Source, did_you_mean, one_of, suggestion
 from rlplace.placement.language.fit import MOST_RANKS_EACH, check_fit, check_parallel, respread
 from rlplace.placement.language.grammar import read_segments
 from rlplace.placement.language.groups import NodeGroups
@@ -39,7 +40,6 @@ _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
 _COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")
 KEYS = ("node_group", *_PLACES, *_COUNTS, "tensor_parallel_across_nodes", "process")
 _FRACTION = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
-_OTHER_NAMES = {"ref": "reference"}  # of other libraries
 # The ranks of these roles form a process group of their own, and a process joins only one.
 _OWN_GROUP = ("actor", "critic", "reference", "reward")
 Placed = tuple[Pool, tuple[Segment, ...]]
@@ -62,18 +62,22 @@ class Line:
 
 
 def read_block(
-    value: object, groups: NodeGroups, components: Sequence[str] | None, sources: Mapping[str, Source]
+    value: object,
+    groups: NodeGroups,
+    components: Sequence[str] | None,
+    sources: Mapping[str, Source],
+    optional: Sequence[str] = (),
 ) -> tuple[dict[str, ComponentSpec], list[Problem]]:
     """Return the specs of the components that are placed rightly, and the problems of the others."""
     block = Text.of(value, PATH, "component_placement", sources, [])
     if not isinstance(value, Mapping) or not value:
         what = "places no component" if value is None or value == {} else "expected one line per component"
-        fix = block.line(dict.fromkeys(components or ("actor",), "all"))
-        block.reject("empty-placement", what, "it places each component on accelerators", fix)
+        why = "it places each component on accelerators: " + ", ".join(f"{c}: ..." for c in components or ("actor",))
+        block.reject("empty-placement", what, why, f"{(components or ('actor',))[0]}: <numbers, such as 0-3, or all>")
         return {}, block.problems
     if "preset" in value:
         plain = expand_preset(block, groups.topology.num_accelerators, components)
-        return ({}, block.problems) if block.problems else read_block(plain, groups, components, sources)
+        return ({}, block.problems) if block.problems else read_block(plain, groups, components, sources, optional)
     lines: list[Line] = []
     named: set[str] = set()
     keys = block.joined(components or (), lists=True)
@@ -82,7 +86,7 @@ def read_block(
         text = block.child(key)
         names = tuple(n.strip() for n in text.leaf.split(","))
         line = None if _split_key(block, text, components) else read_line(text, names, groups)
-        _check_names(text, names, named, components)
+        _check_names(text, names, named, components, optional)
         named.update(names)
         lines += [line] if line is not None else []
     placed = resolve(lines, named - {name for line in lines for name in line.names})
@@ -103,7 +107,9 @@ def read_block(
     meant = {_meant(name, components or ()) for name in named if name not in (components or ())}
     why = "the algorithm needs " + ", ".join(components or ())
     for missing in (c for c in components or () if c not in named and c not in meant):
-        block.reject("unplaced-component", f"{missing} is not placed", why, f"{missing}: all")
+        block.reject(
+            "unplaced-component", f"{missing} is not placed", why, f"{missing}: <numbers, such as 0-3, or all>"
+        )
     return specs, block.problems
 
 
@@ -128,13 +134,15 @@ def _split_key(block: Text, text: Text, components: Sequence[str] | None) -> boo
     return True
 
 
-def _check_names(text: Text, names: Sequence[str], named: set[str], components: Sequence[str] | None) -> None:
+def _check_names(
+    text: Text, names: Sequence[str], named: set[str], components: Sequence[str] | None, optional: Sequence[str]
+) -> None:
     at = 0
     for i, name in enumerate(names):
         at = text.leaf.index(name, at)
         span = (at, at + max(1, len(name)))
         at += len(name)
-        code = "unknown-component"
+        code, fix = "unknown-component", ""
         if name in named or name in names[:i]:
             code, what, fix = "component-placed-twice", f"{name} is placed twice", f"name {name} in one line only"
             why = "a component has one placement; several pieces of it are joined by commas"
@@ -142,10 +150,14 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
             what, why = "a component name is missing", "commas in the key join components of the same placement"
             fix = f"{','.join(filter(None, names)) or 'actor'}: {quote(text.value)}"
         elif components is not None and name not in components:
-            near = _meant(name, [c for c in components if c not in {*names, *named}])
+            near = _meant(name, [c for c in (*components, *optional) if c not in {*names, *named}])
             what = f"no component is called {name!r}" + suggestion(near)
+            more = [role for role in optional if role not in components]
             why = "the components of this algorithm are " + ", ".join(components)
-            fix = f"{near}: {quote(text.value)}" if near and len(names) == 1 else f"rename or remove {name}"
+            why += f"; it may have {', '.join(more)}" if more else ""
+            fix = (
+                f"{near}: {quote(text.value)}" if near and len(names) == 1 else f"one of these names in place of {name}"
+            )
         else:
             continue
         text.reject(code, what, why, fix, span=span, got=f"{text.leaf}: {text.text}")
@@ -153,8 +165,8 @@ def _check_names(text: Text, names: Sequence[str], named: set[str], components: 
 
 def _meant(name: str, components: Sequence[str]) -> str | None:
     """Return the component that an unknown name probably stands for."""
-    alias = _OTHER_NAMES.get(name)
-    return alias if alias in components else did_you_mean(name, components)
+    alias = COMPONENTS.get(name.lower(), name)
+    return alias if alias in components else did_you_mean(alias, components)
 
 
 def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line | None:
@@ -171,8 +183,13 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
         counts = _read_counts(block)
         places = [k for k in _PLACES if k in value]
         if len(places) != 1:
-            left = {k: v for k, v in value.items() if k in KEYS and k not in places[1:]}
-            fix = block.line(left if places else left | {"placement": "all"})
+            meant = {PLACEMENT_KEYS.get(k, k): v for k, v in value.items()}
+            if not places and len(meant) == len(value) and sum(k in _PLACES for k in meant) == 1:
+                return read_line(dataclasses.replace(whole, value=meant), names, groups)  # the name is reported
+            fix = one_of(
+                block.line({k: v for k, v in value.items() if k not in places or k == kept}) for kept in places
+            )
+            fix = fix if places else block.open_line("one of " + ", ".join(_PLACES))
             what = "is placed twice: " + " and ".join(places) if places else "is placed nowhere"
             block.reject("bad-placement", what, "exactly one of " + ", ".join(_PLACES) + " is given", fix)
             return None
@@ -205,15 +222,17 @@ def _read_counts(block: Text) -> dict[str, int]:
     texts = [block.child(key) for key in _COUNTS if key in block.value]
     counts = {text.leaf: count for text in texts if (count := text.count()) is not None}
     if (sharing := counts.get("ranks_per_accelerator", 1)) > MOST_RANKS_EACH:
-        what, fix = f"{sharing:,} ranks on each", "ranks_per_accelerator: 1"
         why = f"a rank is a process; more than {MOST_RANKS_EACH:,} are a typing mistake"
-        block.child("ranks_per_accelerator").reject("too-many-ranks", what, why, fix)
+        text = block.child("ranks_per_accelerator")
+        text.reject("too-many-ranks", f"{sharing:,} ranks on each", why, text.open_line("a number"))
     across, process = block.child("tensor_parallel_across_nodes", False), block.child("process", "own")
     if not isinstance(across.value, bool):
-        across.reject("bad-placement", "expected true or false", "it is a permission", across.line(True))
+        across.reject(
+            "bad-placement", "expected true or false", "it is a permission", across.open_line("true or false")
+        )
     if process.value not in ("shared", "own"):
         why = "own: each rank has a process; shared: with the rank of another component at the same place"
-        process.reject("bad-placement", "expected shared or own", why, "process: shared")
+        process.reject("bad-placement", "expected shared or own", why, one_of(["process: shared", "process: own"]))
     return counts
 
 
@@ -223,12 +242,14 @@ def _read_place(where: Text, pool: Pool) -> tuple[Segment, ...] | int | str | No
     if where.leaf == "same_as":
         if is_text and word:
             return word
-        where.reject("bad-placement", "expected a component", "it names one", "same_as: actor")
+        where.reject("bad-placement", "expected a component", "it names one", where.open_line("a component"))
         return None
     if where.leaf == "accelerators" and isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)):
         if int(value) >= 1:
             return int(value)
-        where.reject("bad-count", "expected at least 1", f"it is how many {pool.noun}s are wanted", "accelerators: 1")
+        where.reject(
+            "bad-count", "expected at least 1", f"it is how many {pool.noun}s are wanted", where.open_line("a number")
+        )
         return None
     if is_text and word == "rest":
         return REST
@@ -304,9 +325,9 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
             line.where.reject("circular-placement", what, "one of them needs numbers", line.whole.line("all"))
         elif target not in unplaced and target not in line_of:
             others = [n for n in line_of if n not in line.names]
-            near = did_you_mean(target, others)
+            near = _meant(target, others)
             what, why = f"no component is called {target!r}" + suggestion(near), "placed are " + ", ".join(line_of)
-            fix = line.where.line(near or others[0]) if others else line.whole.line("all")
+            fix = line.where.line(near) if near else line.where.open_line("one of these" if others else "a component")
             line.where.reject("unknown-component", what, why, fix)
         elif target not in unplaced and (found := follow(line_of[target], [*chain, i])) is not None:
             pool, segments = found
@@ -355,7 +376,7 @@ def _pick(line: Line, count: int, free: Ranges, others: Sequence[str]) -> tuple[
         if free:
             return respread(line.where, free.pieces, pool, line.each, line.sharing)
         why = f"other components use all; {pool.describe()}"
-        line.where.reject("nothing-left", f"no {noun} is left", why, line.whole.line("all"))
+        line.where.reject("nothing-left", f"no {noun} is left", why, line.whole.open_line())
         return ()
     # How many accelerators belong together on one node.
     unit = max(line.each, 1 if line.parallel.across_nodes else line.parallel.tensor_parallel_size)
@@ -368,7 +389,9 @@ def _pick(line: Line, count: int, free: Ranges, others: Sequence[str]) -> tuple[
         return spread(pieces, line.each, line.sharing)
     why = f"free are {free} ({len(free)})" if free else "none is free"
     why += (f", in units of {unit} on one node" if unit > 1 else "") + f"; {pool.describe()}"
-    fix = line.whole.line({"same_as": others[0]} if others else "all")
+    fix = (
+        one_of(line.whole.line({"same_as": other}) for other in others) if others else line.where.open_line("a number")
+    )
     line.where.reject("not-enough-free", f"{count} {noun}s are not free", why, fix)
     return ()
 
@@ -425,12 +448,16 @@ def _rows_of(preset: Text, names: Sequence[str]) -> list[Sets]:
     for word in words if words != ["disaggregated"] else []:
         pair = _TOGETHER.get(word.removeprefix("colocate_"))
         if pair is None:
-            near = did_you_mean(word, (*PRESETS, *_TOGETHER)) or ("colocate_all" if word.startswith("coloc") else None)
+            near = meant_word(word, (*PRESETS, *_TOGETHER))
             at = preset.text.find(word)
-            fix = preset.text[:at] + near + preset.text[at + len(word) :] if near and at >= 0 else PRESETS[0]
+            fix = (
+                f"preset: {preset.text[:at]}{near}{preset.text[at + len(word) :]}"
+                if near and at >= 0
+                else preset.open_line("one of these")
+            )
             what = f"there is no preset {word!r}" + suggestion(near)
             why = "presets are " + ", ".join(PRESETS) + "; the last two can be joined by +"
-            preset.reject("unknown-preset", what, why, f"preset: {fix}")
+            preset.reject("unknown-preset", what, why, fix)
             return []
         together += [members] if (members := tuple(n for n in names if n.partition(".")[0] in pair)) else []
     alone = [(n,) for n in names if not any(n in members for members in together)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from rlplace.errors import one_of
 from rlplace.placement.language.grammar import split_at, stripped
 from rlplace.placement.language.spec import Parallel, Segment, parts, render_segments, spread
 from rlplace.placement.language.text import Text
@@ -31,11 +32,9 @@ def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
 def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
     """Check that the pool has all these numbers."""
     beyond = [(s.accelerators, _columns(text, s, 0)) for s in segments if s.accelerators.stop > pool.count]
-    fix = everything = text.line("all")
-    # A segment with ranks of its own would become uneven.
-    if ":" not in text.text and all(numbers.start < pool.count for numbers, _ in beyond):
-        there = [(span, show_range(range(numbers.start, pool.count))) for numbers, span in beyond]
-        fix = f"{text.with_parts(*there)}        (or: {everything})"
+    # A count taken for the last number; other numbers may be of a larger cluster, or count from 1.
+    one = len(segments) == 1 and ":" not in text.text and segments[0].accelerators == range(pool.count + 1)
+    fix = text.line(show_range(range(pool.count))) if one else text.open_line()
     code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
     why = f"ranges include both ends, and {pool.describe()}"
     for numbers, span in beyond:
@@ -73,7 +72,7 @@ def _check_even(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     why = f"the number of ranks is a multiple or a divisor of the number of {pool.noun}s"
     for segment in below:
         what = f"{len(segment.ranks)} ranks do not divide over {len(segment.accelerators)} {pool.noun}s"
-        text.reject("uneven-ranks", what, why, f"{low}        (or: {high})", span=segment.span)
+        text.reject("uneven-ranks", what, why, one_of(dict.fromkeys((low, high))), span=segment.span)
 
 
 def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
@@ -188,10 +187,13 @@ def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segmen
         what, why = f"{sharing} ranks share each accelerator", "a sliced copy has each accelerator for itself"
         fix = text.line(1, "or one rank per accelerator")
     elif total % tensor:
-        what, fix = f"{total} accelerators do not divide into copies of {tensor}", largest_divisor(total, tensor)
+        what = f"{total} accelerators do not divide into copies of {tensor}"
+        larger = next(n for n in range(tensor, total + 1) if total % n == 0) if tensor < total else total
+        fix = one_of(text.line(n) for n in dict.fromkeys((largest_divisor(total, tensor), larger)))
         why = f"{name} is on {total} accelerators; each copy takes {tensor} of them"
     elif data is not None and data * tensor != total:
-        text, fix = line.child("data_parallel_size", data), total // tensor
+        text = line.child("data_parallel_size", data)
+        fix = one_of([text.line(total // tensor), *([f"tensor_parallel_size: {total // data}"] * (total % data == 0))])
         what = f"{data} copies x {tensor} = {data * tensor} accelerators, placed on {total}"
         why = f"the copies together use exactly the {total} accelerators that {name} has"
     elif uneven is not None:

@@ -13,13 +13,14 @@ highest rank so far, one rank per accelerator.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from rlplace.config.yaml_text import show
 from rlplace.placement.language.spec import Segment
-from rlplace.placement.language.text import Text
+from rlplace.placement.language.text import LONGEST, Text
 from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.topology import show_range
 
@@ -30,6 +31,7 @@ _SEGMENTS = re.compile(rf"{_SEGMENT.pattern}(?:,{_SEGMENT.pattern})*")
 _NOT_HYPHENS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
 _DEVICE_NAMES = re.compile(r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE)
+_PYTHON_RANGE = re.compile(r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?")
 _BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 WHY = "a placement is all, a number, or first-last with both ends included, joined by commas"
 
@@ -38,9 +40,11 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
     """Read the segments of one value in the numbers of `pool`; None where problems were recorded."""
     if text.value is None or not text.text.strip() or not text.items:
         what, got = f"has no {pool.noun}s", f"{text.leaf}: {text.text}"
-        text.reject("empty-placement", what, "a component has at least one rank", text.line("all"), got=got)
+        why = f"a component has at least one rank; all stands for every {pool.noun}, cpu for none"
+        text.reject("empty-placement", what, why, text.open_line(), got=got)
         return None
     before = len(text.problems)
+    whole = None if _SEGMENTS.fullmatch(text.text) else _as_a_whole(text)
     segments: list[Segment] = []
     following = 0
     for start, stop, item in text.items:
@@ -54,7 +58,28 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
                 if segment is not None:
                     segments.append(segment)
                     following = max(following, segment.ranks.stop)
+    if whole is not None:  # one fix for all that is wrong in one text
+        text.problems[before:] = [dataclasses.replace(problem, fix=whole) for problem in text.problems[before:]]
     return tuple(segments) if len(text.problems) == before else None
+
+
+def _as_a_whole(text: Text) -> str | None:
+    """Write the line with every piece in our form; None where it is not one text, or one piece cannot be translated."""
+    if not isinstance(text.value, str) or len(text.text) > LONGEST:
+        return None
+    if (meant := _meant(text.text)) is None:
+        pieces = [piece.strip() for piece in re.split("[,;|]", text.text) if piece.strip()]
+        found = [piece if _SEGMENTS.fullmatch(piece) else _meant(piece) for piece in pieces]
+        if not pieces or None in found:
+            return None
+        meant = ",".join(filter(None, found))
+    return text.line(re.sub(r"([0-9]+)\s*-\s*([0-9]+)", _forwards, meant))
+
+
+def _forwards(match: re.Match[str]) -> str:
+    """Write a range with its smaller number first."""
+    first, last = sorted((int(match[1]), int(match[2])))
+    return f"{first}-{last}"
 
 
 def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Pool) -> Segment | None:
@@ -70,7 +95,7 @@ def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Po
             first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
         if first > last:
             what, span = f"the range runs backwards, from {first} down to {last}", match.span(part)
-            fix = text.with_parts((span, f"{last}-{first}"))
+            fix = _as_a_whole(text) or text.with_parts((span, f"{last}-{first}"))
             text.reject("reversed-range", what, "the smaller number comes first", fix, span=span)
             return None
         found.append(range(first, last + 1))
@@ -121,9 +146,16 @@ def _reject_segment(text: Text, span: tuple[int, int], following: int, pool: Poo
 
 
 def _meant(piece: str) -> str | None:
-    """Translate other forms of the same numbers: `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`; else None."""
-    guess = _NOT_HYPHENS.sub("-", piece.lower())
-    guess = re.sub(r"\s*[;|]\s*", ",", _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess)))
+    """Translate other forms of the same numbers: `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)`; else None."""
+    guess = _NOT_HYPHENS.sub("-", piece.lower()).strip()
+    if guess in ("*", "everything", "all"):
+        return "all"
+    if counted := _PYTHON_RANGE.fullmatch(guess):
+        start, stop = int(counted[1] or 0), int(counted[2])
+        return show_range(range(start, stop)) if start < stop else None
+    guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
+    guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
+    guess = re.sub(r"\s*[;|]\s*|(?<=[0-9])\s+(?=[0-9])", ",", guess)
     if percent := re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess):
         share = Fraction(int(percent[1]), 100)
         return f"{share.numerator}/{share.denominator}" if 0 < share < 1 else "all" if share == 1 else None
@@ -131,12 +163,12 @@ def _meant(piece: str) -> str | None:
 
 
 def _fix(text: Text) -> str:
-    """Write the line without its empty pieces where the others are readable; else with all numbers."""
+    """Write the line without its empty pieces where the others are readable; else leave the numbers open."""
     pieces = [piece.strip() for piece in text.text.split(",")]
     rest = ",".join(filter(None, pieces))
     if "" in pieces and _SEGMENTS.fullmatch(rest):
         return text.line(rest)
-    return text.line("all", "or the numbers that are meant, such as 0-3")
+    return text.open_line()
 
 
 def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) -> None:
@@ -146,7 +178,7 @@ def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) ->
     else:
         kind = "mapping" if isinstance(item, Mapping) else "list" if isinstance(item, list | tuple) else None
         what = f"expected numbers or text here, not a {kind or type(item).__name__}"
-    text.reject("bad-placement", what, WHY, text.line("all"), span=span)
+    text.reject("bad-placement", what, WHY, text.open_line(), span=span)
 
 
 def _reject_base_60(text: Text, span: tuple[int, int], value: int, pool: Pool) -> None:

@@ -96,7 +96,13 @@ class NodeGroups:
         if label not in self.labels:
             near = did_you_mean(label, self.labels)
             what = f"there is no node group {label!r}" + suggestion(near)
-            text.reject("unknown-node-group", what, known, text.with_parts((at, near or WHOLE_CLUSTER)), span=at)
+            text.reject(
+                "unknown-node-group",
+                what,
+                known,
+                text.with_parts((at, near)) if near else text.open_line("one of these"),
+                span=at,
+            )
         elif label in found:
             what, why = f"node group {label} is named twice", "an accelerator of groups that are joined has one number"
             text.reject("node-group-repeated", what, why, text.line(",".join(found)), span=at)

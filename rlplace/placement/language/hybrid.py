@@ -121,8 +121,12 @@ def read_component_placement(
     topology: Topology,
     components: Sequence[str] | None,
     sources: Mapping[str, Source],
+    optional: Sequence[str] = (),
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
-    """Return the components of a config that are placed rightly, the node groups, and the problems of the rest."""
+    """Return the components of a config that are placed rightly, the node groups, and the problems of the rest.
+
+    `optional`: roles that the job may have beside its `components`; a name may be meant for one.
+    """
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
     if not isinstance(cluster, ClusterConfig):
         inner = cluster.get("cluster", cluster)
@@ -131,5 +135,5 @@ def read_component_placement(
     else:
         block, groups = cluster.component_placement, cluster.node_groups
     node_groups, problems = read_node_groups(groups, topology, sources)
-    specs, more = read_block(block, node_groups, components, sources)
+    specs, more = read_block(block, node_groups, components, sources, optional)
     return specs, node_groups, [*problems, *more]

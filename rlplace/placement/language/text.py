@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from rlplace.config.other_names import NO_SUCH, PLACEMENT_KEYS, SPLITS
 from rlplace.config.yaml_text import quote, show
 from rlplace.errors import Problem, Source, did_you_mean, source_of, suggestion
 
@@ -103,6 +104,10 @@ class Text:
         """Write the line to paste instead: `actor: 0-7`. A remark follows in parentheses."""
         return self._lead + quote(value) + (f"        ({remark})" if remark else "")
 
+    def open_line(self, what: str = "numbers, such as 0-3, or all") -> str:
+        """Write the line with what has to be filled in, where nobody knows what is meant."""
+        return f"{self._lead}<{what}>"
+
     @property
     def _lead(self) -> str:
         return "- " if self.leaf == "-" else f"{quote(self.leaf)}: "
@@ -146,11 +151,13 @@ class Text:
         """Reject unknown keys."""
         assert isinstance(self.value, Mapping)
         for key in (k for k in self.joined(known) if k not in known):
-            near = did_you_mean(key, [k for k in known if k not in self.value])
+            left = [k for k in known if k not in self.value]
+            near = PLACEMENT_KEYS[key] if PLACEMENT_KEYS.get(key) in left else did_you_mean(key, left)
             text = self.child(key)
             shown = quote(text.value).translate(_ONE_LINE)
             what, why = "unknown key" + suggestion(near), "known keys here: " + ", ".join(known)
-            fix = f"{near}: {shown}" if near else f"remove {key}"
+            fix = f"{near}: {shown}" if near else f"one of the known keys in place of {key}"
+            why = NO_SUCH + "; " + why if re.split("_", key)[0] in SPLITS else why
             span = (0, max(1, len(key)))
             text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
 
@@ -169,7 +176,8 @@ class Text:
         what, why = "expected a whole number of at least 1", "it counts things"
         if isinstance(self.value, int) and self.value > MOST_COUNTED:
             what, why = "too many", f"more than {MOST_COUNTED:,} are taken for a typing mistake"
-        self.reject("bad-count", what, why, self.line(1))
+        meant = isinstance(self.value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", self.value)
+        self.reject("bad-count", what, why, self.line(int(str(self.value))) if meant else self.open_line("a number"))
         return None
 
 

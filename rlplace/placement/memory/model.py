@@ -269,7 +269,7 @@ class ModelKeys:
             return default
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
-        missing = value is None
+        missing, from_model = value is None, f"copy {name} from the model's config.json"
         self.problems.append(
             Problem(
                 code="missing-key" if missing else "wrong-type",
@@ -277,7 +277,7 @@ class ModelKeys:
                 what="is required" if missing else "expected a whole number above 0",
                 got=None if missing else show(value),
                 why=f"the parameters of a {self._config['model_type']} model cannot be counted without it",
-                fix=f"copy {name} from the model's config.json",
+                fix=f"{name}: {value}" if isinstance(value, str) and value.isdecimal() else from_model,
             )
         )
         return 1

@@ -98,50 +98,52 @@ def test_sizes_have_units(text: object, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        (-1, "16GiB"),
-        (True, "16GiB"),
+        (-1, None),
+        (True, None),
         (80, "80GiB"),  # the unit was forgotten
         ("80", "80GiB"),
         ("80G", "80GiB"),
-        ("16 gigs", "16GiB"),
+        ("16 gigs", None),
+        ("16 GBytes", "16GB"),
+        ("50%", None),
         (1.5, "1.5GiB"),
-        ("GiB", "16GiB"),
-        ("-1GiB", "16GiB"),
-        (None, "16GiB"),
+        ("GiB", None),
+        ("-1GiB", None),
+        (None, None),
     ],
 )
-def test_what_is_no_size(text: object, fix: str) -> None:
+def test_what_is_no_size(text: object, fix: str | None) -> None:
     found = problem(inner={"name": "n", "size": text})
-    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", f"size: {fix}")
+    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", fix and f"size: {fix}")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "code", "fix"),
     [
-        ("count", "three", "wrong-type", "count: 1"),
+        ("count", "three", "wrong-type", None),
         ("count", "4", "wrong-type", "count: 4"),
-        ("count", True, "wrong-type", "count: 1"),
-        ("count", 1.5, "wrong-type", "count: 1"),
-        ("count", None, "wrong-type", "count: 1"),
-        ("count", 0, "out-of-bounds", "count: 1"),
-        ("count", 9, "out-of-bounds", "count: 8"),
+        ("count", True, "wrong-type", None),
+        ("count", 1.5, "wrong-type", None),
+        ("count", None, "wrong-type", None),
+        ("count", 0, "out-of-bounds", None),
+        ("count", 9, "out-of-bounds", None),
         ("rate", "3e-4", "wrong-type", "rate: 3.0e-4"),
-        ("rate", "half", "wrong-type", "rate: 0.5"),
-        ("rate", False, "wrong-type", "rate: 0.5"),
-        ("rate", 0, "out-of-bounds", "rate: 0.5"),
-        ("rate", 1.0, "out-of-bounds", "rate: 0.5"),
+        ("rate", "half", "wrong-type", None),
+        ("rate", False, "wrong-type", None),
+        ("rate", 0, "out-of-bounds", None),
+        ("rate", 1.0, "out-of-bounds", None),
         ("rate", float("nan"), "out-of-bounds", None),
         ("rate", 10**400, "out-of-bounds", None),
         ("flag", 1, "wrong-type", "flag: true"),
         ("mode", "fsat", "unknown-choice", "mode: fast"),
-        ("mode", None, "unknown-choice", "mode: fast"),
-        ("level", 4, "unknown-choice", "level: 3"),
-        ("level", None, "unknown-choice", "level: 1"),
-        ("cache", 8, "unknown-choice", "cache: bf16"),
+        ("mode", None, "unknown-choice", None),
+        ("level", 4, "unknown-choice", None),
+        ("level", None, "unknown-choice", None),
+        ("cache", 8, "unknown-choice", None),
         ("many", "atuo", "unknown-choice", "many: auto"),
-        ("many", 0, "out-of-bounds", "many: 1"),
+        ("many", 0, "out-of-bounds", None),
         ("many", [1], "wrong-type", None),
-        ("limit", "none", "wrong-type", None),
+        ("limit", "none", "wrong-type", "limit: null"),
         ("sizes", 3, "wrong-type", "sizes: [3]"),
         ("sizes", "1,2", "wrong-type", "sizes: [1,2]"),
         ("free", [1], "wrong-type", None),
@@ -171,8 +173,8 @@ def test_an_unknown_key_is_met_with_the_near_one() -> None:
     assert "inner, count, rate" in found.why
 
 
-def test_an_unknown_key_without_a_near_one_is_to_be_removed() -> None:
-    assert (problem(xyzzy=1).what, problem(xyzzy=1).fix) == ("unknown key", "remove xyzzy")
+def test_of_an_unknown_key_without_a_near_one_nobody_knows_what_is_meant() -> None:
+    assert (problem(xyzzy=1).what, problem(xyzzy=1).fix) == ("unknown key", None)
     _, problems = read_block(Outer, {"inner": {"name": "n"}, 7: 1})
     assert [p.key for p in problems] == ["7"]  # keys need not be text
 

@@ -85,7 +85,7 @@ def test_the_fix_of_a_renamed_key_can_be_pasted(old: str) -> None:
         assert value == expected, path
 
 
-@pytest.mark.parametrize(("old", "value"), [("clip_ratio", 1.5), ("clip_ratio", "wide"), ("whiten_advantages", "yes")])
+@pytest.mark.parametrize(("old", "value"), [("clip_ratio", "0.3"), ("clip_ratio", "30%"), ("whiten_advantages", "yes")])
 def test_the_fix_is_a_value_that_the_new_key_takes(old: str, value: object) -> None:
     mapping = {**SIMULATED, "algorithm": {old: value}}
     with pytest.raises(ConfigError) as caught:

@@ -53,10 +53,10 @@ def test_presets_of_an_rlhf_job() -> None:
     [
         ({"preset": "hybird"}, "unknown-preset", "preset: hybrid"),
         ({"preset": "colocate_actor_ref+critic_rewrd"}, "unknown-preset", "preset: colocate_actor_ref+critic_reward"),
-        ({"preset": 3}, "unknown-preset", "preset: hybrid"),
-        ({"preset": ["hybrid"]}, "unknown-preset", "preset: hybrid"),
+        ({"preset": 3}, "unknown-preset", "preset: <one of these>"),
+        ({"preset": ["hybrid"]}, "unknown-preset", "preset: <one of these>"),
         ({"preset": "hybrid", "actr": 3}, "unknown-key", "actor: 3"),
-        ({"preset": "hybrid", "actor": "0-7"}, "bad-count", "actor: 1"),
+        ({"preset": "hybrid", "actor": "0-7"}, "bad-count", "actor: <a number>"),
         ({"preset": "hybrid", "accelerators": 9}, "preset-sizes", "accelerators: 8"),
         ({"preset": "hybrid", "actor": 9}, "preset-sizes", "actor: 8"),
         ({"preset": "hybrid", "env": 8}, "preset-sizes", "env: 4"),
@@ -73,7 +73,7 @@ def test_what_no_preset_can_do(block: dict[str, object], code: str, fix: str) ->
     assert (problem.code, problem.fix) == (code, fix)
     with_fix = {**block, **_read(fix)}
     with_fix.pop("actr", None)
-    if code != "bad-count":
+    if "<" not in fix:
         place(with_fix)
 
 

@@ -93,7 +93,7 @@ def test_a_placed_component_is_checked_against_another_cluster() -> None:
     ("label", "code", "fix"),
     [
         ("b,a", None, None),
-        ("bb", "unknown-node-group", 'node_group="b"'),
+        ("bb", "unknown-node-group", 'node_group="<one of these>"'),
         ("a,a", "node-group-repeated", 'node_group="a"'),
         ("a,nodes", "mixed-node-groups", 'node_group="a"'),
         ("a,cluster", "overlapping-node-groups", 'node_group="a"'),

@@ -1,0 +1,102 @@
+"""Names and words that users of other libraries write, and ours that mean exactly the same.
+
+Here stands only what keeps its value. Whatever needs another number, or two of our keys, is left to the importers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rlplace.errors import did_you_mean
+
+_KEYS = {  # ours -> theirs; a dot in front: below the block of the component where theirs stands
+    "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
+    "cluster.num_nodes": "nnodes n_nodes node_num",
+    "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations",
+    "runner.output_dir": "default_local_dir save_path log_dir",
+    "runner.eval_every": "test_freq eval_interval val_check_interval",
+    "algorithm.name": "adv_estimator advantage_estimator adv_type algo",
+    "algorithm.prompts": "rollout_batch_size num_prompts",
+    "algorithm.samples_per_prompt": "n n_samples_per_prompt group_size num_return_sequences_in_group num_generations",
+    "algorithm.max_new_tokens": "max_response_length response_length generate_max_len rollout_max_response_len",
+    "algorithm.max_prompt_length": "prompt_max_len prompt_length rollout_max_prompt_len max_prompt_len",
+    "algorithm.kl_coef": "init_kl_coef kl_beta",
+    "algorithm.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
+    "algorithm.gae_lambda": "lam lambda lambd",
+    "algorithm.epochs": "ppo_epochs update_epoch n_epochs",
+    "algorithm.clip_ratio_low": "eps_clip cliprange clip_range clip_eps eps_clip_low",
+    "algorithm.clip_ratio_high": "eps_clip_high clip_eps_high",
+    "algorithm.value_clip": "cliprange_value value_clip_eps clip_range_vf",
+    "algorithm.value_coef": "vf_coef value_loss_coef",
+    "env.total_num_envs": "num_envs n_envs",
+    "env.id": "env_id env_name",
+    ".optimizer": "optim",
+    ".optimizer.lr": "learning_rate actor_learning_rate critic_learning_rate",
+    ".optimizer.on_host": "adam_offload",
+    ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
+    ".optimizer.warmup_steps": "lr_warmup_steps",
+    ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    ".micro_batch": "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu per_device_train_batch_size",
+    ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
+    ".weights": "model_dtype",
+    "rollout.engine": "backend rollout_backend",
+    "rollout.step_sequences": "max_num_seqs",
+    "rollout.step_tokens": "max_num_batched_tokens",
+    "rollout.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "rollout.cache_dtype": "kv_cache_dtype",
+}
+KEYS: Mapping[str, str] = {theirs: ours for ours, names in _KEYS.items() for theirs in names.split()}
+BELOW: Mapping[str, Mapping[str, str]] = {  # names that mean this in one block only
+    "rollout": {"name": "rollout.engine"},
+    "env": {"name": "env.id"},
+}
+TENSOR_PARALLEL = ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp_size", "tp")
+# Of a line of component_placement.
+PLACEMENT_KEYS = {
+    **dict.fromkeys((*TENSOR_PARALLEL[1:], "num_gpus_per_engine"), "tensor_parallel_size"),
+    **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
+    **dict.fromkeys(("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"),
+}
+COMPONENTS = {
+    **dict.fromkeys(("ref", "ref_policy", "reference_model", "ref_model"), "reference"),
+    **dict.fromkeys(("reward_model", "rm"), "reward"),
+    **dict.fromkeys(("policy", "actor_train", "learner", "trainer"), "actor"),
+    **dict.fromkeys(("actor_infer", "vllm", "generator", "generation"), "rollout"),
+    **dict.fromkeys(("value", "value_model"), "critic"),
+    **dict.fromkeys(("simulator", "environment", "enviroment"), "env"),
+    "inference": "",  # in RLinf, what computes log-probabilities again: here the actor does
+}
+_WORDS = {  # ours -> theirs
+    "bf16": "bfloat16 torch.bfloat16",
+    "fp16": "float16 half torch.float16",
+    "fp32": "float32 float torch.float32",
+    "cuda": "gpu nvidia",
+    "transformers": "hf huggingface",
+    "gymnasium": "gym",
+    "grpo": "group_norm",
+    "reinforce_pp": "reinforce++ reinforce_plus_plus",
+    "reinforce_pp_baseline": "reinforce++-baseline reinforce_plus_plus_baseline reinforce_baseline",
+    "colocate_all": "collocated colocated colocate collocate_all",
+}
+_OURS = {theirs: ours for ours, words in _WORDS.items() for theirs in words.split()}
+# Top-level blocks that only a file of another library has.
+LIBRARIES = {
+    "actor_rollout_ref": "verl",
+    "actor_train": "roll",
+    "actor_infer": "roll",
+    "generator": "skyrl",
+    "gconfig": "areal",
+    "trainer": "verl",
+}
+# Whole kinds of parallelism that no key here stands for.
+NO_SUCH = "there is no pipeline, expert, context or sequence parallelism here; a model is split by tensor_parallel_size"
+SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
+
+
+def meant_word(value: object, words: Iterable[str]) -> str | None:
+    """Return the word that is meant: another name of it, or a misspelling; None where that is not known."""
+    known = list(words)
+    if str(value).strip() in known:
+        return str(value).strip()
+    ours = _OURS.get(str(value).lower())
+    return ours if ours in known else did_you_mean(str(value), known)

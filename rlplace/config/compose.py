@@ -153,11 +153,9 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         folder, _, package = group.partition("@")
         sources |= _file_sources(places, f"{folder}/{choice}", prefix=package or folder.replace("/", "."))
     sources |= _file_sources(places, name)
-    for override in run.overrides.task:
-        key = override.partition("=")[0].lstrip("+~")
+    given = [override.partition("=")[0].lstrip("+~") for override in run.overrides.task]
+    for key, override in zip(given, run.overrides.task, strict=True):
         if key not in parts:
-            if "." in key:  # the command line wins over such a line of the file
-                mapping.pop(key, None)
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
             sources[key] = source = Source(file=f"command line: {override.removeprefix('++')}")
             while key := key.rpartition(".")[0]:
@@ -168,6 +166,8 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         raise _not_resolved(error, OmegaConf.to_container(job), sources) from error
     assert isinstance(mapping, dict)
     _join_names(mapping)
+    for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
+        mapping.pop(key, None)
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
 
 

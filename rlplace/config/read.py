@@ -198,8 +198,10 @@ def _unknown(
     meant = fix = None
     if place is not None:
         block, _, near = place.rpartition(".")
-        meant, fix = near if block == above else place, f"{near}: {show(value)}"
-        if block != above or value_at(written, place) is not None:
+        meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
+        if block.rpartition(".")[0] == above and value_at(written, block) is None:
+            fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
+        elif block != above or value_at(written, place) is not None:
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
     elif name in TENSOR_PARALLEL and (line := _with_slices(above, value, written)) is not None:
         why, fix = "it says where a component is, so it stands in component_placement", line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlplace.config.schema import (
     ActorConfig,
@@ -21,7 +21,7 @@ from rlplace.config.schema import (
     TorchRolloutConfig,
     TrainedConfig,
 )
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError, Problem, ProblemsError
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
 from rlplace.placement.flow import BUCKET_BYTES, deliver_through_host
 from rlplace.placement.language.spec import role_of
@@ -45,6 +45,7 @@ from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.solve import fill_share
 
 if TYPE_CHECKING:
+    from rlplace.placement.machines.topology import Topology
     from rlplace.placement.plan import Plan
 
 # Of a channel's file; at least what the file takes, which a test compares.
@@ -112,9 +113,53 @@ def memory_case(
         measured=measured or {},
         notes=tuple(notes),
         shared=_shared(plan, config, policy, spaces, demands.get("actor")),
+        batches=_batches(config, plan),
+        job=lambda lines: _with_lines(config, plan.topology, lines, spaces, measured),
     )
     automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"
     return fill_share(case) if automatic else case
+
+
+def _batches(config: Config, plan: Plan) -> dict[str, int]:
+    """Return the sequences of one optimizer step of each copy, where micro-batches have to divide them."""
+    algorithm = config.algorithm
+    if config.kind == "mlp" or config.runs or algorithm.prompts is None:
+        return {}
+    step = algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt
+    learning = [c for c in ("actor", "critic") if c in plan.placement.components]
+    return {c: step // plan.placement.spec(c).num_copies for c in learning}
+
+
+def _with_lines(
+    config: Config,
+    topology: Topology,
+    lines: Mapping[str, object],
+    spaces: PolicySpaces | None,
+    measured: Measurements | None,
+) -> MemoryCase | None:
+    """Plan a job anew with other values at these key paths; None where a check refuses it."""
+    from rlplace.placement.plan import make_plan  # which needs the models of this room
+
+    for path, value in lines.items():
+        config = _replaced(config, path.split("."), value)
+    try:
+        plan = make_plan(config, topology)
+        case = memory_case(plan, config, spaces, measured)
+    except ProblemsError:
+        return None
+    heads = (config.model or {}).get("num_attention_heads")
+    spec = plan.placement.spec("rollout")
+    slices = max(spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments))
+    return None if isinstance(heads, int) and heads % slices else case
+
+
+def _replaced(block: Any, path: Sequence[str], value: object) -> Any:
+    name, below = path[0], path[1:]
+    if isinstance(block, Mapping):  # lines of components and rewards have names of their own, with dots
+        rest = ".".join(path)
+        name, below = (name, below) if name in block and below else (rest, ())
+        return {**block, name: _replaced(block[name], below, value) if below else value}
+    return dataclasses.replace(block, **{name: _replaced(getattr(block, name), below, value) if below else value})
 
 
 def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> Demand | None:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -250,6 +250,18 @@ class MemoryCase:
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shared: SharedMemory = dataclasses.field(default_factory=dict)  # on the hosts, beside what components hold
+    # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
+    batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
+    job: Callable[[Mapping[str, object]], MemoryCase | None] | None = None
+    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)  # that it has more than the config
+
+    def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
+        """Return the case with these lines as well, as a config with them would be planned; None where it is not."""
+        assert self.job is not None, "asked of a case without a config"
+        lines = {**self.lines, **lines}
+        found = self.job(lines)
+        return found and dataclasses.replace(found, job=self.job, lines=lines, unforeseen=self.unforeseen)
 
     def schedule(self) -> Schedule:
         """As in the plan. Components that would clash may stay: here memory decides, not the rule."""

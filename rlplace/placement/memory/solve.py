@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from rlplace.config.schema import ActorConfig
 from rlplace.config.yaml_text import quote, show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.demands import Demand, EngineDemand, ScoringDemand, TrainingDemand
@@ -21,7 +23,7 @@ from rlplace.units import show_bytes
 
 RESERVE = 0.05  # of each accelerator: allocators split what they hold, and the formulas are not exact
 _LEAST = 0.01
-_MOST_STEPS = 6
+_MOST_STEPS = 12
 _MOST_HOLDERS = 5
 _FACTORS = (2, 4, 8, 16, 32, 64)  # more is no remedy but another job
 _LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
@@ -31,11 +33,14 @@ _LESS_KEPT = (  # of what asks for memory: key of its block, the value that hold
         True,
         "one more forward pass per backward pass, about a third more computing",
     ),
+    (TrainingDemand, "zero_stage", 3, "every pass gathers the weights from all ranks"),
     (TrainingDemand, "optimizer.on_host", True, "the optimizer steps on the host, at its speed and in its memory"),
     (ScoringDemand, "sharded", True, "every forward pass gathers the weights from all ranks"),
     (ScoringDemand, "on_host", True, "every forward pass copies the weights from the host"),
     (EngineDemand, "sleep_level", 2, "none: the sync before each rollout brings the weights anyway"),
 )
+_LORA_RANK = 16
+_SLICES = (2, 4, 8)  # accelerators of one engine; more than a node has are refused
 
 
 class Knob(enum.Enum):
@@ -90,6 +95,8 @@ def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solutio
         value = _share_left(case, names)
     else:
         value = largest(lambda size: case.changed(names, **{knob.value: size}).ledger().fits, _MOST[knob])
+        if knob is Knob.MICRO_BATCH:
+            value = _dividing(case, names, int(value))
     solved = case.changed(names, **{knob.value: value})
     return Solution(value, solved) if value and solved.ledger().fits else None
 
@@ -105,6 +112,12 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
+    """The largest micro-batch up to `most` that divides what each copy takes in a step, where that has to be."""
+    whole = math.gcd(*(case.batches[name] for name in names if name in case.batches))
+    return next((size for size in range(min(most, whole), 0, -1) if whole % size == 0), most)
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
@@ -193,6 +206,7 @@ class Remedy:
     saves_bytes: int = 0  # at the worst moment of the accelerators, or hosts, that lack most
     enough: bool = False
     also: bool = False
+    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)  # key path -> value, as `fix` has them
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
@@ -206,7 +220,9 @@ def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
         return single
     steps: list[Remedy] = []
     while len(steps) < _MOST_STEPS and not (steps and steps[-1].enough):
-        best = max(_weighed(case, also=True), key=lambda remedy: remedy.saves_bytes, default=None)
+        best = next(_for_cache(case), None)
+        if shortest(case.ledger()) is not None:
+            best = max(_weighed(case, also=True), key=lambda remedy: remedy.saves_bytes, default=None)
         if best is None:
             break
         steps.append(best)
@@ -226,11 +242,32 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
     short = shortest(before)
     assert short is not None, "asked where something is short"
     for change in _changes(case, short):
-        after = change.case.ledger()
-        pairs = zip(before.accounts, after.accounts, strict=True)
-        saved = next(old.worst.total_bytes - new.worst.total_bytes for old, new in pairs if old is short)
+        changed = change.case
+        if case.job is not None:  # planned and checked anew, as the config with these lines will be
+            planned = case.with_lines(change.lines)
+            if planned is None:
+                continue
+            changed = planned
+        after = changed.ledger()
+        saved = short.worst.total_bytes - _worst_bytes(after, short)
         if saved > 0:
-            yield dataclasses.replace(change, saves_bytes=saved, enough=shortest(after) is None, also=also)
+            enough = shortest(after) is None if case.job is None else after.fits
+            yield dataclasses.replace(change, case=changed, saves_bytes=saved, enough=enough, also=also)
+
+
+def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
+    """Changes with which a cache that has too little room, and all else, has enough; of a job alone."""
+    for component, _ in case.ledger().lacking if case.job is not None else ():
+        for change in (*_smaller_cache(case, component), *_other_engine(case, component)):
+            planned = case.with_lines(change.lines)
+            if planned is not None and planned.ledger().fits:
+                yield dataclasses.replace(change, case=planned, enough=True, also=True)
+
+
+def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
+    """What the fullest of the same accelerators or hosts holds; another placement groups them otherwise."""
+    same = [a for a in ledger.accounts if a.kind == short.kind and a.numbers & short.numbers]
+    return max((account.worst.total_bytes for account in same), default=0)
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
@@ -243,7 +280,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
     for component in holders:
         yield from _smaller_batch(case, component, short)
     for component in holders:
-        yield from _smaller_cache(case, component, short)
+        yield from _smaller_cache(case, component, short.worst.total_bytes - short.capacity_bytes)
     for component in holders:
         demand = case.demands.get(component)
         for kind, key, value, cost in _LESS_KEPT:
@@ -251,12 +288,47 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
                 yield _change(case, component, key, value, cost)
     for component in holders:
         yield from _more_ranks(case, component)
+    if case.job is not None:
+        for component in holders:
+            yield from _other_training(case, component)
+            yield from _other_engine(case, component)
+
+
+def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
+    """What changes the learning itself, and so comes last. 8-bit Adam is planned only."""
+    demand = case.demands.get(component)
+    if not isinstance(demand, TrainingDemand):
+        return
+    if not demand.packed and demand.block.optimizer.kind != "adamw_8bit" and not demand.block.optimizer.on_host:
+        cost = "Adam's moments are kept in 8 bits each; planned, not run"
+        yield _change(case, component, "optimizer.kind", "adamw_8bit", cost)
+    if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:
+        yield _change(case, component, "lora_rank", _LORA_RANK, "low-rank factors are trained, not all weights")
+
+
+def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
+    """Copies of the model over more accelerators, and a smaller type of keys and values."""
+    demand = case.demands.get(component)
+    if not isinstance(demand, EngineDemand):
+        return
+    spec = case.placement.spec(component)
+    written = spec.canonical()
+    block = dict(written) if isinstance(written, dict) else {"placement": written}
+    now = max(spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments))
+    if now == 1 or "tensor_parallel_size" in block:
+        for slices in (n for n in _SLICES if n > now and spec.world_size * now % n == 0):
+            path, value = f"cluster.component_placement.{component}", {**block, "tensor_parallel_size": slices}
+            cost = f"{slices} accelerators compute each token of an engine together"
+            yield Remedy(fix=f"{path}: {show(value)}", cost=cost, case=case, lines={path: value})
+    if demand.block.engine == "vllm" and demand.block.cache_dtype is None and demand.block.dtype != "fp16":
+        yield _change(case, component, "cache_dtype", "fp8", "keys and values of 8 bits: answers differ a little")
 
 
 def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:
     """Another value of one key of the component's block."""
-    fix = f"{case.block(component)}.{key}: {show(value)}"
-    return Remedy(fix=fix, cost=cost, case=case.changed([component], **{key: value}))
+    path = f"{case.block(component)}.{key}"
+    changed = case.changed([component], **{key: value})
+    return Remedy(fix=f"{path}: {show(value)}", cost=cost, case=changed, lines={path: value})
 
 
 def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
@@ -271,6 +343,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
         fix=f"{case.block(component)}.enable_offload: true",
         cost=cost if copied else "little: nothing is copied, what it holds is made anew",
         case=dataclasses.replace(case, offload={**case.offload, **leaving}),
+        lines={f"{case.block(component)}.enable_offload": True},
     )
 
 
@@ -286,6 +359,8 @@ def _smaller_batch(case: MemoryCase, component: str, short: Account) -> Iterator
         return
     solution = solve(case, knob, component)
     size = int(solution.value) if solution is not None else _useful(case, component, knob, (least, now), short)
+    if knob is Knob.MICRO_BATCH:
+        size = _dividing(case, [component], size)
     cost = f"{now / size:.3g} times as many passes, each less well filled"
     yield _change(case, component, knob.value, size, cost)
 
@@ -303,15 +378,15 @@ def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int]
     return max(least, largest(lambda size: all(t <= b for t, b in zip(totals(size), bounds, strict=True)), now))
 
 
-def _smaller_cache(case: MemoryCase, component: str, short: Account) -> Iterator[Remedy]:
-    cost = "a smaller KV cache: fewer sequences are generated at once"
+def _smaller_cache(case: MemoryCase, component: str, lacking_bytes: int = 0) -> Iterator[Remedy]:
+    cost = "another KV cache: fewer or more sequences are generated at once"
     demand = case.demands.get(component)
     if has_knob(demand, Knob.KV_SHARE):
         if (found := solve(case, Knob.KV_SHARE, component)) is not None:
             yield _change(case, component, Knob.KV_SHARE.value, found.value, cost)
     elif isinstance(demand, EngineDemand) and demand.block.kv_cache_memory is not None:
-        left = demand.block.kv_cache_memory - (short.worst.total_bytes - short.capacity_bytes)
-        if left > 0:
+        left = demand.block.kv_cache_memory - lacking_bytes
+        if lacking_bytes and left > 0:
             yield _change(case, component, "kv_cache_memory", left, cost)
 
 
@@ -328,16 +403,24 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
     if not each or uneven:
         return
     now, topology = case.ranks.get(component, spec.world_size), case.placement.topology
+    if case.job is not None:  # those of the cluster: where it is, and all
+        path, everything = f"cluster.component_placement.{component}", len(topology.all)
+        if len(spec.accelerators) < everything:
+            kept = spec.canonical()
+            block = {**kept, "placement": "all"} if isinstance(kept, dict) and "node_group" not in kept else "all"
+            cost = f"{everything - len(spec.accelerators)} more accelerators, which others may use as well"
+            yield Remedy(fix=f"{path}: {show(block)}", cost=cost, case=case, lines={path: block})
+        return
     for factor in _FACTORS:
         wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
         if shortest(wider.ledger()) is None:
             more = now * (factor - 1) * each
             where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
             written = spec.canonical()
-            block: dict[str, object] = {"accelerators": now * factor * each}
-            block |= {"accelerators_per_rank": each} if each > 1 else {}
-            block |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
-            fix = f"cluster.component_placement.{component}: {quote(block, inside=False)}"
+            wide: dict[str, object] = {"accelerators": now * factor * each}
+            wide |= {"accelerators_per_rank": each} if each > 1 else {}
+            wide |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
+            fix = f"cluster.component_placement.{component}: {quote(wide, inside=False)}"
             yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
             return
 
@@ -385,10 +468,13 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     if not remedies:
         return None
     joined = "and: " if remedies[0].also else "or: "
-    lines = [f"{r.fix}        saves {show_bytes(r.saves_bytes)}; costs: {r.cost}" for r in remedies]
+    saves = [f"saves {show_bytes(r.saves_bytes)}; " if r.saves_bytes else "" for r in remedies]
+    lines = [f"{r.fix}        {saved}costs: {r.cost}" for r, saved in zip(remedies, saves, strict=True)]
     text = "\n".join(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines))
-    if remedies[0].also and not remedies[-1].enough:
+    if remedies[0].also and not remedies[-1].enough and remedies[-1].case.job is None:
         text += "\nand still it does not fit: larger accelerators, or a larger tensor_parallel_size, are needed"
+    elif remedies[0].also and not remedies[-1].enough:
+        text += "\nand still it does not fit, and nothing else here holds less: larger accelerators are needed"
     return text
 
 
@@ -400,6 +486,8 @@ def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
     else:
         knob, found = Knob.KV_SHARE.value, solve(case, Knob.KV_SHARE, component)
         fix = shorter if found is None else f"{component}.{knob}: {found.value}        (the largest that fits)"
+    if remedies := tuple(dataclasses.replace(remedy, also=False) for remedy in _for_cache(case)):
+        fix = proposals(remedies) or fix
     return Problem(
         code="kv-cache-too-small",
         key=f"{component}.{knob}",

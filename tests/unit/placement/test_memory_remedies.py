@@ -188,7 +188,7 @@ def test_a_host_too_small_is_said_also_where_accelerators_are_not_known() -> Non
     plan, config = ppo(memory=0)
     case = with_host_memory(memory_case(plan, config, PENDULUM), 100)
     assert [p.code for p in find_shortages(case)] == ["host-does-not-fit"]
-    unknown = dataclasses.replace(case, demands={**case.demands, "actor": rlhf_demands("8b")["actor"]})
+    unknown = dataclasses.replace(case, demands={**case.demands, "actor": rlhf_demands("8b")["actor"]}, job=None)
     assert find_shortages(unknown)[0].fix == "hosts of 89.7 GiB or more, or less on each", "a million ranks are no fix"
 
 

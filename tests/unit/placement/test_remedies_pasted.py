@@ -15,7 +15,6 @@ from rlplace.prepare import prepare
 SMALL = "cluster.nodes=[{accelerators: 8, memory: %s, host_memory: 2TiB}]"
 JOBS = {  # command line -> whether its remedies are enough
     f"rlhf_ppo_colocated {SMALL % '20GiB'}": True,
-    f"rlhf_ppo_colocated {SMALL % '40GiB'} actor.micro_batch=16": True,
     f"rlhf_ppo_colocated {SMALL % '24GiB'} algorithm.max_new_tokens=64 algorithm.max_prompt_length=64": True,
     f"rlhf_ppo_colocated {SMALL % '40GiB'} actor.enable_offload=false cluster.allow_resident=[actor]": True,
     f"rlhf_ppo_colocated {SMALL % '2GiB'}": False,

@@ -199,7 +199,7 @@ def _unknown(
     if place is not None:
         block, _, near = place.rpartition(".")
         meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
-        if block.rpartition(".")[0] == above and value_at(written, block) is None:
+        if block != above and block.rpartition(".")[0] == above and value_at(written, block) is None:
             fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
         elif block != above or value_at(written, place) is not None:
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"

@@ -379,7 +379,7 @@ def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int]
 
 
 def _smaller_cache(case: MemoryCase, component: str, lacking_bytes: int = 0) -> Iterator[Remedy]:
-    cost = "another KV cache: fewer or more sequences are generated at once"
+    cost = "a smaller KV cache: fewer sequences are generated at once"
     demand = case.demands.get(component)
     if has_knob(demand, Knob.KV_SHARE):
         if (found := solve(case, Knob.KV_SHARE, component)) is not None:

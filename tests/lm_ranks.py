@@ -69,8 +69,7 @@ class LmScenario:
             }
         )
         deliveries = self.deliveries or (Delivery(readers=everyone, near=everyone),)
-        working = {self.component: WORKING}
-        return WorkerArguments(config=config, ranks=ranks, deliveries=deliveries, working=working)
+        return WorkerArguments(config=config, ranks=ranks, deliveries=deliveries, working={self.component: WORKING})
 
 
 def made_up_samples(iteration: int = 0, groups: int = PROMPTS, version: int = 0) -> list[tuple[Sample, ...]]:

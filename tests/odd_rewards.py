@@ -14,7 +14,6 @@ def length(transcript: Transcript, *, times: float = 1.0) -> float:
 
 
 def process(transcript: Transcript) -> int:
-    """Which process this is."""
     return os.getpid()
 
 

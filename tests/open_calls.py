@@ -18,12 +18,7 @@ from rlplace.workers.worker import MoveReport
 def slot_of(component: str, rank: int = 0) -> Slot:
     """On the accelerator of the rank's number, all on one node."""
     return Slot(
-        component=component,
-        rank=rank,
-        node=0,
-        local_rank=rank,
-        accelerators=(rank,),
-        local_accelerators=(rank,),
+        component=component, rank=rank, node=0, local_rank=rank, accelerators=(rank,), local_accelerators=(rank,)
     )
 
 

@@ -143,5 +143,4 @@ class RolloutStage:
 
 
 def env_block(gym: str, **kwargs: Any) -> dict[str, object]:
-    """The `env` block of a simulator made for tests."""
     return {"id": f"{GYMS}:{gym}", "kwargs": kwargs}

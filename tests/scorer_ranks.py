@@ -58,8 +58,7 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
-        working = {self.component: WORKING}
-        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1), working=working)
+        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1), working={self.component: WORKING})
 
     @property
     def specs(self) -> tuple[ChannelSpec, ...]:

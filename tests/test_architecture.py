@@ -17,12 +17,7 @@ PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "units"),
-    (
-        "config",
-        "metrics",
-        "tokens",
-        "trajectory",
-    ),
+    ("config", "metrics", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
@@ -40,12 +35,7 @@ PEERS = {  # and from these rooms of its own floor
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
 # Every sub-package of a room that is listed here has a floor.
 FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
-    "comm": (
-        ("codec", "ends", "processes", "queue", "table"),
-        ("shared_memory",),
-        ("network",),
-        ("weights",),
-    ),
+    "comm": (("codec", "ends", "processes", "queue", "table"), ("shared_memory",), ("network",), ("weights",)),
     "placement": (("machines",), ("language",), ("memory", "show")),
     "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
 }
@@ -81,14 +71,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
 PURE = {"config.compose", "config.read", "errors", "imports", "metrics", "placement"}
 PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
 # starts fast, stays small
-DRIVER = PLANNER | {
-    "envs",
-    "loop",
-    "run",
-    "trajectory",
-    "workers.launch.group",
-    "workers.worker",
-}
+DRIVER = PLANNER | {"envs", "loop", "run", "trajectory", "workers.launch.group", "workers.worker"}
 WITHOUT = {
     "numpy": PLANNER | {"prepare"},
     "ray": PLANNER | {"workers.roles.env"},
@@ -351,5 +334,4 @@ for name in {names!r}:
     if {library!r} in sys.modules:
         sys.exit(f"{{name}} imports {library}")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
-    return done.stderr
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT).stderr

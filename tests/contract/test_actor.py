@@ -88,5 +88,4 @@ def test_the_saved_policy_is_the_pushed_one(actor_of: MakeActor, tmp_path: Path)
     assert saved.keys() == pushed.keys()
     assert all(torch.equal(saved[name], pushed[name]) for name in saved)
     assert [p.name for p in tmp_path.iterdir()] == ["policy.safetensors"]
-    policy = build_policy(ALONE.spaces, ALONE.config.actor, ALONE.config.algorithm, seed=5)
-    policy.load_state_dict(saved)
+    build_policy(ALONE.spaces, ALONE.config.actor, ALONE.config.algorithm, seed=5).load_state_dict(saved)

@@ -132,8 +132,7 @@ def test_many_producers_and_consumers_get_each_item_once_in_order(make: Make, st
             end.put((rank, i), key="ab"[i % 2])
 
     consumers = [start(drain, channel, key) for key in "aabb"]
-    producers = [start(produce, rank) for rank in range(3)]
-    for producer in producers:
+    for producer in [start(produce, rank) for rank in range(3)]:
         producer.result()
     channel.close()
     taken = [consumer.result() for consumer in consumers]

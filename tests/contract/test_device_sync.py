@@ -138,8 +138,7 @@ def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_
 
 
 def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture = Mixture(actors=2, hosts=(None, 0), verify_every=1)
-    with ends_of(mixture, channel_of(), tmp_path) as ends:
+    with ends_of(Mixture(actors=2, hosts=(None, 0), verify_every=1), channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))
         spoil_next_broadcast_of(ends, monkeypatch, owner=1)
         pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
@@ -234,8 +233,7 @@ def test_a_death_in_the_middle_is_named_and_leaves_the_version_before() -> None:
     context.set_forkserver_preload([__name__])
     store, point = serve()
     with JobFolder.create() as folder, ThreadPoolExecutor(3) as threads:
-        spec = ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S)
-        channel = SharedChannel.create(folder.path, spec)
+        channel = SharedChannel.create(folder.path, ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S))
         actors = [context.Process(target=act, args=(folder.path, point, rank)) for rank in range(DEADLY.actors)]
         for actor in actors:
             actor.start()
@@ -266,8 +264,7 @@ def test_a_consumer_on_a_gpu_takes_what_its_owner_shares(tmp_path: Path) -> None
     mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=1 << 20, verify_every=1, device=torch.device("cuda:0"))
     store, point = serve()
     with JobFolder.create() as folder, ProcessPoolExecutor(1, mp_context=context) as pool:
-        spec = ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S)
-        channel = SharedChannel.create(folder.path, spec)
+        channel = SharedChannel.create(folder.path, ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S))
         sender = mixture.sender(channel, 0, point, folder.path)
         sent = {"w": torch.randn(3000, 700, device="cuda:0"), "b": torch.randn(9, device="cuda:0").bfloat16()}
         for version in (1, 2):

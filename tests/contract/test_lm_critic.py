@@ -109,8 +109,7 @@ def test_its_steps_are_of_the_samples_of_the_actors(critic_of: MakeCritic, qwen:
 
 
 def test_its_learning_rate_is_its_own(critic_of: MakeCritic, qwen: Path) -> None:
-    adam = ADAM | {"lr": 4e-3, "schedule": "linear", "warmup_steps": 2}
-    critic = critic_of(qwen, trained={"optimizer": adam})
+    critic = critic_of(qwen, trained={"optimizer": ADAM | {"lr": 4e-3, "schedule": "linear", "warmup_steps": 2}})
     rates = [iterate(critic, iteration)["critic/lr"].value for iteration in range(3)]
     assert rates == pytest.approx([2e-3, 4e-3 * 3 / 4, 4e-3 * 2 / 4])
 

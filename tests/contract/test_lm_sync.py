@@ -154,8 +154,7 @@ def test_only_factors_travel_and_rounding_does_not_add_up(pair_of: Callable[...,
         assert pushed["actor/pushed_bytes"].value == pulled["rollout/pull_bytes"].value == factors
     engine = {name: weight.clone() for name, weight in pair.engine._tensors.items()}
     pair.actor.move(FULL)
-    trained = dict(pair.actor._model.whole_weights())
-    for name, weight in trained.items():
+    for name, weight in dict(pair.actor._model.whole_weights()).items():
         touched = "q_proj" in name or "down_proj" in name
         torch.testing.assert_close(engine[name], weight, rtol=0, atol=1e-6 if touched else 0)
         assert torch.equal(weight, stored[name]) != touched

@@ -78,7 +78,6 @@ def test_the_fullest_of_three_ranks_holds_what_was_predicted(precision: str) -> 
         split=(1, 1, 1), actions=THREE_CHOICES, actor={"model": {"hidden": [16, 16]}, "compute": precision}
     )
     found = in_processes(_moves, scenario, 3)
-    config = scenario.config
-    footprint = PolicyTrainingDemand(policy=shape(config, scenario.spaces)).footprint(placed(3))
+    footprint = PolicyTrainingDemand(policy=shape(scenario.config, scenario.spaces)).footprint(placed(3))
     fullest = {r: (max(f[r][0] for f in found), max(f[r][1] for f in found)) for r in Residency}
     assert predicted(footprint) == fullest

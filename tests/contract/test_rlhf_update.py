@@ -89,8 +89,7 @@ def test_the_update_of_actor_and_critic_is_that_of_plain_ppo(
 ) -> None:
     models = plain(qwen, scorer, other)
     names = ("kl_coef", "kl_in", "kl_estimator", "gamma", "gae_lambda", "reward_clip")
-    asked = {name: getattr(rules, name) for name in names}
-    with RlhfStage(qwen, ROLES, **blocks, algorithm=asked) as stage:
+    with RlhfStage(qwen, ROLES, **blocks, algorithm={name: getattr(rules, name) for name in names}) as stage:
         for iteration in range(2 if rules == Rules() else 1):
             samples = everything(iteration)
             expected = rlhf_step(models, samples, rewards_of(samples, scorer, 0.5), rules)
@@ -166,8 +165,7 @@ def test_a_reference_that_is_refreshed_becomes_the_actor(qwen: Path) -> None:
 
 
 def test_the_critic_learns_before_the_actor_does(qwen: Path, blocks: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    critic = {**blocks["critic"], "warmup_iterations": 1}
-    with RlhfStage(qwen, ("actor", "critic"), critic=critic) as stage:
+    with RlhfStage(qwen, ("actor", "critic"), critic={**blocks["critic"], "warmup_iterations": 1}) as stage:
         before = stage.weights("actor"), stage.weights("critic")
         numbers = stage.iterate(made_up_samples())
         after = stage.weights("actor"), stage.weights("critic")

@@ -178,8 +178,7 @@ def test_what_is_drawn_follows_from_the_seed_and_not_from_the_batch(bench: Bench
     requests = [request_of(group, length=4 + 7 * group, samples=2) for group in range(3)]
     engine = bench.ready()
     together = by_number(run(engine, *requests))
-    alone = by_number([answer for request in reversed(requests) for answer in run(engine, request)])
-    assert alone == together
+    assert by_number([answer for request in reversed(requests) for answer in run(engine, request)]) == together
     for other in ({"iteration": 1}, {"turn": 1}, {"first_sample": 7}):
         answers = run(engine, dataclasses.replace(requests[0], **other))
         assert {tuple(a.tokens) for a in answers}.isdisjoint(map(tuple, together.values()))
@@ -379,8 +378,7 @@ def test_temperature_zero_is_greedy(bench: Bench) -> None:
 
 
 def test_an_answer_ends_where_the_context_does(bench: Bench) -> None:
-    engine = bench.ready(OPEN)
-    (answer,) = run(engine, request_of(0, length=CONTEXT - 3, longest=20))
+    (answer,) = run(bench.ready(OPEN), request_of(0, length=CONTEXT - 3, longest=20))
     assert (len(answer.tokens), answer.finish) == (3, "length")
 
 
@@ -388,8 +386,7 @@ def test_a_short_answer_leaves_before_a_long_one_that_began_earlier(bench: Bench
     engine = bench.ready(OPEN)
     engine.submit(request_of(0, longest=30))
     early = [answer for _ in range(5) for answer in engine.step()]
-    order = [answer.group for answer in run(engine, request_of(1, longest=4))]
-    assert (early, order) == ([], [1, 0])
+    assert (early, [answer.group for answer in run(engine, request_of(1, longest=4))]) == ([], [1, 0])
 
 
 def test_answers_without_room_wait_for_it(bench: Bench) -> None:

@@ -79,12 +79,11 @@ def trained(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Make]:
 
 def test_it_starts_off_and_refuses_to_compute(trained: Make, tmp_path: Path) -> None:
     worker = trained().worker
-    path = str(tmp_path / "policy")
     calls = {
         "infer": (0, 0),
         "learn": (0, 0),
         "push_weights": (0,),
-        "save_model": (path,),
+        "save_model": (str(tmp_path / "policy"),),
         "logprobs": ([1, 2],),
         "digest": (),
     }

@@ -126,8 +126,7 @@ def test_a_share_of_an_emulated_accelerator_is_for_weights_and_cache(
     build: Build, weights: Mapping[str, Tensor]
 ) -> None:
     size = sum(weight.nbytes for weight in weights.values()) + CACHE_BYTES
-    engine = build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size)
-    assert engine.move(FULL) == size
+    assert build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size).move(FULL) == size
 
 
 def test_it_leaves_the_process_as_it_found_it(build: Build) -> None:

@@ -98,8 +98,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture
 def open_ends(tmp_path: Path) -> OpenEnds:
     def make(case: Case, **rules: Any) -> Ends:
-        folder = tmp_path if case.shared else None
-        return Ends(case.ranks, case.deliveries, folder, **{"bucket_bytes": 999, **rules})
+        return Ends(case.ranks, case.deliveries, tmp_path if case.shared else None, **{"bucket_bytes": 999, **rules})
 
     return make
 
@@ -158,11 +157,9 @@ def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenE
 
 def test_bytes_are_counted_by_transport(open_ends: OpenEnds) -> None:
     ends = open_ends(CASES["half of them near, 4 to 3"])
-    reports = ends.push(1, {"w": torch.zeros(8, 10)})
-    assert reports == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
+    assert ends.push(1, {"w": torch.zeros(8, 10)}) == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
     ends.pull(1)
-    alone = open_ends(CASES["own memory, 1 to 1"])
-    (report,) = alone.push(1, {"w": torch.zeros(8, 10)})
+    (report,) = open_ends(CASES["own memory, 1 to 1"]).push(1, {"w": torch.zeros(8, 10)})
     assert report == {Transport.SAME_PROCESS: 320}
 
 

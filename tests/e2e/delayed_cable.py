@@ -103,8 +103,7 @@ def main() -> None:
     bytes_per_s, delay_s = float(sys.argv[3]) * 1e6 / 8, float(sys.argv[4]) / 1e3
     print("laid", flush=True)
     there = Way(first, second, bytes_per_s=bytes_per_s, delay_s=delay_s)
-    back = Way(second, first, bytes_per_s=bytes_per_s, delay_s=delay_s)
-    carry((there, back), sys.stdin.fileno())
+    carry((there, Way(second, first, bytes_per_s=bytes_per_s, delay_s=delay_s)), sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
     assert isinstance(layout, Plan)
     job = job_spec(config, layout)
     job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
-    report = prepared.view
-    folder = run(job, report, resolved=composed.mapping)
+    folder = run(job, prepared.view, resolved=composed.mapping)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Witnessed(learned=learned, metrics=[json.loads(line) for line in lines])

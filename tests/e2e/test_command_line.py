@@ -176,8 +176,7 @@ PARALLEL = "cluster.component_placement.actor={placement: 0-1, tensor_parallel_s
 )
 def test_what_one_command_refuses_all_refuse(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = [(plan.main, words), (train.main, [*words, "dry_run=true"]), (train.main, words)]
-    found = [(main(argv), problem_codes(capsys.readouterr().err)) for main, argv in commands]
-    assert found == [(2, [code])] * 3
+    assert [(main(argv), problem_codes(capsys.readouterr().err)) for main, argv in commands] == [(2, [code])] * 3
 
 
 @pytest.mark.parametrize("words", [[*TEXT, PARALLEL], [*TEXT, "actor.optimizer.kind=sgd"], ["rlhf_ppo_colocated"]])

@@ -62,8 +62,7 @@ def test_a_recipe_that_is_too_large_says_what_would_fit(tmp_path: Path, capsys: 
 
 
 def test_the_8b_recipe_runs_at_tiny_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = imported(LLAMA_8B, tmp_path, capsys, "--tiny")
-    assert "8 accelerators of the original are one here" in said
+    assert "8 accelerators of the original are one here" in imported(LLAMA_8B, tmp_path, capsys, "--tiny")
     policy = tiny_model(tmp_path / "policy")
     judge = tiny_reward_model(tmp_path / "judge", like=policy)
     models = (f"actor.model.path={policy}", f"reward.model.path={judge}", "runner.total_iterations=1")

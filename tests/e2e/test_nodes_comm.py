@@ -115,8 +115,7 @@ def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path:
 
 
 def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
-    budget = "runner.total_iterations=390625"
-    process = start("hybrid_ppo", tmp_path, *APART, budget, *joining(address, shm))
+    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_iterations=390625", *joining(address, shm))
     try:
         seen = read_until(process, "    2 ")
         (server,) = servers()

@@ -103,7 +103,6 @@ def _ended(output: Path) -> None:
     """The run left its summary, and no thread of a worker."""
     (folder,) = output.glob("*/*")
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["memory"]["env"]["off"]["predicted"] == 0
-    left = [t for t in threading.enumerate() if t.name.startswith(("actor rank", "env rank", "rollout rank"))]
-    for thread in left:
+    for thread in [t for t in threading.enumerate() if t.name.startswith(("actor rank", "env rank", "rollout rank"))]:
         thread.join(5.0)
         assert not thread.is_alive()

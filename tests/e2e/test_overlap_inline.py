@@ -33,8 +33,7 @@ def test_nothing_is_learned_that_is_older_than_allowed(model: Path, tmp_path: Pa
 
 
 def test_steps_are_made_of_the_first_groups_that_are_whole(model: Path, tmp_path: Path) -> None:
-    asked = ("algorithm.train_batch=16", "algorithm.max_new_tokens=12")
-    seen = witness(model, tmp_path, *asked, ahead=1, iterations=4)
+    seen = witness(model, tmp_path, "algorithm.train_batch=16", "algorithm.max_new_tokens=12", ahead=1, iterations=4)
     assert [line["actor/optimizer_steps"] for line in seen.metrics] == [2] * 4
     for version in range(4):
         assert sorted({sample.group for sample in seen.of(version)}) == [0, 1, 2, 3]

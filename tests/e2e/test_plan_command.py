@@ -48,8 +48,7 @@ def test_a_cluster_replaces_the_one_a_config_names(capsys: pytest.CaptureFixture
 def test_a_cluster_of_ones_own_and_where_it_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "mine.yaml").write_text("# Two small ones\nnodes:\n  - {count: 2, acelerators: 4}\n")
-    words = ["--config-dir", str(tmp_path), "--config-name", "hybrid_ppo", "cluster=mine"]
-    code, _, err = run(capsys, *words)
+    code, _, err = run(capsys, "--config-dir", str(tmp_path), "--config-name", "hybrid_ppo", "cluster=mine")
     assert (code, problem_codes(err)) == (2, ["unknown-key"])
     assert "mine.yaml:3)" in err
     code, _, err = run(capsys, "--config-dir", str(tmp_path), "--config-name", "hybrid_ppo", "cluster=min")

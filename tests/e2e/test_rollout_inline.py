@@ -31,8 +31,7 @@ def sampled(layout: Layout, env: dict[str, object]) -> list[Trajectory]:
     for iteration in range(ITERATIONS):
         stage.load(seed=iteration, version=iteration)
         stage.run(iteration)
-        pieces = [piece for rank in stage.trajectories().values() for piece in rank]
-        whole.append(concat(pieces))
+        whole.append(concat([piece for rank in stage.trajectories().values() for piece in rank]))
         assert all(channel.stats().depth_items == 0 for channel in stage.channels.values())
     stage.close()
     return whole

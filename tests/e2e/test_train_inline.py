@@ -19,8 +19,7 @@ ONE_EACH = (*INLINE, *placed("0", "0", "1"))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("run")
-    return train("hybrid_ppo", folder, *ONE_EACH, "runner.total_iterations=3", "runner.seed=7")
+    return train("hybrid_ppo", tmp_path_factory.mktemp("run"), *ONE_EACH, "runner.total_iterations=3", "runner.seed=7")
 
 
 def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) -> None:
@@ -74,8 +73,7 @@ def test_the_same_seed_gives_the_same_run(run: Finished, tmp_path: Path) -> None
 
 
 def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
-    steps = ("runner.total_iterations=391", "runner.stop_at_return=5.0")
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, *steps)
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=391", "runner.stop_at_return=5.0")
     assert run.code == 0
     assert run.summary()["env_steps"] < 100_000
     assert run.summary()["return_last"] >= 5.0

@@ -112,8 +112,7 @@ def test_channels_of_simulators_go_on(groups: int, actors: int, envs: int, engin
 
 @given(cases(), st.integers(1, 2))
 def test_channels_of_language_models_go_on(case: tuple[object, dict[str, bool]], turns: int) -> None:
-    config = text_job(case[1], turns)
-    check_channels(make_plan(config, EIGHT))
+    check_channels(make_plan(text_job(case[1], turns), EIGHT))
 
 
 def text_job(offload: Mapping[str, bool], turns: int) -> Config:

@@ -191,8 +191,7 @@ def test_several_stopped_getters_hold_up_no_other() -> None:
     stopped, runs = [Get(name, "a", None) for name in "xyz"], Get("runs", "a", None)
     assert not any(queue.get(get, waker, 1.0) for waker, get in enumerate([*stopped, runs], 1))
     assert queue.put(Put("env rank 0", "a", 1.0, None, (1,)), 0, 1.0)
-    looks = [queue.get(runs, 4, 1.0 + 2 * STALLED_S * look) for look in range(1, 4)]
-    assert looks == [False, False, True]
+    assert [queue.get(runs, 4, 1.0 + 2 * STALLED_S * look) for look in range(1, 4)] == [False, False, True]
     assert queue.wakes == [1, 2, 3]
 
 

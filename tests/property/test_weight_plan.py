@@ -14,8 +14,7 @@ from rlplace.placement.flow import Delivery
 @st.composite
 def tensors(draw: st.DrawFn) -> TensorSpec:
     dtype = draw(st.sampled_from(["bfloat16", "bool", "float32", "float64"]))
-    shape = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
-    return TensorSpec(names=("t",), dtype=dtype, shape=tuple(shape))
+    return TensorSpec(names=("t",), dtype=dtype, shape=tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))))
 
 
 @st.composite

@@ -25,7 +25,6 @@ def codes_of(source: str) -> Iterator[str]:
 
 
 def given(source: str) -> Iterator[str]:
-    """Whatever is given as `code=`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
             yield str(node.value.value)

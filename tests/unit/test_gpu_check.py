@@ -22,8 +22,7 @@ BROKEN = check("broken", "import sys; sys.exit('it differs by 3')")
 
 
 def test_without_a_gpu_one_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    never = check("never", "raise AssertionError")
-    assert main([], [never], count=lambda: 0) == 2
+    assert main([], [check("never", "raise AssertionError")], count=lambda: 0) == 2
     told = capsys.readouterr()
     assert "[no-gpu]" in told.err
     assert told.out == ""

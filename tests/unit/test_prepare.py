@@ -25,8 +25,7 @@ SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Sou
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model with files that are right and nothing in them; every letter of its prompts is unknown to it."""
-    tokens = {"<eos>": 0, "<unk>": 1}
-    model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
+    model = {"type": "WordLevel", "vocab": {"<eos>": 0, "<unk>": 1}, "unk_token": "<unk>"}
     write(tmp_path / "config.json", KEYS | {"eos_token_id": 0})
     write(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": None})
     write(tmp_path / "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": "{{ messages[-1]['content'] }}"})
@@ -59,8 +58,7 @@ def without_machine(config: Config, layout: Plan, sources: Mapping[str, Source])
 
 def problems(config: Config, check: Any = everything) -> list[Problem]:
     whole = with_folder(config, SOURCES)
-    layout = make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30))
-    found: list[Problem] = check(whole, layout, SOURCES)
+    found: list[Problem] = check(whole, make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30)), SOURCES)
     return found
 
 
@@ -225,13 +223,7 @@ LIMITS = {"num_attention_heads": 12, "max_position_embeddings": 2048}
     [
         (LIMITS, 2048, 4, None, ""),
         ({}, 2048, 4, None, ""),
-        (
-            LIMITS,
-            2048,
-            8,
-            "tensor-parallel-heads",
-            "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}",
-        ),
+        (LIMITS, 2048, 8, "tensor-parallel-heads", "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}"),
         (LIMITS, 2049, 1, "context-too-long", "algorithm.max_prompt_length + algorithm.max_new_tokens <= 2048"),
     ],
 )

@@ -207,8 +207,7 @@ def test_order_and_numbers_of_groups_do_not_matter(name: str, data: st.DataObjec
 
 
 def test_groups_become_outcomes_whatever_their_numbers() -> None:
-    groups = [[sample(group=4, response=5)], [sample(group=4, reward=1.0), sample(group=4, number=1)]]
-    found = Outcomes.of(groups)
+    found = Outcomes.of([[sample(group=4, response=5)], [sample(group=4, reward=1.0), sample(group=4, number=1)]])
     assert (found.rewards.tolist(), found.groups.tolist(), found.lengths.tolist()) == ([0, 1, 0], [0, 1, 1], [5, 2, 2])
     assert dr_grpo(found).tolist() == [0.0, 0.5, -0.5]
 

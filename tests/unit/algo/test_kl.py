@@ -49,8 +49,7 @@ def test_the_gradient_of_a_kl_in_the_loss(name: str) -> None:
     ],
 )
 def test_one_step_by_hand(kl: float, factor: float) -> None:
-    coef = next_kl_coef(0.2, kl, samples=1000, target=6.0, horizon=10_000)
-    assert coef == pytest.approx(0.2 * factor)
+    assert next_kl_coef(0.2, kl, samples=1000, target=6.0, horizon=10_000) == pytest.approx(0.2 * factor)
 
 
 # ── an engine that is not quite the trainer ───────────────────────────────────────────────────────────────────────────
@@ -61,8 +60,7 @@ ENGINE = torch.tensor([0.2, 0.2, 0.9]).log()  # ratios 2, 0.5, 1
 
 
 def test_importance_is_capped_from_above_only() -> None:
-    trainer = TRAINER.clone().requires_grad_()
-    weights = importance_weights(trainer, ENGINE, cap=1.5)
+    weights = importance_weights(TRAINER.clone().requires_grad_(), ENGINE, cap=1.5)
     assert weights.tolist() == pytest.approx([1.5, 0.5, 1.0])
     assert not weights.requires_grad
 

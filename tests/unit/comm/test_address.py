@@ -12,8 +12,7 @@ from rlplace.comm.channel import ChannelSpec
 
 
 def location(process: str, *keys: str) -> ProcessLocation:
-    spec = ChannelSpec(name="observations", capacity_items=2, keys=keys)
-    return ProcessLocation(spec=spec, node=0, process=process)
+    return ProcessLocation(spec=ChannelSpec(name="observations", capacity_items=2, keys=keys), node=0, process=process)
 
 
 def address(*locations: ProcessLocation) -> ChannelAddress:

@@ -17,8 +17,7 @@ FLAGS = "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --colocate_all_models 
 def test_standard_output_is_a_config_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_import(["openrlhf", FLAGS]) == 0
     text = capsys.readouterr().out
-    report = prepare(yaml.safe_load(text)).view
-    assert str(report.plan.placement.accelerators("rollout")) == "0-7"
+    assert str(prepare(yaml.safe_load(text)).view.plan.placement.accelerators("rollout")) == "0-7"
     assert "did you mean --pretrain?" in text
     assert all(line.startswith(("#", " ")) or ":" in line for line in text.splitlines() if line)
 

@@ -28,8 +28,7 @@ def test_references_are_followed_where_they_lead_somewhere() -> None:
 
 def test_placement_lines_are_kept_as_written() -> None:
     text = 'cluster:\n  component_placement:\n    "actor, env": 0-7\n    rollout: {node_group: g, placement: 0-3}\n'
-    found = {s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")}
-    assert found == {
+    assert {s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")} == {
         "cluster.component_placement.actor, env": ("0-7", 3),
         "cluster.component_placement.rollout": ({"node_group": "g", "placement": "0-3"}, 4),
     }

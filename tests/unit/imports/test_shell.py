@@ -60,8 +60,7 @@ def test_lines_are_those_of_the_text() -> None:
     assert [(w.text, w.line) for w in entry_words(text)] == [("--a", 3), ("1", 4)]
     value = 'J="{\n}"\npython -m t --a "$J" \\\n --b'
     assert [(w.text, w.line) for w in entry_words(value)] == [("--a", 3), ("{\n}", 3), ("--b", 4)]
-    nested = 'x=1\nbash -c "python -m t \\\n --a 1"'
-    assert entry_words(nested)[0].line >= 2
+    assert entry_words('x=1\nbash -c "python -m t \\\n --a 1"')[0].line >= 2
 
 
 @pytest.mark.parametrize(("text", "line"), [("--a 'b", 1), ('x\ny --a "b\nc', 2)])

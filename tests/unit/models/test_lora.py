@@ -35,8 +35,7 @@ def test_factors_travel_as_peft_stores_them_and_are_found_again() -> None:
     found = factors[f"{BASE}.weight"].added_to(weight, torch.device("cpu"))
     torch.testing.assert_close(found, weight + 2.0 * b @ a)
     assert found.data_ptr() != weight.data_ptr()
-    half = factors[f"{BASE}.weight"].added_to(weight.bfloat16(), torch.device("cpu"))
-    assert half.dtype == torch.bfloat16
+    assert factors[f"{BASE}.weight"].added_to(weight.bfloat16(), torch.device("cpu")).dtype == torch.bfloat16
 
 
 def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path, ranks: Ranks) -> None:
@@ -54,8 +53,7 @@ def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path,
 def test_targets_are_chosen_by_name(folder: Path, ranks: Ranks) -> None:
     spec = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "v_proj"))
     module = build(CausalLm, LmSpec(folder=folder, lora=spec), ranks.mesh)
-    layers = {name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)}
-    assert layers == {"q_proj", "v_proj"}
+    assert {name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)} == {"q_proj", "v_proj"}
 
 
 def test_an_unknown_target_is_refused(qwen: Path, ranks: Ranks) -> None:
@@ -99,5 +97,4 @@ def test_what_is_frozen_is_kept_as_it_is_computed(folder: Path, ranks: Ranks) ->
     assert {p.dtype for _, p in module.named_tensors() if p.requires_grad} == {torch.float32}
     assert torch.equal(scores(module), scores(plain))
     scores(module).sum().backward()
-    gradients = {p.grad.dtype for _, p in module.named_tensors() if p.grad is not None}
-    assert gradients == {torch.float32}
+    assert {p.grad.dtype for _, p in module.named_tensors() if p.grad is not None} == {torch.float32}

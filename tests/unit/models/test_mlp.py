@@ -154,7 +154,6 @@ def test_discrete_is_categorical() -> None:
 
 @pytest.mark.parametrize("edge", [0.0, 1.0 - 2.0**-24, 1.0])
 def test_the_edges_of_the_noise_are_finite(edge: float) -> None:
-    noise = torch.full((4, 3), edge)
-    actions, logprobs = sample(discrete(), noise)
+    actions, logprobs = sample(discrete(), torch.full((4, 3), edge))
     assert torch.isfinite(logprobs).all()
     assert actions.tolist() == discrete().logits.argmax(-1).tolist()  # equal noise decides nothing

@@ -14,8 +14,7 @@ TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
 
 
 def packed(lengths: tuple[int, ...] = LENGTHS) -> Packed:
-    sequences = [np.arange(n) + 10 * i for i, n in enumerate(lengths)]
-    return Packed.of(sequences, [np.arange(n) > 1 for n in lengths])
+    return Packed.of([np.arange(n) + 10 * i for i, n in enumerate(lengths)], [np.arange(n) > 1 for n in lengths])
 
 
 def heads(lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,7 @@ TWO = Topology.uniform(2, 4)
 def place(
     block: object, topology: Topology = EIGHT, *, node_groups: object = (), **options: Any
 ) -> HybridComponentPlacement:
-    cluster = {"component_placement": block, "node_groups": node_groups}
-    return HybridComponentPlacement(cluster, topology, **options)
+    return HybridComponentPlacement({"component_placement": block, "node_groups": node_groups}, topology, **options)
 
 
 def problems(block: object, topology: Topology = EIGHT, **options: Any) -> tuple[Problem, ...]:

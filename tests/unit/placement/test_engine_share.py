@@ -40,8 +40,7 @@ def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
 
 def test_the_plan_says_what_it_is() -> None:
     report = llm(rollout={"gpu_memory_utilization": "auto", "enable_offload": True})
-    share = share_of(report.case)
-    assert f"note: rollout.gpu_memory_utilization: auto is {share:g}; " in render_text(report)
+    assert f"note: rollout.gpu_memory_utilization: auto is {share_of(report.case):g}; " in render_text(report)
     assert render_text(report).count("auto") == 1
     assert "auto" not in render_text(llm(rollout={"gpu_memory_utilization": 0.5, "enable_offload": True}))
 

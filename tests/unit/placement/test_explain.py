@@ -77,8 +77,7 @@ def test_two_ranks_on_gpus() -> None:
     assert chapter(near, "what passes") == [
         "weights actor rank 4 -> rollout rank 0 its part, written into the copy of node 0"
     ]
-    unjoined = explain_pair(plan, ("env", 0), ("env", 1))
-    assert chapter(unjoined, "what passes") == ["nothing: no route joins these two"]
+    assert chapter(explain_pair(plan, ("env", 0), ("env", 1)), "what passes") == ["nothing: no route joins these two"]
     far = chapter(explain_pair(plan, ("env", 0), ("rollout", 2)), "why")
     assert far[0] == "they are on different nodes: items go by tcp, encrypted"
 

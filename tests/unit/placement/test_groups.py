@@ -195,8 +195,7 @@ def test_robots_have_the_types_and_keys_that_rlinf_gives_them() -> None:
         ("DualFranka", dual),
         ("SO101", {"node_rank": 1, "port": "/dev/ttyACM0"}),
     ):
-        hardware = {"type": type_, "configs": [config]}
-        groups, found = read_node_groups(declared(hardware=hardware), MIXED, {})
+        groups, found = read_node_groups(declared(hardware={"type": type_, "configs": [config]}), MIXED, {})
         assert not found
         (item,) = groups["a800"].items
         assert (item.type, item.config) == (type_, config)

@@ -102,8 +102,7 @@ def test_seventy_billion_on_48_against_64_or_80() -> None:
 
 def test_residency_follows_the_partners() -> None:
     made = layout({"preset": "colocate_actor_ref+critic_reward"}, Topology.uniform(1, 9))
-    held = {c: [made.schedule.residency[s][c] for s in made.needs.stages] for c in RLHF}
-    assert held == {
+    assert {c: [made.schedule.residency[s][c] for s in made.needs.stages] for c in RLHF} == {
         "actor": [WEIGHTS, OFF, WEIGHTS, FULL],
         "reference": [OFF, FULL, OFF, OFF],  # no engine is there: it scores finished samples during rollout
         "critic": [OFF, OFF, FULL, FULL],
@@ -134,8 +133,7 @@ def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
     assert str(made.placement.accelerators("rollout")) == "8-23"
     assert str(made.placement.shared("actor", "rollout")) == "8-15"
     assert [s.hardware[0].config["robot_ip"] for s in made.placement.slots("env")] == ["10.0.0.1"] * 2
-    transports = made.routes[0].transports()
-    assert transports == {Transport.SAME_ACCELERATOR: 8, Transport.NETWORK: 8}
+    assert made.routes[0].transports() == {Transport.SAME_ACCELERATOR: 8, Transport.NETWORK: 8}
 
 
 def test_partners_of_sizes_that_do_not_divide() -> None:

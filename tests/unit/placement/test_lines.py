@@ -73,8 +73,7 @@ def test_counts_keep_what_belongs_together_on_one_node() -> None:
     assert text({"accelerators": 12, "tensor_parallel_size": 4, "tensor_parallel_across_nodes": True}, SIXTEEN) == (
         "0-11"
     )
-    pieces = {"actor": "1,3,5", "rollout": {"accelerators": 4}}
-    assert place(pieces).canonical()["rollout"] == "0,2,4,6"
+    assert place({"actor": "1,3,5", "rollout": {"accelerators": 4}}).canonical()["rollout"] == "0,2,4,6"
 
 
 def test_same_as_follows_a_chain_and_comma_keys() -> None:
@@ -210,8 +209,7 @@ def test_copies(placement: str, tensor: int, more: Mapping[str, object], copies:
 def test_parallel_sizes_are_checked_against_the_placement(
     placement: str, tensor: int, more: Mapping[str, object], code: str, fix: str | None
 ) -> None:
-    block = {"rollout": {"placement": placement, "tensor_parallel_size": tensor, **more}}
-    problem = only_problem(block, SIXTEEN)
+    problem = only_problem({"rollout": {"placement": placement, "tensor_parallel_size": tensor, **more}}, SIXTEEN)
     assert problem.code == code
     assert fix is None or problem.fix == fix.format("tensor_parallel_across_nodes: true")
 
@@ -287,8 +285,7 @@ def test_a_comma_that_yaml_takes_for_the_end_of_an_entry(text: str, fixed: str |
 def test_a_comma_in_a_placement_whose_components_are_all_in_one_pair_of_braces(text: str, env: str) -> None:
     problem = problems(yaml.safe_load(text))[0]
     assert (problem.code, problem.key) == ("comma-in-braces", "cluster.component_placement")
-    pasted = yaml.safe_load(str(problem.fix))["component_placement"]
-    assert place(pasted).spec("env").render() == env
+    assert place(yaml.safe_load(str(problem.fix))["component_placement"]).spec("env").render() == env
 
 
 def test_an_empty_line_beside_others_is_no_split_key() -> None:

@@ -46,8 +46,7 @@ def in_sync(ledger: MemoryLedger, accelerator: int, component: str, part: Part =
 
 
 def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
-    written = config()
-    layout, ledger = planned(written)
+    layout, ledger = planned(config())
     assert layout.deliveries == (DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),)
     weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
     assert weights > 2 << 30

@@ -106,8 +106,7 @@ def test_a_declared_cluster_wins_over_this_machine() -> None:
 
 def ray_node(address: str, gpus: int = 0, **more: Any) -> dict[str, Any]:
     resources = {"CPU": 8.0, "memory": 1e9} | ({"GPU": float(gpus), "accelerator_type:A100": 1.0} if gpus else {})
-    node = {"Alive": True, "NodeManagerAddress": address, "Resources": resources, "Labels": {}}
-    return {**node, **more}
+    return {"Alive": True, "NodeManagerAddress": address, "Resources": resources, "Labels": {}, **more}
 
 
 def test_ray_nodes_come_head_first_then_by_address() -> None:
@@ -120,8 +119,7 @@ def test_ray_nodes_come_head_first_then_by_address() -> None:
         ray_node("gpu-host", 1),
         ray_node("10.0.0.1", 8, Alive=False),
     ]
-    addresses = [n["NodeManagerAddress"] for n in in_rank_order(nodes)]
-    assert addresses == ["10.0.0.9", "10.0.0.2", "10.0.0.10", "gpu-host"]
+    assert [n["NodeManagerAddress"] for n in in_rank_order(nodes)] == ["10.0.0.9", "10.0.0.2", "10.0.0.10", "gpu-host"]
     assert in_rank_order(nodes[::-1]) == in_rank_order(nodes)
 
 

@@ -103,8 +103,7 @@ def test_hosts_hold_the_copies_of_what_sleeps() -> None:
 @pytest.mark.parametrize(("level", "copies"), [(1, 8), (2, 0)])
 def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: int) -> None:
     ledger = colocated_8b().changed(["rollout"], sleep_level=level).ledger()
-    learn = at(ledger.hosts[0], "learn 2")
-    assert held(learn, "rollout", HostPart.SLEEP) == copies * 2 * 8_030_261_248
+    assert held(at(ledger.hosts[0], "learn 2"), "rollout", HostPart.SLEEP) == copies * 2 * 8_030_261_248
 
 
 def test_todays_job() -> None:
@@ -188,8 +187,7 @@ def test_what_is_no_record_is_not_read(record: object) -> None:
 
 
 def test_what_is_not_known_is_counted_as_nothing_and_said() -> None:
-    case = alone({"rollout": "0"}, Topology.uniform(1, 2, "cuda"), {})
-    ledger = case.ledger()
+    ledger = alone({"rollout": "0"}, Topology.uniform(1, 2, "cuda"), {}).ledger()
     assert ledger.notes == ("nothing is known of rollout: counted as 0 bytes",)
     assert ledger.account(0).margin_bytes is None
     assert ledger.fits
@@ -213,8 +211,7 @@ RUNS = (Run(count=6, product="L", memory_bytes=80 * GIB), Run(count=2, product="
 def test_accelerators_of_other_memory_are_accounted_apart(
     nodes: tuple[Node, ...], place: str, found: list[tuple[str, int]]
 ) -> None:
-    case = alone({"rollout": place}, Topology(nodes), {"rollout": rlhf_demands("8b")["rollout"]})
-    ledger = case.ledger()
+    ledger = alone({"rollout": place}, Topology(nodes), {"rollout": rlhf_demands("8b")["rollout"]}).ledger()
     assert [(str(a.numbers), a.capacity_bytes // GIB) for a in ledger.accelerators] == found
     assert [str(a.numbers) for a in ledger.hosts] == [str(node.rank) for node in nodes]
     assert [a.worst.total_bytes / a.capacity_bytes for a in ledger.accelerators] == pytest.approx([0.6, 0.6], rel=1e-6)
@@ -274,8 +271,7 @@ def test_zero_stages_share_more_and_more() -> None:
     assert [f[Part.OPTIMIZER] / parameters for f in full] == pytest.approx([8, 1, 1, 1], rel=1e-4)
     # Beside the float32 shards: the head's gradient in bfloat16, and a layer that is being reduced in float32.
     passing = 2 * 128_256 * 4096 + 4 * 218_112_000
-    gradients = [(f[Part.GRADIENTS] - passing) / parameters for f in learn]
-    assert gradients == pytest.approx([4, 4, 0.5, 0.5], rel=1e-4)
+    assert [(f[Part.GRADIENTS] - passing) / parameters for f in learn] == pytest.approx([4, 4, 0.5, 0.5], rel=1e-4)
 
 
 def test_a_layer_is_gathered_for_its_turn_or_from_forward_to_backward() -> None:
@@ -345,8 +341,7 @@ def test_a_cache_of_given_size_and_one_without_room() -> None:
 
 
 def test_a_share_of_unknown_memory_is_not_refused() -> None:
-    case = alone({"rollout": "0"}, Topology.uniform(1, 1), {"rollout": rlhf_demands("8b")["rollout"]})
-    ledger = case.ledger()
+    ledger = alone({"rollout": "0"}, Topology.uniform(1, 1), {"rollout": rlhf_demands("8b")["rollout"]}).ledger()
     assert not ledger.lacking
     # Emulated accelerators have neither contexts nor captured graphs.
     assert {h.part for h in ledger.account(0).worst.holds} == {Part.PARAMETERS, Part.WORKSPACE}
@@ -354,8 +349,7 @@ def test_a_share_of_unknown_memory_is_not_refused() -> None:
 
 
 def test_many_kinds_of_accelerator_are_cut_short() -> None:
-    count = 12
-    topology = Topology.uneven([1] * count, "cuda", 80 * GIB)
+    topology = Topology.uneven([1] * 12, "cuda", 80 * GIB)
     nodes = tuple(dataclasses.replace(n, memory_bytes=n.memory_bytes + n.rank) for n in topology.nodes)
     case = alone({"env": "all"}, Topology(nodes), {"env": SimulatorDemand(accelerator_bytes=5, host_bytes=3)})
     text = render_ledger(case.ledger())

@@ -194,8 +194,7 @@ def wrong(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 def test_all_missing_and_wrong_numbers_come_together() -> None:
     assert wrong({}) == [("unknown-model-family", "actor.model.model_type")]  # others: test_model_families
-    found = wrong({"model_type": "llama", "hidden_size": "4096", "num_attention_heads": 0, "vocab_size": True})
-    assert found == [
+    assert wrong({"model_type": "llama", "hidden_size": "4096", "num_attention_heads": 0, "vocab_size": True}) == [
         ("wrong-type", "actor.model.hidden_size"),
         ("wrong-type", "actor.model.num_attention_heads"),
         ("wrong-type", "actor.model.vocab_size"),

@@ -77,8 +77,7 @@ def test_a_scorer_keeps_up_with_rollout_only_where_no_component_ever_needs_its_p
         needs = dataclasses.replace(text_needs(placement.components), ahead=1)
         return schedule_of(placement, needs, dict.fromkeys(placement.components, True))
 
-    alone = scored_by(actor="0", env="1", rollout="1", reference="2")
-    assert "reference" in alone.active["rollout"]
+    assert "reference" in scored_by(actor="0", env="1", rollout="1", reference="2").active["rollout"]
     beside = scored_by(actor="0", env="1", rollout="1", reference="0")
     assert beside.active["infer 1"] == ("reference",)
     assert beside.residency["learn"]["reference"] is Residency.OFF

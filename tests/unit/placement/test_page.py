@@ -57,8 +57,7 @@ def test_problems_and_warnings_have_their_fix() -> None:
     words = " ".join(texts(REPORTS["too-large"]))
     assert "does-not-fit" in words
     assert "fix: actor.micro_batch" in words
-    idle = " ".join(texts(REPORTS["idle"]))
-    assert "no component uses accelerators 5-7" in idle
+    assert "no component uses accelerators 5-7" in " ".join(texts(REPORTS["idle"]))
 
 
 def test_bars_are_as_long_as_what_is_held() -> None:

@@ -149,8 +149,7 @@ def test_names_do_not_run_into_the_title() -> None:
 def test_a_block_tells_what_it_holds() -> None:
     assert "env on 0\u20133, node 0, full in rollout: 256 MiB on each accelerator" in titles(drawn(REPORTS["hybrid"]))
     assert "256 MiB" in " ".join(drawn(REPORTS["hybrid"]).itertext())
-    bare = ET.fromstring(render_svg(shown(REPORTS["hybrid"].plan)))
-    assert "MiB" not in " ".join(bare.itertext())
+    assert "MiB" not in " ".join(ET.fromstring(render_svg(shown(REPORTS["hybrid"].plan))).itertext())
 
 
 def test_what_does_not_fit_is_marked_where_and_when() -> None:

@@ -35,8 +35,7 @@ def test_presets_of_an_rlhf_job() -> None:
             "reward": "16-31",
             "rollout": "32-47",
         }
-    alone = expand("colocate_actor_ref", 48, (*RLHF, "reward.style"), actor=16, rollout=16)
-    assert alone == {
+    assert expand("colocate_actor_ref", 48, (*RLHF, "reward.style"), actor=16, rollout=16) == {
         "actor": "0-15",
         "reference": "0-15",
         "critic": "16-20",

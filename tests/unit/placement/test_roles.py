@@ -202,8 +202,7 @@ def test_each_turn_holds_its_own() -> None:
 
 
 def test_a_scorer_that_runs_in_rollout_is_counted_there() -> None:
-    apart = {"actor": "0", "critic": "0", "rollout": "1", "env": "1", "reference": "2", "reward": "3"}
-    asked = case(config(apart))
+    asked = case(config({"actor": "0", "critic": "0", "rollout": "1", "env": "1", "reference": "2", "reward": "3"}))
     (reference,) = [a for a in asked.ledger().accelerators if 2 in a.numbers]
     loads = {str(load.moment): load for load in reference.loads}
     assert held(loads["rollout"], "reference", Part.LOGITS) > 0

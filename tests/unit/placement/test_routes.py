@@ -10,8 +10,7 @@ from tests.unit.placement.placing import TWO, place
 
 
 def routes(actor: str, env: str, rollout: str, topology: Topology, rows: int = 64, groups: int = 2) -> Routes:
-    block = {"actor": actor, "env": env, "rollout": rollout}
-    return derive_routes(place(block, topology), rows, groups)
+    return derive_routes(place({"actor": actor, "env": env, "rollout": rollout}, topology), rows, groups)
 
 
 def pairs(route: Route) -> list[tuple[int, int, int, int]]:
@@ -44,6 +43,5 @@ def test_several_ranks_on_one_accelerator_share_the_sending() -> None:
 
 
 def test_rows_fewer_than_ranks_go_to_the_first() -> None:
-    placed = place(dict.fromkeys(("actor", "env"), "0-7"), TWO)
-    route = scatter_rows(placed, "env", "actor", 3)
+    route = scatter_rows(place(dict.fromkeys(("actor", "env"), "0-7"), TWO), "env", "actor", 3)
     assert [(s.source, s.target, s.start, s.stop) for s in route.shares] == [(i, i, i, i + 1) for i in range(3)]

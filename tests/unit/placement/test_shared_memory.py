@@ -12,12 +12,7 @@ from rlplace.comm.table import Table
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.flow import BUCKET_BYTES
-from rlplace.placement.memory.case import (
-    WEIGHT_BUFFERS,
-    channel_bytes,
-    item_segment_bytes,
-    simulator_items,
-)
+from rlplace.placement.memory.case import WEIGHT_BUFFERS, channel_bytes, item_segment_bytes, simulator_items
 from rlplace.placement.memory.demands import HostPart
 from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.memory.solve import find_shortages

@@ -69,8 +69,7 @@ def test_a_micro_batch_of_any_size_fits_what_keeps_nothing() -> None:
     case = colocated_8b()
     roomy = dataclasses.replace(case, demands={"reference": case.demands["reference"]})
     model = dataclasses.replace(read_model(llama_3("8b")), vocabulary=0)
-    short = roomy.changed(["reference"], sequence_length=1, model=model)
-    solution = solve(short, Knob.MICRO_BATCH)
+    solution = solve(roomy.changed(["reference"], sequence_length=1, model=model), Knob.MICRO_BATCH)
     assert solution is not None
     assert solution.value == 1 << 16
 

@@ -71,8 +71,7 @@ def test_isolation_decides_what_a_process_sees() -> None:
 
 def test_node_placement_holds_no_accelerator() -> None:
     slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO)
-    places = [(s.rank, s.node, s.local_rank) for s in slots]
-    assert places == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
+    assert [(s.rank, s.node, s.local_rank) for s in slots] == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
     assert all(s.accelerators == s.visible_accelerators == () for s in slots)
 
 

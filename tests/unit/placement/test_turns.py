@@ -85,8 +85,7 @@ def test_turns_follow_from_the_placement(block: Mapping[str, object], active: Ac
 
 def test_components_that_stay_take_no_turns() -> None:
     """Two that stay must fit together anyway, so they work at once."""
-    block = {"actor": "0-3", "critic": "0-3", "rollout": "4-7"}
-    plan = schedule(placed(**block), staying=("actor", "critic"))
+    plan = schedule(placed(actor="0-3", critic="0-3", rollout="4-7"), staying=("actor", "critic"))
     assert scored_by(plan) == {"rollout": ("rollout",), "infer": ("actor", "critic"), "learn": ("critic", "actor")}
     assert all(not e.releases and not e.acquires for e in plan.entries.values())
 

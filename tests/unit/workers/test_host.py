@@ -66,8 +66,7 @@ def host_of(
     spec = GroupSpec(
         name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {}, seed=0
     )
-    device = EmulatedDevice(MemoryAccount([0] * 12), slot)
-    host.build(spec, slot, device, Rendezvous(host="", port=0))
+    host.build(spec, slot, EmulatedDevice(MemoryAccount([0] * 12), slot), Rendezvous(host="", port=0))
     return host
 
 

@@ -116,8 +116,7 @@ ACTOR = group(shared_slot("actor", 0), shared_slot("actor", 1), worker=Alone)
 
 
 def test_slots_of_one_name_make_one_process() -> None:
-    slots = [*ENV.slots, *ACTOR.slots, *ROLLOUT.slots]
-    assert processes(slots) == [
+    assert processes([*ENV.slots, *ACTOR.slots, *ROLLOUT.slots]) == [
         (ENV.slots[0], ROLLOUT.slots[0]),
         (ENV.slots[1], ROLLOUT.slots[1]),
         (ACTOR.slots[0],),

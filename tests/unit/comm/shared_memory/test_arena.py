@@ -67,8 +67,7 @@ def test_what_was_written_comes_out(arena: Arena, lengths: tuple[int, ...]) -> N
 def test_sizes_waste_an_eighth_at_most_and_each_has_its_class() -> None:
     sizes = sorted({segment_bytes(int(size)) for size in np.geomspace(1, 1 << 40, 5000)})
     assert all(segment_bytes(size + 1) - size <= max(SMALLEST, size // 8) for size in sizes)
-    classes = [arena_module._class_of(size) for size in sizes]
-    assert classes == list(range(len(sizes)))
+    assert [arena_module._class_of(size) for size in sizes] == list(range(len(sizes)))
 
 
 def test_a_process_that_keeps_the_lock_is_not_waited_for_for_ever(
@@ -112,8 +111,7 @@ def test_many_producers_of_mixed_sizes_hold_no_more_than_was_in_use_at_a_time(tm
     arena, most = Arena(tmp_path), 0
 
     def produce(seed: int) -> None:
-        sizes = np.random.default_rng(seed).integers(20_000, 2_000_000, 20)
-        for size in sizes:
+        for size in np.random.default_rng(seed).integers(20_000, 2_000_000, 20):
             channel.put(of(int(size)))
 
     for seed in range(20):

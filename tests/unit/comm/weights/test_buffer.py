@@ -52,8 +52,7 @@ def write_all(buffer: DoubleBuffer, version: int) -> None:
 
 
 def read(buffer: DoubleBuffer, reader: int, version: int) -> None:
-    copy = buffer.read(reader, version)
-    assert set(copy.tolist()) == {version}
+    assert set(buffer.read(reader, version).tolist()) == {version}
     buffer.release(reader, version, loaded=True)
 
 
@@ -147,8 +146,7 @@ def test_dead_processes_hold_nothing(open_buffer: OpenBuffer) -> None:
 
 
 def _read_and_die(path: Path) -> None:
-    buffer = DoubleBuffer(path)
-    buffer.read(0, 1)
+    DoubleBuffer(path).read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -116,8 +116,7 @@ def test_rewards_that_mean_nothing() -> None:
         "twice": RewardFunctionConfig(name="other.module:shout"),
         "argument": RewardFunctionConfig(name="exact_match", kwargs={"ignore": True}),
     }
-    found = problems(block(rewards=tuple(written.values())))
-    assert found == [
+    assert problems(block(rewards=tuple(written.values()))) == [
         ("unknown-reward", "env.rewards[0].name"),
         ("unknown-reward", "env.rewards[2].name"),
         ("bad-reward-kwargs", "env.rewards[3].kwargs.ignore"),

@@ -116,8 +116,7 @@ def test_the_token_at_a_point_of_the_distribution(
 
 
 def test_rows_are_drawn_by_their_own_numbers() -> None:
-    logits = HALF_THIRD_SIXTH.expand(3, -1)
-    tokens, logprobs = choose(logits, TextRolloutConfig(), [0.9, None, 0.1])
+    tokens, logprobs = choose(HALF_THIRD_SIXTH.expand(3, -1), TextRolloutConfig(), [0.9, None, 0.1])
     assert tokens.tolist() == [2, 1, 0]
     assert logprobs.exp().tolist() == pytest.approx([1 / 3, 1 / 2, 1 / 6])
 
@@ -132,8 +131,7 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
 
 
 def test_a_greedy_row_keeps_the_logprob_of_the_model_where_others_are_cut_off() -> None:
-    logits = HALF_THIRD_SIXTH.expand(2, -1)
-    _, logprobs = choose(logits, TextRolloutConfig(temperature=0.1, top_k=1), [None, 0.5])
+    _, logprobs = choose(HALF_THIRD_SIXTH.expand(2, -1), TextRolloutConfig(temperature=0.1, top_k=1), [None, 0.5])
     assert logprobs.exp().tolist() == pytest.approx([1 / 2, 1.0])
 
 

@@ -83,8 +83,6 @@ def test_what_does_not_fit_leaves_the_last_residency_that_was_reached() -> None:
 
 
 class Gpu:
-    """Writes down its calls."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
@@ -131,8 +129,7 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
         def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
             return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
 
-    held = CudaMemory(Workers(), Ledger(), 1).held()
-    assert held == (100, 40, 180, 75)
+    assert CudaMemory(Workers(), Ledger(), 1).held() == (100, 40, 180, 75)
 
 
 class Packed(nn.Linear):

@@ -146,8 +146,7 @@ def test_a_tied_head_counts_once_and_may_be_left_out(tmp_path: Path, stored_twic
 
 def test_every_mistake_is_named(tmp_path: Path) -> None:
     expected = ExpectedWeights.of_folder(folder(tmp_path, weights(), tied=True))
-    given = {EMBEDDING: torch.zeros(8, 5), "stranger": torch.zeros(1)}
-    assert problems(expected, given) == [
+    assert problems(expected, {EMBEDDING: torch.zeros(8, 5), "stranger": torch.zeros(1)}) == [
         f"{NORM} is missing",
         "stranger is not the model's",
         f"{HEAD} is [8, 5], expected [8, 4]",

@@ -36,8 +36,7 @@ class OneEnvRank:
     def pieces(self, group: int) -> Iterator[tuple[int, int]]:
         """(first row, rows) of each answer a step of the group waits for."""
         rows = 12 // self.worker.context.world_size // self.groups
-        shares = self.job.routes.observations.sends(self.rank)
-        for share in shares:
+        for share in self.job.routes.observations.sends(self.rank):
             first = (self.rank * self.groups + group) * rows + share.start - self.rank * rows
             yield first, share.stop - share.start
 
@@ -144,10 +143,8 @@ def test_a_trajectory_stays_as_it_is_in_the_next_iteration() -> None:
 
 
 def test_the_numbers_of_an_iteration() -> None:
-    env = OneEnvRank(Layout(stage_groups=2), steps=5, env=env_block("Script-v0", terminate_at=2))
-    metrics = env.run()
-    values = {name: (m.value, m.reduce, m.weight) for name, m in metrics.items() if not name.endswith("_s")}
-    assert values == {
+    metrics = OneEnvRank(Layout(stage_groups=2), steps=5, env=env_block("Script-v0", terminate_at=2)).run()
+    assert {name: (m.value, m.reduce, m.weight) for name, m in metrics.items() if not name.endswith("_s")} == {
         "env/return": (3.0, "mean", 24),
         "env/episode_length": (2.0, "mean", 24),
         "env/episodes": (24, "sum", 1.0),

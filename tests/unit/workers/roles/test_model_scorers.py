@@ -97,8 +97,7 @@ def test_a_reward_model_says_what_transformers_says(policy: Path, scorer: Path, 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_say_the_same_of_groups_that_come_one_by_one(policy: Path, way: str) -> None:
-    found = score_by_ranks(ScorerScenario(model=policy, block=WAYS[way], ranks=2))
-    for iteration, each in enumerate(found):
+    for iteration, each in enumerate(score_by_ranks(ScorerScenario(model=policy, block=WAYS[way], ranks=2))):
         assert_same(each, logprobs(policy, made_up_samples(iteration)))
 
 
@@ -194,8 +193,7 @@ def test_a_pass_that_does_not_fit_is_refused_before_it_begins(policy: Path) -> N
 @pytest.mark.parametrize("way", WAYS)
 def test_a_reference_becomes_the_actor_that_sends_itself(policy: Path, tmp_path: Path, way: str) -> None:
     newer = tiny_model(tmp_path / "newer", "qwen3", seed=5)
-    block = {**WAYS[way], "refresh_every": 2}
-    scenario = ScorerScenario(model=policy, block=block)
+    scenario = ScorerScenario(model=policy, block={**WAYS[way], "refresh_every": 2})
     with sole_scorer(scenario) as (scorer, channels):
         sender = WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1))
         shards = [

@@ -331,8 +331,7 @@ def test_long_prompts_are_left_out_where_the_config_says_so(folder: Path, tmp_pa
     env = rows(tmp_path, [5, 300, 6, 400]) | {"long_prompts": "drop"}
     with TextStage(folder, says, env=env, prompts=4) as stage:
         stage.run()
-    texts = sorted(Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked)
-    assert texts == [5, 5, 6, 6]
+    assert sorted(Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked) == [5, 5, 6, 6]
 
 
 def test_a_model_that_does_not_chat(tmp_path: Path) -> None:
@@ -342,5 +341,4 @@ def test_a_model_that_does_not_chat(tmp_path: Path) -> None:
     assert caught.value.codes == ("no-chat-template",)
     with TextStage(folder, says, env={"task": "arithmetic", "chat": False}) as stage:
         stage.run()
-    text = Tokenizer.load(folder).decode(stage.puppet.asked[0].tokens, special=True)
-    assert text.startswith("What is ")
+    assert Tokenizer.load(folder).decode(stage.puppet.asked[0].tokens, special=True).startswith("What is ")

@@ -62,8 +62,7 @@ def test_masters_keep_what_rounding_would_lose(config: OptimizerConfig) -> None:
 def test_what_it_holds_is_known_before_the_first_step(config: OptimizerConfig, numbers: int, on_host: int) -> None:
     optimizer = Adam(weights(), config)
     elements, steps = 17, 4 * 3  # a step count per shard
-    held = sum(tensor.nbytes for tensor in optimizer.tensors())
-    assert held == (numbers * 4 * elements + steps if numbers else 0)
+    assert sum(tensor.nbytes for tensor in optimizer.tensors()) == (numbers * 4 * elements + steps if numbers else 0)
     assert optimizer.host_bytes == (on_host * 4 * elements + steps if on_host else 0)
 
 

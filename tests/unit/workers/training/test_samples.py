@@ -81,8 +81,7 @@ def test_missing_scores_are_named() -> None:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_score_that_is_not_finite_names_its_component(wrong: float) -> None:
     made, samples = channels(), everything()
-    values = np.array([wrong], np.float32)
-    made["scores.reward.math"].put((score_of("reward.math", samples[5], values=values),))
+    made["scores.reward.math"].put((score_of("reward.math", samples[5], values=np.array([wrong], np.float32)),))
     with pytest.raises(RewardError, match=r"reward\.math") as caught:
         gathered(made, ("reward.math",))
     assert caught.value.code == "score-not-finite"

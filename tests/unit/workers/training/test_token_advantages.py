@@ -72,8 +72,7 @@ def test_without_scorers_each_token_has_the_advantage_of_its_sample() -> None:
 def test_kl_is_part_of_a_samples_reward_beside_its_group() -> None:
     own = {"old": each(-1.0)}
     scores = {"reference": [*each(-1.0)[:1], *each(-3.0)[1:]]}
-    made = estimator("dr_grpo", ("reference",), kl_coef=0.1)
-    found = made(with_rewards(0, 0, 0, 0), scores, own)
+    found = estimator("dr_grpo", ("reference",), kl_coef=0.1)(with_rewards(0, 0, 0, 0), scores, own)
     lost = 0.1 * 2.0 * SAMPLES[1].response_tokens
     assert found.targets["advantages"][0][0] == pytest.approx(lost / 2)
     assert found.targets["advantages"][1][0] == pytest.approx(-lost / 2)
@@ -84,8 +83,7 @@ def test_kl_is_part_of_a_samples_reward_beside_its_group() -> None:
 
 
 def test_shaped_rewards_are_clipped_after_they_are_normalised() -> None:
-    made = estimator("dr_grpo", normalize_rewards=True, reward_clip=1.0)
-    found = made(with_rewards(0, 0, 0, 100), {}, {})
+    found = estimator("dr_grpo", normalize_rewards=True, reward_clip=1.0)(with_rewards(0, 0, 0, 100), {}, {})
     # mean 25, deviation 43.3: -0.577 three times, and 1.73, which is clipped
     assert found.targets["advantages"][3][0] == pytest.approx((1.0 + 25 / 43.3012702) / 2, rel=1e-5)
 

@@ -33,7 +33,7 @@ def test_each_proposal_is_enough_by_itself() -> None:
     case = colocated_8b(offload=False)
     remedies = find_remedies(case)
     assert remedies[0].fix == "rollout.enable_offload: true"
-    assert remedies[0].saves_bytes > 30 * GIB
+    assert remedies[0].saves_bytes > 20 * GIB
     for remedy in remedies:
         assert remedy.enough
         assert not remedy.also
@@ -53,11 +53,11 @@ def test_a_batch_too_large_is_made_smaller_but_not_smaller_than_needed() -> None
 
 
 def test_a_budget_too_large_is_lowered_to_the_most_that_fits() -> None:
-    case = colocated_8b().changed(["actor"], packed=True, token_budget=1 << 16)
+    case = colocated_8b().changed(["actor"], packed=True, token_budget=1 << 17)
     (smaller,) = (r for r in find_remedies(case) if r.fix.startswith("actor.token_budget: "))
     block = trained(smaller.case)
     assert smaller.fix == f"actor.token_budget: {block.token_budget}"
-    assert 2048 < block.token_budget < 1 << 16
+    assert 2048 < block.token_budget < 1 << 17
     assert not smaller.case.changed(["actor"], token_budget=block.token_budget + 1).ledger().fits
 
 
@@ -78,9 +78,9 @@ def test_a_cache_too_large_is_made_as_large_as_there_is_room() -> None:
 
 
 def test_what_is_kept_can_be_recomputed_or_kept_on_the_host() -> None:
-    case = colocated_8b(checkpointing=False)
+    case = colocated_8b(checkpointing=False, micro_batch=5)
     alone = dataclasses.replace(case, demands={"actor": case.demands["actor"]})
-    assert fixes(alone)[:3] == ["actor.micro_batch: 3", "actor.checkpointing: true", "actor.optimizer.on_host: true"]
+    assert fixes(alone)[:3] == ["actor.micro_batch: 4", "actor.checkpointing: true", "actor.optimizer.on_host: true"]
     host = fixes(spread_70b())
     assert host == ["actor.optimizer.on_host: true", "critic.optimizer.on_host: true"]
 
@@ -177,7 +177,7 @@ def test_a_cache_without_room_is_a_problem_of_its_own() -> None:
 
 
 def test_a_cache_without_room_beside_a_batch_too_large_are_two_problems() -> None:
-    case = colocated_8b(micro_batch=16).changed(["rollout"], gpu_memory_utilization=0.2)
+    case = colocated_8b(micro_batch=64).changed(["rollout"], gpu_memory_utilization=0.2)
     batch, cache = find_shortages(case)
     assert (batch.code, cache.code) == ("does-not-fit", "kv-cache-too-small")
     assert str(cache.fix).startswith("a shorter algorithm.sequence_length")  # no share fits while the batch does not

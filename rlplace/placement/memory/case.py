@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,14 @@ from rlplace.config.schema import (
 )
 from rlplace.errors import ConfigError, Problem, ProblemsError
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
-from rlplace.placement.flow import BUCKET_BYTES, deliver_through_host
+from rlplace.placement.flow import BUCKET_BYTES, Route, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     Choices,
     Demand,
     DeviceSync,
     EngineDemand,
+    Part,
     PolicyRolloutDemand,
     PolicyShape,
     PolicySpaces,
@@ -43,6 +45,7 @@ from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.solve import fill_share
+from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
     from rlplace.placement.machines.topology import Topology
@@ -174,14 +177,28 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             return SimulatorDemand()
         case TorchRolloutConfig() as rollout:
             sync = DeviceSync.receiving(plan.deliveries)
-            return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync)
+            rows = _answered(plan, rollout) if policy.weights else 0
+            return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync, rows=rows)
         case TextRolloutConfig() as engine if (model := _model(config, None, component)) is not None:
             if engine.gpu_memory_utilization == "auto" and engine.kv_cache_memory is None:
                 engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
-            sync = DeviceSync.receiving(plan.deliveries)
-            return EngineDemand(model=model, block=engine, sequence_length=length, sync=sync)
-        case TrainedConfig() if config.kind == "mlp":
-            return PolicyTrainingDemand(policy=policy, sync=DeviceSync.sending(plan.deliveries))
+            answers = (config.algorithm.prompts or 0) * config.algorithm.samples_per_prompt
+            return EngineDemand(
+                model=model,
+                block=engine,
+                sequence_length=length,
+                sync=DeviceSync.receiving(plan.deliveries),
+                answers=-(-answers // plan.placement.world_size(component)) or None,
+            )
+        case TrainedConfig() as trained if config.kind == "mlp":
+            samples, minibatch = _learned(plan, config.algorithm) if policy.weights else (0, 0)
+            return PolicyTrainingDemand(
+                policy=policy,
+                sync=DeviceSync.sending(plan.deliveries),
+                compute=trained.compute,
+                samples=samples,
+                minibatch=minibatch,
+            )
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
             algorithm = config.algorithm
             samples = algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt
@@ -198,6 +215,35 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             )
         case _:
             return None
+
+
+def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
+    """Rows that a rollout rank answers at once: those of one env rank, or all that can have arrived."""
+    route = plan.row_routes.observations
+    if not rollout.merge_requests:
+        return route.most_rows
+    return max(_rows(route).values()) * rollout.pipeline_stage_num
+
+
+def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
+    """Samples of an iteration on the actor rank with the most, and how many of them a minibatch has at most.
+
+    Minibatches are drawn over all ranks: a rank's part of one is rarely beyond four standard deviations.
+    """
+    route = plan.row_routes.trajectories
+    share = max(_rows(route).values()) / route.rows
+    most, size = algorithm.rollout_steps * max(_rows(route).values()), route.rows * algorithm.rollout_steps
+    drawn = -(-size // algorithm.num_minibatches)
+    spread = 4 * math.sqrt(drawn * share * (1 - share))
+    return most, min(most, drawn, math.ceil(drawn * share + spread))
+
+
+def _rows(route: Route) -> Counter[int]:
+    """Rows by target."""
+    found: Counter[int] = Counter()
+    for target, (start, stop) in zip(route.targets, itertools.pairwise(route.edges), strict=True):
+        found[target] += stop - start
+    return found
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
@@ -244,9 +290,18 @@ def _shared(
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
-    """Replace `gpu_memory_utilization: auto` by the value computed for this memory case."""
+    """Replace `gpu_memory_utilization: auto` by the value computed for this memory case.
+
+    Of an engine that makes its cache by hand, replace the share by the bytes of the cache that it leaves.
+    """
     engine = case.demands.get("rollout")
-    return dataclasses.replace(config, rollout=engine.block) if isinstance(engine, EngineDemand) else config
+    if not isinstance(engine, EngineDemand):
+        return config
+    block = engine.block
+    if block.engine == "transformers" and block.kv_cache_memory is None:
+        found = [f.held[Residency.FULL].get(Part.KV_CACHE, 0) for f in case.ledger().footprints["rollout"]]
+        block = dataclasses.replace(block, kv_cache_memory=min(found, default=0) or None)
+    return dataclasses.replace(config, rollout=block)
 
 
 # Shared memory. A channel's file has a fixed part, a record for each key, and room for its capacity in small items; a

@@ -325,8 +325,7 @@ class ScoringDemand:
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
         copied = shards > 1 or block.on_host
         tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
-        work = Pass(model=self.model, tokens=tokens, number=number, parallel=parallel, copied=copied)
-        forward = _parts(work.forward())
+        forward = self._pass(tokens, number, parallel, copied)
         host: dict[Residency, HostBytes]
         if on_host:
             host = dict.fromkeys(Residency, host_copies(placed, HostPart.WEIGHTS, off=tensors)[_OFF])
@@ -342,6 +341,17 @@ class ScoringDemand:
             host=host,
         )
 
+    def _pass(self, tokens: int, number: int, parallel: int, copied: bool) -> Bytes:
+        """At the worst moment: in a layer, while the next is gathered; or at the scores, when all layers are over."""
+        model = self.model
+        root, layer = (-(-n * number // parallel) * copied for n in (model.root_elements, model.largest_layer_elements))
+        layers = {
+            Part.GATHERED: root + 2 * layer,
+            Part.ACTIVATIONS: formulas.layer_pass(model, tokens, number, parallel),
+        }
+        scoring = {Part.GATHERED: root + layer, Part.LOGITS: formulas.scores(model, tokens, number, parallel)}
+        return max(layers, scoring, key=lambda parts: sum(parts.values()))
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
@@ -351,6 +361,7 @@ class EngineDemand:
     block: TextRolloutConfig
     sequence_length: int  # the longest; the cache must hold at least one such
     sync: DeviceSync = DeviceSync()
+    answers: int | None = None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
@@ -358,19 +369,28 @@ class EngineDemand:
         if placed.kind != "emulated":
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
         weights = formulas.parameters(model, number, parallel)
+        simple = block.engine == "transformers"
         workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
+        if simple:
+            cut, most = bool(block.top_k) or block.top_p < 1, block.step_sequences
+            answers = min(most, self.answers or most)
+            workspace = formulas.generation(model, answers, self.sequence_length, number, cut)
         cache = block.kv_cache_memory
         if cache is None:
             assert not isinstance(block.gpu_memory_utilization, str), "a case begins with all of it"
             taken = sum(process.values()) + weights + workspace
             cache = formulas.kv_share(placed.memory_bytes, block.gpu_memory_utilization, taken)
         longest, each = self.sequence_length, DTYPE_BYTES[block.cache]
-        room = cache * longest // formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
+        row = formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
+        if simple:  # rows of full length
+            cache -= cache % row
+        room = cache * longest // row
         known = block.kv_cache_memory is not None or placed.memory_bytes
         lacking = None
         if known and room < self.sequence_length:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
-        buckets = formulas.sync_buckets(weights)
+        # From the host, weights are copied one by one to where they stay; vLLM may pack or cut them first.
+        buckets = 0 if simple else formulas.sync_buckets(weights)
         awake = process | {Part.PARAMETERS: weights}
         # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []
@@ -431,6 +451,11 @@ class PolicyShape:
 
     weights: tuple[Weight, ...]
     buffer_bytes: int
+    widths: tuple[int, ...] = ()  # of the policy trunk: observation, hidden layers, outputs
+
+    @property
+    def normalized(self) -> bool:
+        return self.buffer_bytes > 0
 
     @property
     def parameters_bytes(self) -> int:
@@ -454,7 +479,7 @@ def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observatio
     if not isinstance(actions, Choices):
         weights.append(Weight(name="log_std", shape=(outputs,)))
     buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
-    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers)
+    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=(size, *model.hidden, outputs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +488,9 @@ class PolicyTrainingDemand:
 
     policy: PolicyShape
     sync: DeviceSync = DeviceSync()
+    compute: Dtype = "fp32"
+    samples: int = 0  # of an iteration, on the rank with the most
+    minibatch: int = 0  # of them at once
 
     def footprint(self, placed: Placed) -> Footprint:
         parts = [(w.part(1, placed.ranks) * _FLOAT32, 1) for w in self.policy.weights]
@@ -470,29 +498,52 @@ class PolicyTrainingDemand:
         state = [(size, 2) for size, _ in parts] + [(_FLOAT32, len(parts))]  # two moments, and a step count per tensor
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
-        whole = self.policy.parameters_bytes
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
-            working={
-                **self.sync.stages(self.policy.weights_bytes),
-                "learn": {Part.GATHERED: whole, Part.GRADIENTS: whole},
-            },
+            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed, total(parts))},
             host=host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state),
         )
+
+    def _learning(self, placed: Placed, shard: int) -> Bytes:
+        """At the worst of: the statistics of all samples, a pass over a minibatch, its gradients on their way."""
+        whole, number, normalized = self.policy.parameters_bytes, DTYPE_BYTES[self.compute], self.policy.normalized
+        held = {Part.ACTIVATIONS: formulas.policy_samples(self.policy.widths, self.samples)}
+        moments = [held | {Part.WORKSPACE: formulas.policy_statistics(self.policy.widths, self.samples, normalized)}]
+        saved = held[Part.ACTIVATIONS] + formulas.policy_samples(self.policy.widths, self.minibatch)
+        saved += formulas.policy_terms(self.policy.widths, self.minibatch, normalized)
+        saved += self.samples * (8 + 26 * placed.ranks)  # the order of the samples of all ranks, and whose each is
+        alone = placed.ranks == 1 and self.compute == "fp32"
+        gathered = 0 if alone else whole * number // _FLOAT32
+        for activations, gradients, copies in formulas.policy_passes(self.policy.widths, self.minibatch, number):
+            moments.append(
+                {
+                    Part.ACTIVATIONS: saved + activations,
+                    Part.GRADIENTS: gradients,
+                    Part.GATHERED: copies * gathered,
+                }
+            )
+        if not alone:  # summed in float32, by way of a whole copy
+            moments.append({Part.ACTIVATIONS: saved, Part.GRADIENTS: 2 * whole + shard})
+        return max(moments, key=lambda parts: sum(parts.values()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRolloutDemand:
-    """A rollout rank of simulators: the whole policy, and the workspace that its config declares."""
+    """A rollout rank of simulators: the whole policy, a pass of it, and the workspace that its config declares."""
 
     policy: PolicyShape
     workspace_bytes: int = 0
     sync: DeviceSync = DeviceSync()
+    rows: int = 0  # that are answered together
 
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
+        answering = formulas.policy_answer(self.policy.widths, self.rows, self.policy.normalized)
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working=self.sync.stages(self.policy.weights_bytes),
+            working={
+                **self.sync.stages(self.policy.weights_bytes),
+                **({"rollout": {Part.ACTIVATIONS: answering}} if answering else {}),
+            },
         )

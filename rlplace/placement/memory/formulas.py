@@ -6,7 +6,8 @@ in the computation, b sequences x s tokens of a micro-batch, V vocabulary, L lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES
@@ -67,6 +68,22 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     Accuracy: as activations; without gradients it is less, so an upper bound.
     """
     return tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+
+
+def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s x what the largest layer holds at once without gradients.
+    Source: counted from the operations of transformers 5.19.
+    Accuracy: within 5 % of what torch allocates for dense models (CPU, sdpa); of experts an upper bound.
+    """
+    return tokens * max((b.passing or b.saved).bytes_per_token(compute, parallel) for b in model.blocks)
+
+
+def scores(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s x (h x c + 20) + the scores of a chunk: beside the states before the head.
+    Source: rlplace.models.packed.
+    Accuracy: exact where all tokens are scored; without a language model head the states alone.
+    """
+    return tokens * (model.hidden * compute + 20) + chunk_scores(model.vocabulary, tokens, parallel)
 
 
 def passing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -131,6 +148,19 @@ def engine_workspace(model: ModelShape, tokens: int, sequences: int, compute: in
     return one_layer(model, tokens, compute, parallel) + scores
 
 
+def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:
+    """The larger of a step, 2 x answers x length x q x c: keys and values for every query head; and of a draw, answers
+    x V x (c + 24), in float64; 8 more where top_k or top_p cut it. Or a pass over one sequence: a layer, and its own
+    cache of all layers.
+    Source: rlplace.workers.engines.transformers; transformers 5.19 repeats the heads of keys where there is a mask.
+    Accuracy: within 5 % of the whole where answers are of full length.
+    """
+    step = answers * (2 * length * (model.query or 2 * model.hidden) + 8 * model.hidden) * compute
+    draw = answers * model.vocabulary * (compute + (32 if cut else 24))
+    prompt = layer_pass(model, length, compute) + kv_sequence(model, length, length, compute)
+    return max(step, draw, prompt)
+
+
 def communicator(groups: int) -> int:
     """Groups x 2 directions x 32 channels x 4 MiB.
     Source: NCCL: NCCL_BUFFSIZE 4 MiB, at most 32 channels.
@@ -153,3 +183,67 @@ def pinned(size: int) -> int:
     Accuracy: upper bound: newer versions can be told not to round large blocks.
     """
     return 1 << (size - 1).bit_length() if size else 0
+
+
+# ── policies of simulators: two trunks of widths O (observation), hidden ones, A (outputs); the value trunk ends in 1
+
+
+def policy_samples(widths: Sequence[int], samples: int) -> int:
+    """n x (O + A + 4) x 4: a sample as it is learned from.
+    Source: rlplace.workers.training.policy_learner.
+    Accuracy: exact.
+    """
+    return samples * (widths[0] + widths[-1] + 4) * 4 if widths else 0
+
+
+def policy_terms(widths: Sequence[int], samples: int, normalized: bool) -> int:
+    """n x (O + 2 A + 12) x 4: normalised observations, and the terms of the loss.
+    Source: rlplace.algo.losses.
+    Accuracy: upper bound.
+    """
+    return samples * (widths[0] * normalized + 2 * widths[-1] + 12) * 4 if widths else 0
+
+
+def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> int:
+    """n x O x 2 x 8: observations in float64, and their squares; without a normaliser of advantages and returns alone.
+    Source: rlplace.algo.normalize.
+    Accuracy: exact.
+    """
+    if not widths:
+        return 0
+    counted = widths[0] if normalized else 3
+    return (samples * 2 + 8) * counted * 8 + samples * 16
+
+
+def policy_passes(widths: Sequence[int], samples: int, compute: int) -> Iterator[tuple[int, int, int]]:
+    """Moments of a forward and backward pass: activations, gradients, and copies of gathered weights.
+
+    A layer's output stays until the backward pass of the next one; that makes gradients of input and weight.
+    Source: counted from the operations; torch 2.13 keeps a buffer of the step before until the backward pass begins.
+    Accuracy: within 3 % of what autograd allocates.
+    """
+    hidden = widths[1:-1]
+    kept, gradients = 2 * sum(hidden), 0
+    if hidden:
+        yield samples * (kept + hidden[-1]) * compute, 0, 2
+    for last in (1, *widths[-1:]):  # the value trunk comes second, so its backward pass is the first
+        layers = list(itertools.pairwise((*widths[:-1], last)))
+        for at, (inputs, outputs) in reversed(list(enumerate(layers))):
+            gradients += (inputs + 1) * outputs
+            flow = outputs + (inputs if at else 0)
+            yield samples * (kept + flow) * compute, gradients * compute, 1
+            if at:  # through the activation, from whose output it is computed
+                yield samples * (kept + 2 * inputs) * compute, gradients * compute, 1
+                kept -= inputs
+
+
+def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:
+    """rows x 4 x (O, twice if normalised, + the widest two neighbouring layers, or six tensors of the actions).
+    Source: rlplace.models.mlp.
+    Accuracy: within an observation.
+    """
+    if not widths:
+        return 0
+    hidden = widths[1:-1]
+    pairs = [2 * width for width in hidden] + [sum(pair) for pair in itertools.pairwise(widths[1:])]
+    return rows * 4 * ((1 + normalized) * widths[0] + max(*pairs, 6 * widths[-1], normalized * widths[0]))

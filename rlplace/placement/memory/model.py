@@ -49,6 +49,10 @@ class Weight:
         return -(-(-(-rows // shards) * (self.elements // max(1, rows))) // min(tensor_parallel, self.ways))
 
 
+Weights = tuple[Weight, ...]
+_SAVED = ("compute", "compute_cut", "float32", "float32_cut")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """Numbers per token that one layer keeps for the backward pass, attention computed without its s x s matrix."""
@@ -71,6 +75,7 @@ class Block:
     layers: int
     weights: tuple[Weight, ...]  # of one layer
     saved: Saved
+    passing: Saved | None = None  # what a pass without gradients holds at once; None: what is saved bounds it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,7 @@ class ModelShape:
     root: tuple[Weight, ...]  # all that is in no layer: embeddings, last norm, heads; tied weights once
     blocks: tuple[Block, ...]
     notes: tuple[str, ...] = ()  # what is not counted of it
+    query: int = 0  # width of all query heads together; 0: not known
 
     @property
     def layers(self) -> int:
@@ -329,7 +335,8 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
     if layers > sparse:
         width = numbers.number("intermediate_size")
         feed_forward = tuple(_gated(hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused))
-        blocks.append(_block(layers - sparse, attention, family, feed_forward, Saved(compute_cut=4 * width)))
+        kept = Saved(compute_cut=4 * width), Saved(compute_cut=(4 if family.fused else 3) * width)
+        blocks.append(_block(layers - sparse, attention, family, feed_forward, *kept))
     if sparse and family.experts is not None:
         blocks.append(_block(sparse, attention, family, *_experts(numbers, family.experts, hidden)))
     tied = numbers.switch("tie_word_embeddings", family.tied)
@@ -338,6 +345,7 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=tuple(_kept(numbers, family, attention, layers)),
+        query=attention.query,
         root=(
             Weight(name="model.embed_tokens.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="model.norm.weight", shape=(hidden,)),
@@ -409,7 +417,7 @@ def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool =
     yield from _linear(at + "down_proj", width, hidden, bias, width, cut_outputs=False)
 
 
-def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> tuple[tuple[Weight, ...], Saved]:
+def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> tuple[Weights, Saved, Saved]:
     width_key, shared_key = keys
     count, width = numbers.either("num_local_experts", "num_experts"), numbers.number(width_key)
     active, at = numbers.number("num_experts_per_tok"), "model.layers.*.mlp."
@@ -428,10 +436,10 @@ def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> t
         compute_cut=4 * (active * width + shared),
         float32=2 * count + 6 * active,
     )
-    return tuple(weights), saved
+    return tuple(weights), saved, saved
 
 
-def _block(layers: int, attention: Attention, family: Family, feed_forward: tuple[Weight, ...], saved: Saved) -> Block:
+def _block(layers: int, attention: Attention, family: Family, weights: Weights, saved: Saved, passing: Saved) -> Block:
     """One layer kind; what its norms and attention save is added to what its feed-forward layer saves."""
     hidden = attention.hidden
     norms = ["input_layernorm", "post_attention_layernorm"]
@@ -444,11 +452,13 @@ def _block(layers: int, attention: Attention, family: Family, feed_forward: tupl
         normed += attention.query + attention.keys
         roots += attention.heads + attention.kv_heads
     scaled = 0 if family.norms_in_float32 else normed
+    inputs = passing.compute + 4 * hidden + 2 * attention.head_dim
+    widest = max(passing.compute_cut, 4 * attention.query + 2 * attention.keys)
     return Block(
         layers=layers,
         weights=(
             *attention.weights(family),
-            *feed_forward,
+            *weights,
             *(Weight(name=f"model.layers.*.{norm}.weight", shape=(hidden,)) for norm in norms),
         ),
         saved=Saved(
@@ -457,6 +467,7 @@ def _block(layers: int, attention: Attention, family: Family, feed_forward: tupl
             float32=saved.float32 + roots + 2 * normed - scaled,
             float32_cut=saved.float32_cut + attention.heads,  # the logarithm of each softmax's sum
         ),
+        passing=Saved(compute=inputs, compute_cut=widest, float32=passing.float32 + 8),
     )
 
 
@@ -485,9 +496,7 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
             Block(
                 layers=block["layers"],
                 weights=tuple(map(_weight, block["weights"])),
-                saved=Saved(
-                    **dict(zip(("compute", "compute_cut", "float32", "float32_cut"), block["saved"], strict=True))
-                ),
+                saved=Saved(**dict(zip(_SAVED, block["saved"], strict=True))),
             )
             for block in record["blocks"]
         ),
@@ -535,6 +544,7 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=(KvLayers(layers=layers, heads=heads, numbers=2 * max(1, hidden // heads)),),
+        query=hidden,
         root=(
             Weight(name="transformer.wte.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="transformer.wpe.weight", shape=(numbers.number("n_positions"), hidden)),
@@ -548,6 +558,7 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
                 weights=tuple(weights),
                 # The approximated GELU is unfused: five tensors of the feed-forward width.
                 saved=Saved(compute=5 * hidden, compute_cut=5 * hidden + 5 * width, float32=4, float32_cut=heads),
+                passing=Saved(compute=4 * hidden, compute_cut=max(6 * hidden, 4 * width), float32=8),
             ),
         ),
     )

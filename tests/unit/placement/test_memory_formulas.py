@@ -23,6 +23,7 @@ TINY = ModelShape(
             layers=2,
             weights=(Weight(name="linear", shape=(5, 2), ways=2, projection=True), Weight(name="norm", shape=(2,))),
             saved=Saved(compute=3, compute_cut=4, float32=1, float32_cut=2),
+            passing=Saved(compute=2, compute_cut=3),
         ),
     ),
 )

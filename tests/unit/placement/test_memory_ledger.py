@@ -120,7 +120,10 @@ def test_todays_job() -> None:
     assert [ledger.bytes("env", r) for r in Residency] == [0, 0, 256 << 20]
     assert str(ledger.account(0).worst.moment) == "rollout"
     assert ledger.account(0).margin_bytes == 16 * GIB - (256 << 20)
-    assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) == whole * 4
+    # Samples outweigh weights: worst is the beginning of the backward pass, with the gradients of the value head alone.
+    learn = at(ledger.account(0), "learn")
+    assert held(learn, "actor", Part.GATHERED) == whole * 4
+    assert held(learn, "actor", Part.GRADIENTS) == (64 + 1) * 4
     assert ledger.fits
 
 

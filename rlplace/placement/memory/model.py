@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem
 from rlplace.placement.memory.families import described
+from rlplace.placement.memory.quantised import bits_of, excepted
 
 
 class Head(enum.Enum):
@@ -213,7 +213,7 @@ def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key:
 
 def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
     """The model with the bits that its files have, by the `quantization_config` of its config.json."""
-    bits, method = _bits(quantised), quantised.get("quant_method")
+    bits, method = bits_of(quantised), quantised.get("quant_method")
     if not bits:
         note = f"weights quantised by {method} are counted as if they were not: how many bits it takes is not known"
         return dataclasses.replace(model, notes=(*model.notes, note))
@@ -222,43 +222,10 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
     def stored(weight: Weight) -> Weight:
         linear = weight.projection or len(weight.shape) == 3  # of experts
-        return dataclasses.replace(weight, bits=bits) if linear and not _excepted(weight.name, kept) else weight
+        return dataclasses.replace(weight, bits=bits) if linear and not excepted(weight.name, kept) else weight
 
     blocks = (dataclasses.replace(block, weights=tuple(map(stored, block.weights))) for block in model.blocks)
     return dataclasses.replace(model, blocks=tuple(blocks))
-
-
-def _excepted(name: str, kept: Sequence[str]) -> bool:
-    """Whether a weight is one of those listed: by the beginning of its name, a part of it, or a pattern."""
-    layers = (re.sub(r"\.\d+(?=\.|$)", ".*", entry) for entry in kept if not entry.startswith("re:"))
-    patterns = (entry.removeprefix("re:") for entry in kept if entry.startswith("re:"))
-    return any(f".{layer}." in f".{name}" for layer in layers) or any(re.search(p, name) for p in patterns)
-
-
-def _bits(quantised: Mapping[str, Any]) -> float:
-    """Bits of a number with its share of scales and zeros; 0 where the method is not known.
-
-    Sources: the formats that transformers 5 reads, each by its own documentation.
-    """
-    group = quantised.get("group_size")
-    match str(quantised.get("quant_method")).replace("-", "_"):
-        case "fp8":
-            rows, columns = quantised.get("weight_block_size") or (1, math.inf)
-            return float(8 + 32 / (rows * columns))
-        case "mxfp4":
-            return 4 + 8 / 32
-        case "bitsandbytes" if quantised.get("load_in_4bit"):
-            return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
-        case "bitsandbytes":
-            return 8
-        case "gptq" | "awq" if isinstance(bits := quantised.get("bits"), int):
-            return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0)
-        case "compressed_tensors" if groups := quantised.get("config_groups"):
-            weights = next(iter(groups.values())).get("weights") or {}
-            size = weights.get("group_size")
-            return float(weights.get("num_bits") or 0) + (16 / size if isinstance(size, int) and size > 0 else 0)
-        case _:
-            return 0
 
 
 class ModelKeys:

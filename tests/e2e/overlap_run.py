@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rlplace.placement import Plan
 from rlplace.prepare import prepare_composed
 from rlplace.run import job_spec, run
 from rlplace.tokens import Sample
+from rlplace.workers.arguments import REQUESTS
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny
@@ -80,6 +82,10 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
 
         def generate(self, iteration: int) -> Metrics:
             self.iteration, self.steps = iteration, 0
+            requests, ends = self.context.channels[REQUESTS], time.monotonic() + LIMIT_S
+            while requests.stats().depth_items < self.config.prompts:  # all begin before the first step
+                assert time.monotonic() < ends, f"waited for the requests of iteration {iteration}"
+                time.sleep(0.001)
             return super().generate(iteration)
 
         def _step(self, tally: Any) -> None:

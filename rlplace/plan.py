@@ -133,7 +133,7 @@ def _plan(request: Request) -> int:
             print(FORMATS[request.form](job.view))
             if job.not_run:
                 print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
-        return _verdict([job.view for job in jobs])
+        return _verdict(jobs)
     others = request.jobs(_other_words(request.words, request.diff))
     if len(jobs) != 1 or len(others) != 1:
         what, why = "compares one config with one other", "a sweep names several"
@@ -142,7 +142,7 @@ def _plan(request: Request) -> int:
     if left.name == right.name:
         right = dataclasses.replace(right, name=request.diff)
     print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
-    return _verdict([left, right])
+    return _verdict([jobs[0], others[0]])
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
@@ -155,12 +155,11 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
     return [*kept, *(word for word in words if word.startswith("cluster="))]
 
 
-def _verdict(views: Sequence[PlanView]) -> int:
+def _verdict(jobs: Sequence[Prepared]) -> int:
     """Print on stderr what does not fit."""
-    short = [problem.render() for view in views for problem in view.shortages]
-    if short:
+    if short := [job.shortages for job in jobs if job.shortages]:
         print("\n".join(short), file=sys.stderr)
-    return DOES_NOT_FIT if short else FITS
+    return DOES_NOT_FIT if any(job.refused for job in jobs) else FITS
 
 
 def _explain(topic: str, words: Sequence[str]) -> int:

@@ -43,6 +43,19 @@ class Prepared:
     sources: Mapping[str, Source]
     not_run: tuple[Problem, ...]  # why it can be planned and not run
 
+    @property
+    def refused(self) -> bool:
+        """Whether it does not fit, and `memory.check` does not force it."""
+        return not self.view.fits and self.config.memory.check == "refuse"
+
+    @property
+    def shortages(self) -> str:
+        """What does not fit, and that it is forced where it is; empty for a job that fits."""
+        texts = [problem.render() for problem in self.view.shortages]
+        if texts and not self.refused:
+            texts.append("memory.check: warn forces the job: it may end where memory does")
+        return "\n".join(texts)
+
 
 def prepare(
     mapping: Mapping[str, Any],

@@ -82,9 +82,11 @@ def _job(composed: compose.Composed) -> int:
     _show(render_text(job.view))
     if job.not_run:
         _show(planned_only(job.not_run))
-    if not job.view.fits:
+    if job.refused:
         print(_counted(job.view.shortages), file=sys.stderr)
         return DOES_NOT_FIT
+    if job.shortages:
+        print(job.shortages, file=sys.stderr)
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE

@@ -387,6 +387,13 @@ class AlgorithmConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """What follows from the memory proof."""
+
+    check: Literal["refuse", "warn"] = knob("a job that does not fit: refuse it, or run it all the same", "refuse")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """When a run ends, where its files go, how long anything may take."""
 
@@ -432,6 +439,7 @@ class Config:
     )
     agent: AgentConfig = block(AgentConfig, only="causal_lm")
     algorithm: AlgorithmConfig = block(AlgorithmConfig)
+    memory: MemoryConfig = block(MemoryConfig)
     runner: RunnerConfig = block(RunnerConfig)
     dry_run: bool = knob("print the plan and stop", False)
 

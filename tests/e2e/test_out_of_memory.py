@@ -20,7 +20,7 @@ from rlplace.run import job_spec, run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport
-from tests.e2e.training import INLINE, placed
+from tests.e2e.training import INLINE, placed, train
 
 MIB = 1 << 20
 MEMORY = 330 * MIB  # env 256 and rollout 64 MiB are there together
@@ -97,6 +97,16 @@ def test_an_error_while_computing_shows_the_measured_bytes_of_all(tmp_path: Path
     assert "env rank 0: textures 330 MiB" in (cause.problem.why or "")
     assert "measured after its last move: env rank 0: off 330 MiB" in (cause.problem.why or "")
     _ended(tmp_path)
+
+
+def test_a_forced_job_ends_where_the_plan_said(tmp_path: Path) -> None:
+    words = [*INLINE, *placed("0", "0", "0"), "cluster.accelerator.memory=200MiB"]
+    assert train("collocated_ppo", tmp_path / "refused", *words).code == 3
+    forced = train("collocated_ppo", tmp_path / "forced", *words, "memory.check=warn")
+    assert forced.code == 1
+    assert "memory.check: warn forces the job" in forced.err
+    assert "accelerator-out-of-memory" in forced.err
+    assert "env rank 0" in forced.err
 
 
 def _ended(output: Path) -> None:

@@ -75,6 +75,15 @@ def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
         assert run(capsys, "--config-name", "rlhf_ppo_colocated", f"model@{component}.model=null")[0] == 0
 
 
+def test_a_job_that_does_not_fit_can_be_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--config-name", "hybrid_ppo", "cluster.accelerator.memory=200MiB"]
+    code, out, err = run(capsys, *small)
+    assert (code, problem_codes(err)) == (3, ["does-not-fit"])
+    forced = run(capsys, *small, "memory.check=warn")
+    assert (forced[0], forced[1]) == (0, out)
+    assert forced[2] == err + "memory.check: warn forces the job: it may end where memory does\n"
+
+
 def test_json_svg_and_html(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--config-name", "hybrid_ppo", "-m", "env.total_num_envs=64,128")[1].count("plan: hybrid") == 2
     record = json.loads(run(capsys, "--config-name", "hybrid_ppo", "--format", "json")[1])

@@ -7,18 +7,12 @@ real FSDP and gloo; no launcher.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
@@ -30,7 +24,7 @@ from rlplace.placement.memory.demands import Footprint
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.run import JobSpec, job_spec
-from rlplace.tokens import Request, Sample
+from rlplace.tokens import Request
 from rlplace.trajectory import Observation, Trajectory
 from rlplace.workers.arguments import (
     ACTIONS,
@@ -45,63 +39,17 @@ from rlplace.workers.arguments import (
     scores_of,
 )
 from rlplace.workers.worker import Rendezvous
+from tests.memory_peaks import GIB, VOCABULARY, Blocks, Reading, Stages, freed_in_time, made_up
+from tests.memory_peaks import language_model as without_tokenizer
 from tests.tiny_lm import tiny_tokenizer
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 
-GIB = 1 << 30
-VOCABULARY, PROMPT, ANSWER = 8192, 64, 192
-Blocks = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One stage of one rank, in bytes on its accelerator; the resident ones included."""
-
-    stage: str
-    resident: int  # measured
-    measured: int
-    predicted: int
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.measured
-
-
-@contextlib.contextmanager
-def allocations() -> Iterator[list[int]]:
-    """Give the most that this thread holds in the block beyond what it held before, in bytes, at its end."""
-    peak: list[int] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        yield peak
-    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]  # it is there after a profile
-    sizes = [size for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")]
-    peak.append(max(itertools.accumulate(sizes), default=0))
-
-
-def freed_in_time() -> None:
-    """Make exchanges of gloo give their buffers back to the thread whose record is read.
-
-    Gloo's own thread holds a finished exchange for a moment longer, and what it frees is not recorded.
-    """
-    exchange = dist.all_to_all_single
-
-    def exchange_and_wait(*arguments: Any, **settings: Any) -> None:
-        exchange(*arguments, **settings)
-        time.sleep(0.003)
-
-    dist.all_to_all_single = exchange_and_wait
+PROMPT, ANSWER = 64, 192
 
 
 def language_model(folder: Path, **config: Any) -> Path:
-    """Large enough that its tensors outweigh what no formula names."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**sizes, **heads, **config}, dtype="float32"))
-    model.save_pretrained(folder)
     tiny_tokenizer(VOCABULARY).save_pretrained(folder)
-    return folder
+    return without_tokenizer(folder, **config)
 
 
 def reward_model(folder: Path) -> Path:
@@ -112,48 +60,6 @@ def reward_model(folder: Path) -> Path:
     LlamaForSequenceClassification(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
     tiny_tokenizer(VOCABULARY).save_pretrained(folder)
     return folder
-
-
-def made_up(samples: int) -> list[tuple[Sample, ...]]:
-    """Groups of four equally long answers."""
-    rng = np.random.default_rng(0)
-    mask = np.arange(PROMPT + ANSWER) >= PROMPT
-    return [
-        tuple(
-            Sample(
-                group=group,
-                sample=number,
-                tokens=rng.integers(0, VOCABULARY, len(mask)).astype(np.int32),
-                mask=mask,
-                logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
-                versions=np.where(mask, 0, -1).astype(np.int32),
-                reward=float(number % 2),
-                rewards={"made up": float(number % 2)},
-                turns=1,
-                truncated=False,
-            )
-            for number in range(4)
-        )
-        for group in range(samples // 4)
-    ]
-
-
-class Stages:
-    """Has a worker do its stages, and keeps the least reading of each: gloo may hold a buffer of another time."""
-
-    def __init__(self, worker: Any, footprint: Footprint) -> None:
-        self._worker, self._footprint = worker, footprint
-        self.found: dict[str, Reading] = {}
-
-    def __call__(self, stage: str, residency: Residency, work: Callable[[], object]) -> None:
-        resident = self._worker.move(residency).accelerator_bytes
-        with allocations() as made:
-            work()
-        working = self._footprint.working.get(stage, {})
-        predicted = sum(self._footprint.held[residency].values()) + sum(working.values())
-        reading = Reading(stage=stage, resident=resident, measured=resident + made[0], predicted=predicted)
-        if stage not in self.found or reading.measured < self.found[stage].measured:
-            self.found[stage] = reading
 
 
 OBSERVED, ROWS, STEPS = 376, 64, 64
@@ -223,7 +129,7 @@ def _scorer_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
     worker: Any = spec.workers[component](spec.arguments, context)
     worker.setup()
     stages = Stages(worker, footprint)
-    groups = made_up(4 * job.prompts)
+    groups = made_up(4 * job.prompts, PROMPT, ANSWER)
     mine = groups if rank == 0 and worker._sharded else groups[rank :: job.ranks] if not worker._sharded else []
     for iteration in range(2):
         for group in mine:

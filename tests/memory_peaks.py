@@ -65,7 +65,7 @@ def allocations() -> Iterator[Allocations]:
     found = Allocations()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         yield found
-    kineto = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    kineto = recorded.profiler.kineto_results  # type: ignore[union-attr]  # it is there after a profile
     events = sorted((e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]")
     held, sizes = 0, {}
     for _, size in events:
@@ -100,10 +100,10 @@ def language_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def made_up(samples: int) -> list[tuple[Sample, ...]]:
+def made_up(samples: int, prompt: int = PROMPT, answer: int = ANSWER) -> list[tuple[Sample, ...]]:
     """Groups of four equally long answers."""
     rng = np.random.default_rng(0)
-    mask = np.arange(PROMPT + ANSWER) >= PROMPT
+    mask = np.arange(prompt + answer) >= prompt
     return [
         tuple(
             Sample(
@@ -245,7 +245,7 @@ class Stages:
         resident = self._worker.move(residency).accelerator_bytes
         with allocations() as made:
             work()
-        predicted = sum(self._footprint.held[residency].values()) + sum(self._footprint.working[stage].values())
+        predicted = sum(self._footprint.held[residency].values()) + sum(self._footprint.working.get(stage, {}).values())
         reading = Reading(
             stage=stage,
             resident=resident,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,8 +46,9 @@ def test_wrong_input_is_explained_and_nothing_starts(
     assert train.main(words) == 2
     err = capsys.readouterr().err
     assert problem_codes(err) == codes
-    explained = err.count("    fix: ") + err.count("choices: ") + err.count("known keys here: ")
-    assert explained >= len(codes), "a fix, or the words to choose from"
+    helps = ("    fix: ", "    why: choices: ", "    why: known keys here: ")
+    for problem in re.split(r"\n(?=\S)", err)[: len(codes)]:
+        assert any(text in problem for text in helps), "a fix, or the words to choose from"
     assert "nothing was started" in err
 
 

@@ -203,6 +203,8 @@ def _unknown(
             fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
         elif block != above or value_at(written, place) is not None:
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
+        if str(found.sources.get(key, "")).startswith("command line"):
+            fix = f"{place}={show(value)}"
     elif name in TENSOR_PARALLEL and (line := _with_slices(above, value, written)) is not None:
         why, fix = "it says where a component is, so it stands in component_placement", line
     elif re.split("_", name)[0] in SPLITS:

@@ -140,8 +140,8 @@ def test_an_override_changes_or_adds_a_key(word: str, path: str, value: object, 
 @pytest.mark.parametrize(
     ("word", "code", "fix"),
     [
-        ("actor.lora_rnk=8", "unknown-key", "lora_rank: 8"),
-        ("actor.lrr=0.1", "unknown-key", "actor.optimizer.lr: 0.1        (a line without indent, in place of lrr)"),
+        ("actor.lora_rnk=8", "unknown-key", "actor.lora_rank=8"),
+        ("actor.lrr=0.1", "unknown-key", "actor.optimizer.lr=0.1"),
         ("actor.model.hiden_size=32", "unknown-override", "+actor.model.hiden_size=32"),
         ("actor.model.layers.foo=1", "unknown-override", "remove actor.model.layers.foo=1"),
         ("hydra.foo=1", "unknown-override", "remove hydra.foo=1"),

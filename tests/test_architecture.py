@@ -17,7 +17,7 @@ PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "units"),
-    ("config", "metrics", "tokens", "trajectory"),
+    ("checkpoints", "config", "metrics", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),

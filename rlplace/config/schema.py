@@ -413,6 +413,19 @@ class RunnerConfig:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What a run keeps, so that `resume` can go on with it."""
+
+    every: int = knob("iterations between two checkpoints; 0: none but the last", 10, minimum=0)
+    keep_last: int = knob("newest checkpoints that are kept", 2, minimum=1)
+    keep_best: int = knob("beside them, those with the best return or reward", 0, minimum=0)
+    on_signal: bool = knob("save one more when Ctrl-C or SIGTERM stops the run", True)
+    grace_s: float = knob(
+        "longest time from Ctrl-C or SIGTERM to the end: the iteration ends, then it is saved", 30.0, above=0
+    )
+
+
 EnvConfig = SimulatorEnvConfig | TextEnvConfig
 RolloutConfig = TorchRolloutConfig | TextRolloutConfig
 BlockConfig = TrainedConfig | FrozenConfig | TextRolloutConfig | TorchRolloutConfig | AgentConfig | SimulatorEnvConfig
@@ -441,6 +454,11 @@ class Config:
     algorithm: AlgorithmConfig = block(AlgorithmConfig)
     memory: MemoryConfig = block(MemoryConfig)
     runner: RunnerConfig = block(RunnerConfig)
+    checkpoint: CheckpointConfig = block(CheckpointConfig)
+    resume: str | None = knob(
+        "auto: go on with the newest checkpoint of this job; or the folder of a run or checkpoint", None
+    )
+    resume_allow: tuple[str, ...] = knob("keys that may differ from those of the run that is resumed", ())
     dry_run: bool = knob("print the plan and stop", False)
 
     @property

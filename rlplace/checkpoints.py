@@ -1,0 +1,60 @@
+"""Checkpoints of a run on disk: written by all workers, whole or not at all.
+
+::
+
+    <run>/checkpoints/
+        000012/                    after 12 iterations
+            manifest.json          format, versions, size and SHA-256 of every other file
+            config.yaml plan.json run.json
+            actor/  critic/  reference/    safetensors, sharded as torch.distributed.checkpoint does
+            env/                   simulators by rows
+        000014.part/               is being written, or was when the run ended; never taken for a checkpoint
+            actor/rank_00000.json  rank 0 has written its files: their sizes and SHA-256
+        latest                     the name of the newest
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+def record_of(file: Path) -> FileRecord:
+    """Read a file and describe it. Raises OSError."""
+    with open(file, "rb") as content:
+        digest = hashlib.file_digest(content, "sha256")
+        return FileRecord(bytes=content.tell(), sha256=digest.hexdigest())
+
+
+def report_written(folder: Path, rank: int, names: Iterable[str]) -> None:
+    """Record that a rank has written these files of its component's `folder`, and nothing more. Raises OSError."""
+    files = {name: dataclasses.asdict(record_of(folder / name)) for name in names}
+    part = folder / f"rank_{rank:05}.part"
+    with open(part, "w", encoding="utf-8") as out:
+        json.dump(files, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(part, folder / f"rank_{rank:05}.json")
+
+
+def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
+    """Return the files of a component by name, or None while one of its ranks has not reported."""
+    reports = [folder / f"rank_{rank:05}.json" for rank in range(ranks)]
+    if not all(report.exists() for report in reports):
+        return None
+    found: dict[str, FileRecord] = {}
+    for report in reports:
+        found |= {name: FileRecord(**of) for name, of in json.loads(report.read_text(encoding="utf-8")).items()}
+    return found

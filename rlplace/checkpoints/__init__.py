@@ -10,7 +10,10 @@
             env/                   simulators by rows
         000014.part/               is being written, or was when the run ended; never taken for a checkpoint
             actor/rank_00000.json  rank 0 has written its files: their sizes and SHA-256
+            actor/rank_00001.failed    rank 1 could not: the text of its error
         latest                     the name of the newest
+
+`store` writes them and decides which are kept, `find` looks for the one to go on with, `checkpoint` reads one.
 """
 
 from __future__ import annotations
@@ -41,12 +44,33 @@ def record_of(file: Path) -> FileRecord:
 def report_written(folder: Path, rank: int, names: Iterable[str]) -> None:
     """Record that a rank has written these files of its component's `folder`, and nothing more. Raises OSError."""
     files = {name: dataclasses.asdict(record_of(folder / name)) for name in names}
-    part = folder / f"rank_{rank:05}.part"
-    with open(part, "w", encoding="utf-8") as out:
-        json.dump(files, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(part, folder / f"rank_{rank:05}.json")
+    write_whole(folder / f"rank_{rank:05}.json", json.dumps(files))
+
+
+def report_failed(folder: Path, rank: int, text: str) -> None:
+    """Record that a rank could not write its files. Raises OSError."""
+    write_whole(folder / f"rank_{rank:05}.failed", text)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file by all of `text`, on the disk. Raises OSError; then the file is what it was before."""
+    part = file.with_name(file.name + ".part")
+    try:
+        with open(part, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def failed(folder: Path) -> tuple[str, str] | None:
+    """Return the first rank that could not write its files, and why; None where there is none."""
+    for report in sorted(folder.glob("rank_*.failed")):
+        return report.stem, report.read_text(encoding="utf-8")
+    return None
 
 
 def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:

@@ -1,0 +1,141 @@
+"""One checkpoint: its manifest, and whether every file is as it was written. Nothing here changes a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rlplace.checkpoints import FileRecord, record_of
+from rlplace.errors import ConfigError, Problem
+
+FORMAT = 1  # of the manifest; a later one may have other files
+MANIFEST = "manifest.json"
+CONFIG, PLAN, RUN = "config.yaml", "plan.json", "run.json"  # the texts of a checkpoint
+DAMAGED = "checkpoint-damaged"
+
+_THREADS = 8  # that hash files at once
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint. `files`: by their path below `folder`, all but the manifest."""
+
+    folder: Path
+    iteration: int  # that many were over
+    version: int  # of the policy
+    score: float | None  # higher is better; None where nothing was measured
+    ranks: Mapping[str, int]  # of each component that wrote its state
+    libraries: Mapping[str, str]  # their versions
+    files: Mapping[str, FileRecord]
+    notes: tuple[str, ...] = ()  # newer ones that were passed over, and why
+
+    @property
+    def run(self) -> Path:
+        """Return the folder of the run that wrote it."""
+        return self.folder.parent.parent
+
+    def text(self, name: str) -> str:
+        """Return config.yaml, plan.json or run.json."""
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def manifest(self) -> str:
+        """Return the text of its manifest."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["folder"], values["notes"]
+        values["files"] = {name: dataclasses.asdict(record) for name, record in sorted(self.files.items())}
+        return json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False) + "\n"
+
+
+def read(folder: Path, key: str = "resume") -> Checkpoint:
+    """Read the manifest and compare the sizes of all files with it.
+
+    Raises ConfigError about `key`, with every file that differs, and OSError for what cannot be read.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        raise ConfigError(
+            [damage(key, "the checkpoint has no manifest", manifest, "it is written last: when all is there")]
+        )
+    try:
+        values = json.loads(manifest.read_text(encoding="utf-8"))
+        form = values["format"]
+        if isinstance(form, int) and form > FORMAT:
+            raise _newer(key, manifest, form)
+        checkpoint = _checkpoint(folder, values)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError([damage(key, "the manifest of the checkpoint is no manifest", manifest, why)]) from error
+    problems = [_size_problem(key, folder / name, record) for name, record in checkpoint.files.items()]
+    if found := [problem for problem in problems if problem is not None]:
+        raise ConfigError(found)
+    return checkpoint
+
+
+def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
+    files = {
+        _inside(name): FileRecord(bytes=int(of["bytes"]), sha256=str(of["sha256"]))
+        for name, of in values["files"].items()
+    }
+    score = values["score"]
+    return Checkpoint(
+        folder=folder,
+        iteration=int(values["iteration"]),
+        version=int(values["version"]),
+        score=None if score is None else float(score),
+        ranks={str(component): int(ranks) for component, ranks in values["ranks"].items()},
+        libraries={str(name): str(version) for name, version in values["libraries"].items()},
+        files=files,
+    )
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name!r} is outside of the checkpoint")
+    return name
+
+
+def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
+    if not file.is_file():
+        return damage(
+            key, "a file of the checkpoint is missing", file, f"expected {record.bytes:,} bytes, found no file"
+        )
+    found = file.stat().st_size
+    if found == record.bytes:
+        return None
+    what = f"a file of the checkpoint was {'cut off' if found < record.bytes else 'made longer'}"
+    return damage(key, what, file, f"expected {record.bytes:,} bytes, found {found:,}")
+
+
+def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
+    """Read all files and compare their SHA-256 with the manifest. Raises OSError."""
+
+    def compare(name: str) -> Problem | None:
+        file, expected = checkpoint.folder / name, checkpoint.files[name].sha256
+        found = record_of(file).sha256
+        if found == expected:
+            return None
+        why = f"expected SHA-256 {expected[:16]}..., found {found[:16]}..."
+        return damage(key, "a file of the checkpoint has other content than was written", file, why)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [problem for problem in threads.map(compare, checkpoint.files) if problem is not None]
+
+
+def damage(key: str, what: str, file: Path, why: str) -> Problem:
+    return Problem(code=DAMAGED, key=key, what=what, got=str(file), why=why)
+
+
+def _newer(key: str, manifest: Path, form: int) -> ConfigError:
+    why = f"expected format {FORMAT} or lower, found {form}"
+    what, fix = (
+        "the checkpoint was written by a later version",
+        "install the version of rlplace that its manifest names",
+    )
+    return ConfigError.of("checkpoint-newer", key, what, str(manifest), why, fix)

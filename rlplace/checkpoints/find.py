@@ -1,0 +1,162 @@
+"""Find the checkpoint that a run goes on with: the newest whole one, or the one that the user names."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlplace.checkpoints.checkpoint import CONFIG, DAMAGED, MANIFEST, Checkpoint, changed_files, read
+from rlplace.errors import ConfigError, Problem
+
+AUTO = "auto"
+FOLDER = "checkpoints"  # of a run
+PART = ".part"  # behind the name of one that is being written or removed
+NAME = re.compile(r"([0-9]{6,})(?:\.([0-9]+))?")  # of a checkpoint: its iteration, and which attempt at it
+
+_LISTED = 5  # of what is there, in an error
+
+
+def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
+    """Return the checkpoint that `resume` names: a run's newest, or one by its folder.
+
+    "auto": the newest whole one of all `runs` of a job, with a note on every newer one that is damaged; None where the
+    job has none yet. Raises ConfigError about `key`.
+    """
+    try:
+        return _newest(runs, key) if resume == AUTO else _named(Path(resume), runs, key)
+    except OSError as error:
+        raise _unreadable(error, key) from error
+
+
+def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
+    """Compare the SHA-256 of all its files with its manifest. Raises ConfigError with every file that differs."""
+    try:
+        problems = changed_files(checkpoint, key)
+    except OSError as error:
+        raise _unreadable(error, key) from error
+    if problems:
+        raise _with_fix(problems, checkpoint.folder, key)
+
+
+def folders_of(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, damaged ones too, the newest first."""
+    folder = run / FOLDER
+    found = [f for f in folder.iterdir() if NAME.fullmatch(f.name) and f.is_dir()] if folder.is_dir() else []
+    return sorted(found, key=_order, reverse=True)
+
+
+def _order(folder: Path) -> tuple[int, int]:
+    named = NAME.fullmatch(folder.name)
+    assert named is not None
+    return int(named[1]), int(named[2] or 0)
+
+
+def _newest(runs: Path, key: str) -> Checkpoint | None:
+    passed: list[Problem] = []
+    for folder in _all(runs):
+        try:
+            found = read(folder, key)
+        except ConfigError as error:
+            if set(error.codes) != {DAMAGED}:
+                raise
+            passed += error.problems
+            continue
+        notes = tuple(f"passed over: {p.what}: {p.got}: {p.why}" for p in passed)
+        return dataclasses.replace(found, notes=notes)
+    if passed:
+        fix = f"start anew: {key}=null, or bring back the files"
+        raise ConfigError([dataclasses.replace(problem, fix=fix) for problem in passed])
+    return None
+
+
+def _all(runs: Path) -> Iterable[Path]:
+    """Yield the checkpoints of the run that saved last, newest first, then those of the run before it."""
+    saved = {}
+    for run in runs.iterdir() if runs.is_dir() else ():
+        if folders := folders_of(run):
+            saved[max(map(_saved_at, folders))] = folders
+    for _, folders in sorted(saved.items(), reverse=True):
+        yield from folders
+
+
+def _saved_at(folder: Path) -> tuple[int, str]:
+    manifest = folder / MANIFEST
+    return (manifest if manifest.exists() else folder).stat().st_mtime_ns, str(folder)
+
+
+def _named(path: Path, runs: Path, key: str) -> Checkpoint:
+    if not path.exists():
+        raise _missing(path, runs, key)
+    run = path.parent if path.name == FOLDER else path
+    folders = [path] if _is_one(path) else folders_of(run)
+    if folders:
+        try:
+            return read(folders[0], key)
+        except ConfigError as error:
+            if set(error.codes) != {DAMAGED}:
+                raise
+            raise _with_fix(error.problems, folders[0], key) from error
+    raise _none_in(path, runs, key)
+
+
+def _is_one(path: Path) -> bool:
+    """Take a copy under another name too, but nothing that was being written."""
+    named = NAME.fullmatch(path.name) is not None and path.is_dir()
+    return named or (not path.name.endswith(PART) and (path / MANIFEST).exists())
+
+
+def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigError:
+    """Offer the newest other checkpoint of the run that is whole."""
+    fix = f"start anew: {key}=null, or bring back the file"
+    for folder in folders_of(damaged.parent.parent):
+        if folder != damaged and _whole(folder):
+            fix = f"{key}={folder}"
+            break
+    return ConfigError([dataclasses.replace(problem, fix=fix) for problem in problems])
+
+
+def _whole(folder: Path) -> bool:
+    try:
+        read(folder)
+    except ConfigError:
+        return False
+    return True
+
+
+def _missing(path: Path, runs: Path, key: str) -> ConfigError:
+    """Offer what is called nearly so, else the newest checkpoint of the job."""
+    absolute = path.absolute()
+    above = next(parent for parent in absolute.parents if parent.exists())
+    lacking, *rest = absolute.relative_to(above).parts
+    names = sorted(f.name for f in above.iterdir() if f.is_dir() and not f.name.endswith(PART))
+    offered = next((f for f in _all(runs) if _whole(f)), None)
+    for near in difflib.get_close_matches(lacking, names, n=1):
+        whole = above.joinpath(near, *rest)
+        offered = whole if whole.exists() else above / near
+    listed = ", ".join(names[-_LISTED:]) if names else "no folders"
+    why = f"there is no {lacking!r} in {above}, but {listed}"
+    fix = f"start anew: {key}=null" if offered is None else f"{key}={offered}"
+    return ConfigError.of("resume-not-found", key, "the path does not exist", str(path), why, fix)
+
+
+def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
+    """Say what the folder is instead, and offer what is below it, else the newest checkpoint of the job."""
+    code, what = "not-a-checkpoint", "neither a checkpoint nor the folder of a run"
+    why = f"a checkpoint has {MANIFEST}, a run has {FOLDER}/"
+    if path.name.endswith(PART):
+        why = "the run ended while it was written; it was never whole"
+    elif (path / FOLDER).is_dir() or (path / CONFIG).exists() or path.name == FOLDER:
+        code, what, why = "no-checkpoint", "this run has no checkpoint", "it ended before the first one was whole"
+    elif path.is_file() or any(path.glob("*.safetensors")):
+        why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
+    offered = next((f for f in [*_all(path), *_all(runs)] if _whole(f)), None)
+    fix = f"start anew: {key}=null" if offered is None else f"{key}={offered}"
+    return ConfigError.of(code, key, what, str(path), why, fix)
+
+
+def _unreadable(error: OSError, key: str) -> ConfigError:
+    what, fix = f"cannot be read: {error.strerror or error}", "let the user who starts the run read this file"
+    return ConfigError.of("checkpoint-unreadable", key, what, str(error.filename), None, fix)

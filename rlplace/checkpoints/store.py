@@ -1,0 +1,273 @@
+"""The checkpoints of one run: written in a `.part` folder, renamed when all is on the disk, old ones removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import math
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from rlplace.checkpoints import FileRecord, failed, record_of, write_whole, written
+from rlplace.checkpoints.checkpoint import MANIFEST, Checkpoint, read
+from rlplace.checkpoints.find import FOLDER, PART, folders_of
+from rlplace.errors import ConfigError, OutputError, RlplaceError
+
+LOCK = "run.lock"
+
+_POLL_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What the driver knows of a checkpoint. The rest is in the components' folders."""
+
+    ranks: Mapping[str, int]  # of each component that writes its state
+    texts: Mapping[str, str]  # config.yaml, plan.json, run.json
+    version: int  # of the policy
+    score: float | None  # higher is better; None, or no finite number, is never the best
+    libraries: Mapping[str, str]
+
+
+class Store:
+    """Writes and keeps the checkpoints of a run; one at a time, by the process that has locked the run."""
+
+    def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
+        self._run, self._folder = run, run / FOLDER
+        self._keep_last, self._keep_best = keep_last, keep_best
+
+    def begin(self, iteration: int, components: Iterable[str]) -> Path:
+        """Make the folder that a checkpoint is written in, with one for each component. Raises OutputError.
+
+        What was left of others that were never whole is removed.
+        """
+        for left in self._folder.glob(f"*{PART}"):
+            shutil.rmtree(left, ignore_errors=True)  # a rank that is late may still write there: next time
+        names = (f"{iteration:06}" + (f".{again}" if again else "") for again in itertools.count())
+        name = next(name for name in names if not (self._folder / name).exists())
+        part = self._folder / (name + PART)
+        try:
+            part.mkdir(parents=True)
+            for component in components:
+                (part / component).mkdir()
+        except OSError as error:
+            raise OutputError.of(part, error) from error
+        return part
+
+    def commit(self, part: Path, contents: Contents, *, timeout_s: float, cancelled: threading.Event) -> Checkpoint:
+        """Wait until all ranks have written, then make the checkpoint valid, whole and at once.
+
+        Raises OutputError; then `part` is gone and the checkpoints are those of before.
+        """
+        try:
+            files = self._collect(part, contents, timeout_s, cancelled)
+            return self._publish(part, contents, files)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise OutputError.of(part, error) from error
+        except OutputError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def _collect(
+        self, part: Path, contents: Contents, timeout_s: float, cancelled: threading.Event
+    ) -> dict[str, FileRecord]:
+        """Return the files of all components, once they are written. Raises OutputError and OSError."""
+        deadline_s, files = time.monotonic() + timeout_s, dict[str, FileRecord]()
+        for component, ranks in contents.ranks.items():
+            while (found := written(part / component, ranks)) is None:
+                for each in contents.ranks:
+                    if failure := failed(part / each):
+                        raise _not_written(part, f"{each} {failure[0]} could not write its part", failure[1])
+                if time.monotonic() > deadline_s:
+                    why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
+                    raise _not_written(part, "ranks are late", why)
+                if cancelled.wait(_POLL_S):
+                    raise _not_written(part, "the run ended before it was whole", None)
+            files |= {f"{component}/{name}": record for name, record in found.items()}
+        for name, record in files.items():
+            if (size := (part / name).stat().st_size) != record.bytes:
+                why = f"{name} was written with {record.bytes:,} bytes and has {size:,}"
+                raise _not_written(part, "a file changed after it was written", why)
+        return files
+
+    def _publish(self, part: Path, contents: Contents, files: Mapping[str, FileRecord]) -> Checkpoint:
+        """Write what the driver has, then rename. Everything is on the disk before its name is. Raises OSError."""
+        for component in contents.ranks:
+            for report in (part / component).glob("rank_*.json"):
+                report.unlink()
+        for name, text in contents.texts.items():
+            write_whole(part / name, text)
+        score = contents.score
+        checkpoint = Checkpoint(
+            folder=part.with_suffix(""),
+            iteration=int(part.name.partition(".")[0]),
+            version=contents.version,
+            score=score if score is not None and math.isfinite(score) else None,
+            ranks=dict(contents.ranks),
+            libraries=dict(contents.libraries),
+            files={**files, **{name: record_of(part / name) for name in contents.texts}},
+        )
+        write_whole(part / MANIFEST, checkpoint.manifest())
+        for folder, _, _ in os.walk(part, topdown=False):
+            _sync(Path(folder))
+        part.rename(checkpoint.folder)
+        _sync(self._folder)
+        _sync(self._run)
+        return checkpoint
+
+    def retain(self, newest: Checkpoint) -> None:
+        """Point `latest` at it; remove what is neither among the newest nor among the best. Raises OutputError.
+
+        Checkpoints of later iterations, or of the same, are from before the run was resumed at an earlier one: they
+        are removed too. Damaged ones stay: nothing tells what they are worth.
+        """
+        try:
+            try:
+                write_whole(self._folder / "latest", newest.folder.name + "\n")
+            finally:  # on a full disk too: this makes room
+                self._remove(self._surplus(newest))
+        except OSError as error:
+            raise OutputError.of(self._folder, error) from error
+
+    def _surplus(self, newest: Checkpoint) -> list[Path]:
+        others: list[Checkpoint] = []  # newest first
+        for folder in folders_of(self._run):
+            if folder != newest.folder:
+                with contextlib.suppress(ConfigError):
+                    others.append(read(folder))
+        earlier = [c for c in others if c.iteration < newest.iteration]
+        kept, rest = earlier[: self._keep_last - 1], earlier[self._keep_last - 1 :]
+        best = sorted((c for c in rest if c.score is not None), key=_by_score, reverse=True)[: self._keep_best]
+        return [c.folder for c in others if c not in kept and c not in best]
+
+    def _remove(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            part = folder.with_name(folder.name + PART)
+            folder.rename(part)  # a half-removed one must not be taken for whole
+            _sync(self._folder)
+            shutil.rmtree(part)
+
+
+def _by_score(checkpoint: Checkpoint) -> tuple[float, int]:
+    assert checkpoint.score is not None
+    return checkpoint.score, checkpoint.iteration
+
+
+def _sync(folder: Path) -> None:
+    """Put the names in a folder on the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _not_written(part: Path, what: str, why: str | None) -> OutputError:
+    fix = "the run goes on, and so does the last whole checkpoint"
+    what = f"the checkpoint was not written: {what}"
+    return OutputError.about("checkpoint-not-written", "checkpoint", what, got=str(part), why=why, fix=fix)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """How saving ended. With a checkpoint and an error: it is whole, and old ones could not be removed."""
+
+    checkpoint: Checkpoint | None
+    error: RlplaceError | None
+    seconds: float  # from the start of waiting to the end
+
+
+class Saver:
+    """Commits one checkpoint at a time behind the run. Nothing here raises: the run goes on without a checkpoint."""
+
+    def __init__(self, store: Store, *, timeout_s: float) -> None:
+        self._store, self._timeout_s = store, timeout_s
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._saved: Saved | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a checkpoint was started whose end nobody has taken yet."""
+        return self._thread is not None
+
+    def start(self, part: Path, contents: Contents) -> None:
+        """Begin to wait for the ranks that write `part`."""
+        assert not self.busy, "one checkpoint is written at a time"
+        self._cancelled, self._saved = threading.Event(), None
+        self._thread = threading.Thread(target=self._save, args=(part, contents), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> Saved | None:
+        """Return how saving ended, once; None while it is under way, or where nothing was started."""
+        return self._take(0.0)
+
+    def finish(self, timeout_s: float) -> Saved | None:
+        """Wait for what is under way, but no longer than this: then give it up."""
+        if (saved := self._take(timeout_s)) is not None or not self.busy:
+            return saved
+        self._cancelled.set()
+        error = OutputError.about("checkpoint-not-written", "checkpoint", f"not written within {timeout_s:g} s")
+        return self._take(1.0) or Saved(checkpoint=None, error=error, seconds=timeout_s)
+
+    def _take(self, timeout_s: float) -> Saved | None:
+        if self._thread is None:
+            return None
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return None
+        self._thread = None
+        return self._saved
+
+    def _save(self, part: Path, contents: Contents) -> None:
+        began_s, checkpoint = time.monotonic(), None
+        error: RlplaceError | None = _not_written(part, "a bug, whose traceback is on the console", None)
+        try:
+            checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=self._cancelled)
+            self._store.retain(checkpoint)
+            error = None
+        except RlplaceError as raised:
+            error = raised
+        finally:
+            self._saved = Saved(checkpoint=checkpoint, error=error, seconds=time.monotonic() - began_s)
+
+
+@contextlib.contextmanager
+def lock(run: Path) -> Iterator[None]:
+    """Keep a run's folder for this process until the end of the block; the system frees it when the process dies.
+
+    Raises ConfigError where another has it, and OutputError where the folder cannot be written.
+    """
+    try:
+        file = _locked(run)
+    except OSError as error:
+        raise OutputError.of(run / LOCK, error) from error
+    with file:
+        yield
+
+
+def _locked(run: Path) -> TextIO:
+    file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        raise _in_use(run, file.read().strip()) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def _in_use(run: Path, by: str) -> ConfigError:
+    why, fix = f"{by or 'a process'} writes in it", "wait for its end or end it; or start a new run: resume=null"
+    return ConfigError.of("run-in-use", "resume", "another run is going on in this folder", str(run), why, fix)

@@ -1,0 +1,262 @@
+"""Which checkpoint a run goes on with, and what every kind of bad checkpoint or path is answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlplace.checkpoints.checkpoint import Checkpoint
+from rlplace.checkpoints.find import find, verify
+from rlplace.checkpoints.store import Store
+from rlplace.errors import ConfigError
+from tests.checkpoint_writer import RANKS, save, write_ranks
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A job with two runs of two checkpoints each; the last one was killed while it wrote a third."""
+    runs = tmp_path / "runs" / "hybrid_ppo"
+    for day in (21, 22):
+        run = runs / f"2026-11-{day}_10-00-00"
+        run.mkdir(parents=True)
+        store = Store(run, keep_last=2, keep_best=0)
+        for iteration in (10, 20):
+            save(store, iteration)
+    write_ranks(store.begin(30, RANKS))
+    return runs
+
+
+def newest(runs: Path, resume: str = "auto") -> Checkpoint:
+    found = find(resume, runs)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def refused(code: str, *told: str, leaving: Path) -> Iterator[None]:
+    """Expect an error with these texts, and that no file below `leaving` changes."""
+    before = content(leaving)
+    with pytest.raises(ConfigError) as error:
+        yield
+    assert set(error.value.codes) == {code}
+    text = str(error.value)
+    assert text.startswith("resume: ")
+    assert [t for t in (*told, "fix: ") if t not in text] == [], text
+    assert content(leaving) == before
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def offered(error: str) -> str:
+    """The path of a fix."""
+    found = re.search(r"fix: resume=(.*)", error)
+    assert found, error
+    return found[1]
+
+
+def test_auto_is_the_newest_whole_one_of_the_run_that_saved_last(runs: Path) -> None:
+    last = runs / "2026-11-22_10-00-00" / "checkpoints" / "000020"
+    assert (newest(runs).folder, newest(runs).notes) == (last, ())
+    save(Store(runs / "2026-11-21_10-00-00", keep_last=2, keep_best=0), 30)  # this run was resumed
+    assert newest(runs).folder == runs / "2026-11-21_10-00-00" / "checkpoints" / "000030"
+
+
+def test_a_job_without_a_checkpoint_has_none(tmp_path: Path) -> None:
+    assert find("auto", tmp_path / "never") is None
+    run = tmp_path / "runs" / "2026-11-22_10-00-00"
+    run.mkdir(parents=True)
+    write_ranks(Store(run, keep_last=1, keep_best=0).begin(10, RANKS))
+    assert find("auto", tmp_path / "runs") is None
+
+
+def test_a_path_is_a_run_or_its_checkpoints_or_one_of_them_or_a_copy(runs: Path, tmp_path: Path) -> None:
+    run = runs / "2026-11-21_10-00-00"
+    last = run / "checkpoints" / "000020"
+    for path in (run, run / "checkpoints", last):
+        assert newest(runs, str(path)).folder == last
+    shutil.copytree(run / "checkpoints" / "000010", tmp_path / "good_one")
+    copy = newest(runs, str(tmp_path / "good_one"))
+    assert copy.iteration == 10
+    verify(copy)
+
+
+def test_latest_is_for_people(runs: Path) -> None:
+    latest = runs / "2026-11-22_10-00-00" / "checkpoints" / "latest"
+    latest.write_text("000010\n")
+    assert newest(runs).iteration == 20
+    latest.unlink()
+    assert newest(runs).iteration == 20
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"), [(truncate, "expected 5,000 bytes, found 100"), (remove, "expected 5,000 bytes, found no file")]
+)
+def test_a_file_that_lacks_bytes(runs: Path, damage: object, told: str) -> None:
+    run = runs / "2026-11-22_10-00-00"
+    file = run / "checkpoints" / "000020" / "actor" / "shard_0.bin"
+    damage(file)
+    found = newest(runs)
+    assert found.folder.name == "000010"
+    assert len(found.notes) == 1
+    assert str(file) in found.notes[0]
+    assert told in found.notes[0]
+    whole = run / "checkpoints" / "000010"
+    for path in (run, run / "checkpoints" / "000020"):
+        with refused("checkpoint-damaged", str(file), told, f"fix: resume={whole}", leaving=runs):
+            find(str(path), runs)
+
+
+def test_a_changed_bit_is_found_by_reading_all(runs: Path) -> None:
+    found = newest(runs)
+    for name in ("env/shard_0.bin", "actor/shard_1.bin"):
+        changed = bytearray((found.folder / name).read_bytes())
+        changed[1234] ^= 1
+        (found.folder / name).write_bytes(changed)
+    with pytest.raises(ConfigError) as error:
+        verify(newest(runs))
+    assert error.value.codes == ("checkpoint-damaged",) * 2
+    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "expected SHA-256", "/000010", leaving=runs):
+        verify(newest(runs))
+
+
+def test_without_a_whole_one_auto_does_not_start_anew(runs: Path) -> None:
+    for file in runs.rglob("plan.json"):
+        file.unlink()
+    with refused("checkpoint-damaged", "plan.json", "resume=null", leaving=runs):
+        find("auto", runs)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "files": {"a": 3}}', "\udcff", '{"format": "one"}']
+)
+def test_a_manifest_that_is_none(runs: Path, text: str) -> None:
+    manifest = newest(runs).folder / "manifest.json"
+    manifest.write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert newest(runs).folder.name == "000010"
+    with refused("checkpoint-damaged", str(manifest), "/000010", leaving=runs):
+        find(str(manifest.parent), runs)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(runs: Path) -> None:
+    manifest = newest(runs).folder / "manifest.json"
+    for name in ("/etc/hostname", "../000010/plan.json"):
+        values = json.loads(manifest.read_text())
+        values["files"][name] = {"bytes": 1, "sha256": ""}
+        manifest.write_text(json.dumps(values))
+        with refused("checkpoint-damaged", "is outside of the checkpoint", leaving=runs):
+            find(str(manifest.parent), runs)
+
+
+def test_a_newer_format_is_not_passed_over(runs: Path) -> None:
+    manifest = newest(runs).folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
+    for resume in ("auto", str(manifest.parent)):
+        with refused("checkpoint-newer", str(manifest), "expected format 1 or lower, found 2", leaving=runs):
+            find(resume, runs)
+
+
+def test_a_manifest_that_cannot_be_read(runs: Path) -> None:
+    manifest = newest(runs).folder / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    with refused("checkpoint-unreadable", str(manifest), "Is a directory", leaving=runs):
+        find("auto", runs)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read as another user")
+def test_a_checkpoint_of_another_user(runs: Path) -> None:
+    for folder in list(runs.parents)[:-2]:
+        folder.chmod(0o755)
+    found = newest(runs)
+    shard = found.folder / "actor" / "shard_0.bin"
+    shard.chmod(0o600)
+    folder = newest(runs).run / "checkpoints"
+    with as_nobody(), refused("checkpoint-unreadable", str(shard), "Permission denied", leaving=runs / "none"):
+        verify(found)
+    folder.chmod(0o700)
+    with as_nobody(), refused("checkpoint-unreadable", str(folder), "Permission denied", leaving=runs / "none"):
+        find("auto", runs)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_path_that_does_not_exist_is_answered_with_what_is_there(runs: Path, tmp_path: Path) -> None:
+    last = runs / "2026-11-22_10-00-00"
+    offers = {
+        runs / "2026-11-22_10-00-01": last,
+        last / "checkpoints" / "000030": last / "checkpoints" / "000020",
+        runs.parent / "hybrid_pp" / "2026-11-22_10-00-00": last,
+        tmp_path / "elsewhere": last / "checkpoints" / "000020",
+    }
+    for path, offer in offers.items():
+        with pytest.raises(ConfigError) as error:
+            find(str(path), runs)
+        assert error.value.codes == ("resume-not-found",)
+        assert (str(path) in str(error.value), offered(str(error.value))) == (True, str(offer))
+        assert newest(runs, offered(str(error.value))).run == last
+
+
+def test_a_folder_that_is_no_checkpoint(runs: Path, tmp_path: Path) -> None:
+    model, run = tmp_path / "model", runs / "2026-11-22_10-00-00"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    last = str(run / "checkpoints" / "000020")
+    cases = {
+        model: "they can be a start: actor.model.path",
+        model / "model.safetensors": "they can be a start: actor.model.path",
+        run / "checkpoints" / "000030.part": "the run ended while it was written",
+        runs: "a checkpoint has manifest.json, a run has checkpoints/",
+    }
+    for path, told in cases.items():
+        with refused("not-a-checkpoint", str(path), told, f"resume={last}", leaving=tmp_path):
+            find(str(path), runs)
+    empty = runs / "2026-11-20_10-00-00"
+    (empty / "checkpoints").mkdir(parents=True)
+    with refused("no-checkpoint", str(empty), "before the first one was whole", f"resume={last}", leaving=tmp_path):
+        find(str(empty), runs)
+
+
+def test_a_part_that_lacks_only_its_name_is_not_taken(runs: Path) -> None:
+    """The process was killed between the manifest and the rename."""
+    whole = newest(runs)
+    part = whole.folder.with_name("000040.part")
+    shutil.copytree(whole.folder, part)
+    assert newest(runs) == whole
+    with refused("not-a-checkpoint", str(part), leaving=runs):
+        find(str(part), runs)
+
+
+def test_the_key_of_an_error_is_that_of_who_asks(runs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^CHECKPOINT: the path does not exist"):
+        find(str(runs / "none"), runs, "CHECKPOINT")
+
+
+def test_a_checkpoint_is_a_value(runs: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        newest(runs).iteration = 3  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
 
-Exit codes: 0 the plan holds and fits, 2 wrong usage, config or placement, 3 it does not fit in memory.
+Exit codes: 0 the plan holds and nothing is known not to fit, 2 wrong usage, config or placement, 3 it does not fit.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ Field = tuple["dataclasses.Field[Any]", object]  # with its type
 def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     """Make a config field of a one-line meaning and rules. A `default` that is a type is called for each block.
 
-    `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`. `only` names the one kind of
-    actor model that has this key; `mlp` is the default in a job whose actor is an MLP, where it differs; `by_kind` has
-    the type by kind of actor model, where it differs.
+    `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`,
+    `unit="share or bytes"` also `5 %`, and a `unit="share"` may have been meant in percent. `only` names the one kind
+    of actor model that has this key; `mlp` is the default in a job whose actor is an MLP, where it differs; `by_kind`
+    has the type by kind of actor model, where it differs.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):

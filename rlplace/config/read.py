@@ -23,7 +23,7 @@ from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -42,6 +42,7 @@ MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _PLACEMENT = "cluster.component_placement"
 _KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
 _OWN = "package.module:Class"  # an adapter of the user's
+_CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
 _ENV_STEPS = "runner.total_env_steps"
 
 
@@ -81,6 +82,8 @@ def try_config(
     for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
         if problem.key in moved() and (refused := new.get(moved()[problem.key][0])) is not None:
             instead = f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
+            if moved()[problem.key][0].endswith(".on_host") and refused.code == "wrong-type":
+                instead = _switched(problem.key, refused.fix)
             found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=instead)
             problems.remove(refused)
     return config, [*found.problems, *problems]
@@ -148,8 +151,10 @@ def _of_kind(
             inside = [block_in(fields[name][1]) if name in fields else None for fields in (here, there)]
             kept[str(name)] = _of_kind(inside[0], inside[1], value, kind, f"{key}.", found)
         elif value != default_of(there[name][0], other):
-            why = f"only with actor.model.kind: {other}; this job has {kind}"
-            found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=f"remove {key}")
+            why, fix = f"only with actor.model.kind: {other}; this job has {kind}", f"remove {key}"
+            if kind == "mlp" and name in _CHANGES_TRAINING:  # what was meant is another job, or nothing
+                fix = one_of([fix, "model: {kind: causal_lm, path: <a Hugging Face folder>}        (below actor)"])
+            found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=fix)
     return kept
 
 
@@ -413,6 +418,12 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         found.reject("renamed-key", "algorithm.name", "rlhf is now ppo", "rlhf", why=why, fix="name: ppo")
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
+
+
+def _switched(old: str, fix: str | None) -> str:
+    """Return the line of the new key for a value that is no switch; both where what was meant is not known."""
+    lines = [f"{moved()[old][0]}: {meant}" for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))]
+    return f"{lines[0]}        (a line without indent, in place of {old})" if fix else one_of(lines)
 
 
 def _copied(value: Any) -> Any:

@@ -64,7 +64,7 @@ class AcceleratorRunConfig:
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
-    memory: int = knob("bytes of one; 0: not known", 0, unit="bytes")
+    memory: int = knob("bytes of one; 0: what its product has, else not known", 0, unit="bytes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,8 @@ class NodeConfig:
     rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
     host: str = knob("name or address; with a count above 1, of the first", "")
     accelerators: int = knob("accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE)
-    product: str = knob("what the accelerators are sold as, such as H100", "")
-    memory: int = knob("bytes of one accelerator; 0: not known", 0, unit="bytes")
+    product: str = knob("what the accelerators are sold as, such as H100 or A100-80GB", "")
+    memory: int = knob("bytes of one accelerator; 0: what its product has, else not known", 0, unit="bytes")
     mixed: tuple[AcceleratorRunConfig, ...] = knob("instead, where the accelerators of a machine differ", ())
     host_memory: int = knob("bytes of the machine's own memory; 0: not known", 0, unit="bytes")
     nvlink_gb_per_s: float = knob("between two accelerators of the machine, each way; 0: not known", 0.0, minimum=0)
@@ -171,12 +171,14 @@ class TextRolloutConfig:
 
     engine: Literal["vllm", "transformers"] = knob("what generates; transformers is slower and needs no vLLM", "vllm")
     temperature: float = knob("divides the logits before a token is drawn; 0: the likeliest token", 1.0, minimum=0)
-    top_p: float = knob("draw from the likeliest tokens that together have this probability", 1.0, above=0, maximum=1)
+    top_p: float = knob(
+        "draw from the likeliest tokens that together have this probability", 1.0, above=0, maximum=1, unit="share"
+    )
     top_k: int = knob("draw from so many likeliest tokens; 0: from all", 0, minimum=0)
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
-        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1
+        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1, unit="share"
     )
     kv_cache_memory: int | None = knob("bytes of the KV cache; null: what is left of the share", None, unit="bytes")
     dtype: Dtype = knob("of weights and computation", "bf16")
@@ -391,6 +393,11 @@ class MemoryConfig:
     """What follows from the memory proof."""
 
     check: Literal["refuse", "warn"] = knob("a job that does not fit: refuse it, or run it all the same", "refuse")
+    reserve: int | float | Literal["auto"] = knob(
+        "of each accelerator, free for what nothing counts: 5 %, or 2GiB; auto: 5 % of a GPU, 0 of an emulated one",
+        "auto",
+        unit="share or bytes",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 import re
 import types
 import typing
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import annotated_types
@@ -39,6 +39,11 @@ _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
     **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
 }
+_PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
+_RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
+SHARE_OR_BYTES = "share or bytes"
+MOST_WHOLE = (1 << 63) - 1
+MOST_SIZE = 1 << 60  # of anything here; a larger one is a mistake
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
 _BOUNDS = {  # rule of a field -> its annotation, its sign, the error of pydantic
     "minimum": (annotated_types.Ge, ">=", "greater_than_equal"),
@@ -128,6 +133,9 @@ def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
 def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     """Return the pydantic type of a value that is neither a block nor a list."""
     origin = typing.get_origin(hint)
+    if rules.get("unit") == SHARE_OR_BYTES:
+        shown = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _RESERVE_TEXT}]}
+        return Annotated[Any, pydantic.BeforeValidator(_share_or_bytes), pydantic.WithJsonSchema(shown)]
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
     if origin is Mapping:
@@ -135,10 +143,16 @@ def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     if hint is int and rules.get("unit") == "bytes":
         shown = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_TEXT}]}
         return Annotated[int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)]
+    rules = _bounded(hint, rules)
     bounds = [_BOUNDS[rule][0](bound) for rule, bound in rules.items() if rule in _BOUNDS]
     if hint is int:
         return Annotated[(int, *bounds, pydantic.BeforeValidator(_whole))]
     return Annotated[(float, pydantic.AllowInfNan(False), *bounds)] if hint is float else hint
+
+
+def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rules with a bound for whole numbers that have none: what is counted with them stays finite."""
+    return {"maximum": MOST_WHOLE, **rules} if hint is int else rules
 
 
 def _listed(item: Any, value: object) -> object:
@@ -156,12 +170,31 @@ def _whole(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or value >= LEAST_SIZE):
+    if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or LEAST_SIZE <= value <= MOST_SIZE):
         return value
     match = re.fullmatch(SIZE_TEXT, value) if isinstance(value, str) else None
     if match is None or (match[2] is None and 0 < float(match[0]) < LEAST_SIZE):
         raise ValueError
-    return int(_SIZES.validate_python(match[0]))
+    try:
+        size = int(_SIZES.validate_python(match[0]))
+    except OverflowError:  # of a float
+        raise ValueError from None
+    if size > MOST_SIZE:
+        raise ValueError
+    return size
+
+
+def _share_or_bytes(value: object) -> object:
+    """Return a share below 1 as a float, bytes as a whole number."""
+    if value == "auto":
+        return value
+    percent = re.fullmatch(_PERCENT_TEXT, value) if isinstance(value, str) else None
+    share = float(percent[1]) / 100 if percent else value
+    if not isinstance(share, float):
+        return _bytes(share)
+    if not 0 <= share < 1:
+        raise ValueError
+    return share
 
 
 # ── explanations of wrong values ─────────────────────────────────────────────────────────────────────────────────────
@@ -180,6 +213,10 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
     if union and type(None) in typing.get_args(hint) and str(value).strip().lower() in ("none", "null", "~"):
         return _error("wrong-type", "is text, not null", "null")
+    if rules.get("unit") == SHARE_OR_BYTES:
+        meant = f"{value:g} %" if isinstance(value, int | float) and 1 <= value < 100 else None
+        why = "it is a share such as 5 %, a size such as 2GiB, 0 or auto"
+        return _error("bad-size", "expected a share below 100 %, or a size", meant, why)
     if words and (of is None or isinstance(value, str)):
         return _wrong_word(words, value, number=of)
     if rules.get("unit") == "bytes":
@@ -187,9 +224,9 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     if typing.get_origin(of) is Mapping:
         if rules["name"] == "component_placement":
             return _wrong_placement(value)
-        folder = rules["name"] == "model" and isinstance(value, str) and Path(value).is_dir()
-        fix, why = f"{{path: {value}}}" if folder else None, None if folder else rules.get("doc")
-        return _error("wrong-type", "expected a block of keys", fix, why)
+        folder = rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value)
+        line, about = (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
+        return _error("wrong-type", "expected a block of keys", line, about)
     if of is str:
         return _error("wrong-type", "expected text", f'"{show(value)}"')
     if of is bool:
@@ -223,6 +260,9 @@ def _wrong_size(value: object) -> PydanticCustomError:
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*", str(value), re.IGNORECASE
     )
     fix = None
+    exact = value if type(value) is int else 0 if written is None else float(written[1])
+    if exact > MOST_SIZE or (written is not None and exact * 1024 ** "KMGT".find(written[2].upper() or "x") > 1e18):
+        return _error("bad-size", "is more than any machine has", None, why)
     if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
         power, binary = (written[2] or "G").upper(), "" if written[2] and written[4] and not written[3] else "i"
         fix = f"{written[1]}{power}{binary}B"
@@ -233,13 +273,17 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: S
     too_long = "float_type" in errors and type(value) is int  # beyond the range of a float
     if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
+    rules = _bounded(of, rules)
     passed = next((bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None)
     if passed is None:
         meant = _as_number(value, of) if isinstance(value, str) else None
         what = "expected a whole number" if of is int else "expected a number"
         return _error("wrong-type", what, meant, None if meant else rules.get("doc"))
     rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign, _) in _BOUNDS.items() if bound in rules)
-    return _error("out-of-bounds", f"must be {rule}", None, rules.get("doc"))
+    meant = None
+    if rules.get("unit") == "share" and isinstance(value, int | float) and 1 < value <= 100:  # in percent
+        meant = show(value / 100)
+    return _error("out-of-bounds", f"must be {rule}", meant, rules.get("doc"))
 
 
 def _as_number(text: str, of: object) -> str | None:

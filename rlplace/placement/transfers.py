@@ -151,6 +151,19 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     return Traffic(to_host_bytes=to_host, from_host_bytes=from_host, weights_bytes=weights, least_s=least_s)
 
 
+def least_move_seconds(plan: Plan, ledger: MemoryLedger, component: str) -> Iterator[tuple[str, float]]:
+    """Yield each stage on whose entry a component copies something, and what that takes at the declared PCIe rate."""
+    pcie = min((node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators), default=0.0)
+    accelerators = len(plan.placement.accelerators(component))
+    if emulated(plan.topology) or not pcie or not accelerators:
+        return
+    for stage, entry in plan.schedule.entries.items():
+        moves = [move for move in (*entry.releases, *entry.acquires) if move.component == component]
+        copied = [abs(ledger.host_bytes(component, m.after) - ledger.host_bytes(component, m.before)) for m in moves]
+        if size := sum(copied) * plan.placement.world_size(component):
+            yield stage, size / accelerators / (1e9 * pcie)
+
+
 def _least_seconds(
     plan: Plan, copied: Mapping[str, int], weights: Mapping[Transport, int]
 ) -> Iterator[tuple[str, float]]:

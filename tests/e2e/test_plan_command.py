@@ -67,7 +67,7 @@ def test_shipped_clusters_and_models_are_within_reach_of_other_folders(
         words = [flag, str(tmp_path), "--config-name", "mine", "cluster=8xH100", "model@actor.model=llama_3_8b"]
         code, out, err = run(capsys, *words)
         assert (code, err) == (0, "")
-        assert "H100, 80 GiB each" in out
+        assert "H100-80GB, 79.1 GiB each" in out
         assert "memory: fits; tightest accelerators 0-7" in out
     larger = ["cluster=8xH100", "model@actor.model=llama_3_70b"]
     assert run(capsys, "--config-dir", str(tmp_path), "--config-name", "rlhf_ppo_colocated", *larger)[0] == 3
@@ -134,7 +134,7 @@ def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFix
     out = run(capsys, "explain", "env", "1", "rollout", "1", "--config-name", "collocated_ppo_one_process")[1]
     assert out.startswith("env rank 1 and rollout rank 1: same_process")
     out = run(capsys, "explain", "9", "--config-name", "rlhf_ppo_70b_hybrid")[1]
-    assert out.startswith("accelerator 9: number 1 of node 1 (A100, 80 GiB)")
+    assert out.startswith("accelerator 9: number 1 of node 1 (A100-80GB, 79.1 GiB)")
 
 
 @pytest.mark.parametrize(

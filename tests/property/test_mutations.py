@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,7 @@ WILD: tuple[Any, ...] = (
     *("", " ", "auto", "all", "null", "0-7", "0-3,5-7", "80G", "16GiB", "-1KiB", "1e400GiB", "7:0", "a" * 2000),
     *("0\u20133", "\n", "\x00", "package.module:Class", "ppo", "grpo", "vllm", "mlp", "causal_lm", "fp8", "hybrid"),
     *([], [1], [None], ["a", []], [[0]], [{}], {}, {"a": 1}, {1: 2}, {None: None}, {"kind": "x"}, b"x"),
+    *(10**400, -(10**400), "9" * 400, "9" * 400 + "GiB", "9" * 400 + "%", "0-" + "9" * 400),
 )
 PIECES = (
     *("0", "0-3", "4-7", "all", "0-7", "3-0", "0-3:0-7", "0-7:0-3", "7", "0-9999999999", "-", ":", ",", "0:8", "1/2"),
@@ -150,6 +151,25 @@ def try_one(mapping: Mapping[str, Any]) -> list[str]:
     assert all(problem.render() for problem in problems)
     assert {problem.code for problem in problems} <= codes().keys()
     return [problem.code for problem in problems]
+
+
+@pytest.mark.parametrize("name", ["hybrid_ppo", "rlhf_ppo_colocated"])
+def test_numbers_of_hundreds_of_digits_are_refused_wherever_a_number_stands(name: str) -> None:
+    (composed,) = with_hydra(["--config-name", name])
+
+    def numbers(block: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        for key, below in block.items() if isinstance(block, Mapping) else enumerate(block):  # type: ignore[arg-type]
+            if isinstance(below, (Mapping, list)):
+                yield from numbers(below, (*path, key))
+            elif isinstance(below, (int, float)) and not isinstance(below, bool):
+                yield (*path, key)
+
+    for path in numbers(composed.mapping):
+        for wild in (10**400, "9" * 400 + "GiB"):
+            mapping: Any = copy.deepcopy(dict(composed.mapping))
+            block = functools.reduce(lambda of, step: of[step], path[:-1], mapping)
+            block[path[-1]] = wild
+            assert try_one(mapping), path
 
 
 @pytest.mark.parametrize("made", [mutated_config, mutated_placement])

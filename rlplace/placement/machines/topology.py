@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import PlacementError, Problem, Source, source_of
+from rlplace.placement.machines.products import memory_of
 
 if TYPE_CHECKING:
     from rlplace.config.schema import NodeConfig
@@ -235,14 +236,18 @@ def declare_topology(
     ranked = nodes[0].rank is not None
     made: list[Node] = []
     for declared in sorted(nodes, key=lambda n: n.rank or 0):
-        runs = tuple(Run(count=r.count, product=r.product, memory_bytes=r.memory) for r in declared.mixed)
+        runs = tuple(
+            Run(count=r.count, product=r.product, memory_bytes=r.memory or memory_of(r.product)) for r in declared.mixed
+        )
         for i in range(declared.count):
             node = Node(
                 rank=len(made),
                 accelerators=sum(r.count for r in runs) or declared.accelerators,
                 first=made[-1].numbers.stop if made else 0,
                 kind=kind,
-                memory_bytes=min((r.memory_bytes for r in runs), default=declared.memory),
+                memory_bytes=min(
+                    (r.memory_bytes for r in runs), default=declared.memory or memory_of(declared.product)
+                ),
                 host=declared.host if i == 0 else "",
                 product=" + ".join(r.product for r in runs) or declared.product,
                 host_memory_bytes=declared.host_memory,

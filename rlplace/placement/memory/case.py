@@ -117,6 +117,7 @@ def memory_case(
         notes=tuple(notes),
         shared=_shared(plan, config, policy, spaces, demands.get("actor")),
         batches=_batches(config, plan),
+        reserve=config.memory.reserve,
         job=lambda lines: _with_lines(config, plan.topology, lines, spaces, measured),
     )
     automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"

@@ -16,7 +16,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
@@ -24,9 +24,11 @@ from rlplace.placement.memory.demands import Bytes, Demand, Footprint, HostBytes
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
 T = TypeVar("T")
+Reserve = int | float | Literal["auto"]  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
 SharedMemory = Mapping[str, Mapping[int, int]]  # "channels" and "weights" -> node rank -> bytes; others have none
 Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
+USUAL_RESERVE = 0.05  # of a GPU
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 
@@ -73,6 +75,7 @@ class Account:
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str
     capacity_bytes: int  # of one; 0: not known
+    reserve_bytes: int = 0  # of it, what stays free for what nothing counts
     loads: tuple[Load, ...]  # in the order of time
 
     @property
@@ -81,9 +84,14 @@ class Account:
         return max(self.loads, key=lambda load: (load.total_bytes, not load.moment.entering))
 
     @property
+    def room_bytes(self) -> int:
+        """What components may take of one; 0: not known, or all is reserved."""
+        return self.capacity_bytes - self.reserve_bytes
+
+    @property
     def margin_bytes(self) -> int | None:
-        """What is free at the worst moment, below 0 where it does not fit; None where the capacity is not known."""
-        return self.capacity_bytes - self.worst.total_bytes if self.capacity_bytes else None
+        """What is free at the worst moment beside the reserve, below 0 where it does not fit; None: not known."""
+        return self.room_bytes - self.worst.total_bytes if self.capacity_bytes else None
 
     @property
     def shared_bytes(self) -> int:
@@ -103,7 +111,18 @@ class MemoryLedger:
     accelerators: tuple[Account, ...]
     hosts: tuple[Account, ...]
     measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
+    uncounted: tuple[str, ...] = ()  # components of which nothing is known, counted as 0 bytes
     notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no byte of any component is known."""
+        return not any(account.worst.total_bytes for account in self.accelerators)
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be said that everything fits: no component is left out, and what there is, is known."""
+        return not self.empty and not self.uncounted and all(a.capacity_bytes for a in self.accelerators)
 
     @property
     def accounts(self) -> tuple[Account, ...]:
@@ -180,6 +199,13 @@ class OccupancyClass:
     host_bytes: int = 0  # of one node; 0: not known
 
 
+def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
+    """Bytes of one accelerator that stay free. An emulated one holds what is accounted and nothing else."""
+    if reserve == "auto":
+        reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
+    return min(memory_bytes, round(reserve * memory_bytes) if isinstance(reserve, float) else reserve)
+
+
 @functools.lru_cache(maxsize=8)
 def accelerator_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
     """Those that a component uses, lowest number first. Linear in nodes and segments.
@@ -250,6 +276,7 @@ class MemoryCase:
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shared: SharedMemory = dataclasses.field(default_factory=dict)  # on the hosts, beside what components hold
+    reserve: Reserve = 0
     # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
     batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
@@ -281,7 +308,13 @@ class MemoryCase:
                 known[placed] = found[occupancy]
             return found
 
-        accelerators = [_count_accelerators(a, rank_in(a), schedule) for a in accelerator_classes(self.placement)]
+        accelerators = [
+            dataclasses.replace(
+                _count_accelerators(a, rank_in(a), schedule),
+                reserve_bytes=reserved(self.reserve, a.kind, a.memory_bytes),
+            )
+            for a in accelerator_classes(self.placement)
+        ]
         hosts = [_count_hosts(h, rank_in(h), schedule, self.shared) for h in host_classes(self.placement)]
         unknown = [c for c in components if c not in self.demands and c not in self.measured]
         note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
@@ -290,6 +323,7 @@ class MemoryCase:
             accelerators=tuple(accelerators),
             hosts=tuple(hosts),
             measured=tuple(c for c in components if self.measured.get(c)),
+            uncounted=tuple(unknown),
             notes=(*self.notes, *note),
         )
 

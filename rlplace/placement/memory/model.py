@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -188,6 +189,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(qkv_bias=True, experts=("moe_intermediate_size", "shared_expert_intermediate_size")),
     "qwen3_moe": Family(qk_norms=True, experts=("moe_intermediate_size", None)),
 }
+_MOST = 10**12  # of a number in a config.json
 _GPT2 = "gpt2"
 _OPENVLA = "openvla"
 
@@ -240,17 +242,18 @@ class ModelKeys:
         value = self._config.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
             return value
         missing, from_model = value is None, f"copy {name} from the model's config.json"
+        unquoted = isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,11}", value)
         self.problems.append(
             Problem(
                 code="missing-key" if missing else "wrong-type",
                 key=f"{self._key}.{name}",
-                what="is required" if missing else "expected a whole number above 0",
+                what="is required" if missing else f"expected a whole number of 1 to {_MOST:,}",
                 got=None if missing else show(value),
                 why=f"the parameters of a {self._config['model_type']} model cannot be counted without it",
-                fix=f"{name}: {value}" if isinstance(value, str) and value.isdecimal() else from_model,
+                fix=f"{name}: {value}" if unquoted else from_model,
             )
         )
         return 1

@@ -24,8 +24,8 @@ _MOST_ACCOUNTS = 8
 _MOST_HOLDS = 6
 _ACCURACY = (
     "weights, gradients, optimizer state and KV cache are exact; activations are what an unfused model saves, an upper "
-    "bound for fused ones; CUDA context, communicator buffers and captured graphs are assumed. Fragmentation is not "
-    "counted: keep a few percent free."
+    "bound for fused ones; CUDA context, communicator buffers and captured graphs are assumed. Fragmentation is what "
+    "memory.reserve is for."
 )
 
 
@@ -50,7 +50,15 @@ def _verdict(ledger: MemoryLedger) -> str:
         return f"memory: fullest {where}; how much there is, is not known"
     lacking = "".join(f"\n  {component}: {why}" for component, why in ledger.lacking)
     word = "fits" if ledger.fits else "does not fit"
-    return f"memory: {word}; tightest {where} of {show_bytes(tightest.capacity_bytes)}{lacking}"
+    if ledger.fits and ledger.uncounted:
+        word = f"not known of {', '.join(ledger.uncounted)}, the others fit"
+    return f"memory: {word}; tightest {where} of {show_room(tightest)}{lacking}"
+
+
+def show_room(account: Account) -> str:
+    """Write `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
+    all_of_it, kept = show_bytes(account.capacity_bytes), show_bytes(account.reserve_bytes)
+    return f"{show_bytes(account.room_bytes)} ({all_of_it} less {kept} reserve)" if account.reserve_bytes else all_of_it
 
 
 def _accelerators(account: Account) -> str:
@@ -59,7 +67,12 @@ def _accelerators(account: Account) -> str:
     title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
     worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
     text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
-    lines = [*_table(account), *(f"  {line}" for line in textwrap.wrap(text, WIDTH - 4))]
+    kept = [f"reserve: {show_bytes(account.reserve_bytes)} of each stays free (memory.reserve)"]
+    lines = [
+        *kept[: account.reserve_bytes > 0],
+        *_table(account),
+        *(f"  {line}" for line in textwrap.wrap(text, WIDTH - 4)),
+    ]
     return "\n".join([title, *("  " + line for line in lines)])
 
 
@@ -74,7 +87,7 @@ def _table(account: Account) -> list[str]:
     scale, unit = byte_unit(account.worst.total_bytes)
     rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
     for load in shown:
-        free = _number(account.capacity_bytes - load.total_bytes, scale) if account.capacity_bytes else "?"
+        free = _number(account.room_bytes - load.total_bytes, scale) if account.capacity_bytes else "?"
         cells = (_number(load.of(c), scale) if load.of(c) else "." for c in components)
         rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -131,9 +144,11 @@ def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
     """The same ledger gives the same dict, key order included; all sizes are bytes."""
     return {
         "fits": ledger.fits,
+        "known": ledger.known,
         "accelerators": [_account(account, "accelerators") for account in ledger.accelerators],
         "hosts": [_account(a, "nodes") | {"shared_bytes": a.shared_bytes} for a in ledger.hosts],
         "measured": list(ledger.measured),
+        "uncounted": list(ledger.uncounted),
         "lacking": [{"component": component, "why": why} for component, why in ledger.lacking],
         "notes": list(ledger.notes),
     }
@@ -144,6 +159,7 @@ def _account(account: Account, numbers: str) -> dict[str, Any]:
         numbers: str(account.numbers),
         "kind": account.kind,
         "capacity_bytes": account.capacity_bytes or None,
+        "reserve_bytes": account.reserve_bytes,
         "margin_bytes": account.margin_bytes,
         "worst": str(account.worst.moment),
         "moments": [_load(load) for load in account.loads],

@@ -15,13 +15,15 @@ from typing import NamedTuple
 from rlplace.config.schema import ActorConfig
 from rlplace.config.yaml_text import quote, show
 from rlplace.errors import PlacementError, Problem
+from rlplace.placement.memory.bound import LORA_RANK, too_small
 from rlplace.placement.memory.demands import Demand, EngineDemand, ScoringDemand, TrainingDemand
 from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
+from rlplace.placement.memory.records import show_room
 from rlplace.placement.schedule import Residency
 from rlplace.units import show_bytes
 
-RESERVE = 0.05  # of each accelerator: allocators split what they hold, and the formulas are not exact
+SPARE = 0.05  # of each accelerator, where memory.reserve keeps nothing free: the formulas are not exact
 _LEAST = 0.01
 _MOST_STEPS = 12
 _MOST_HOLDERS = 5
@@ -39,7 +41,11 @@ _LESS_KEPT = (  # of what asks for memory: key of its block, the value that hold
     (ScoringDemand, "on_host", True, "every forward pass copies the weights from the host"),
     (EngineDemand, "sleep_level", 2, "none: the sync before each rollout brings the weights anyway"),
 )
-_LORA_RANK = 16
+_NEEDED = "more or larger accelerators are needed"
+_NOT_FOUND = (
+    "no set of changes that does was found; tried were offloading, smaller passes and caches, recomputing, sharding, "
+    "the host, low-rank factors, smaller types and other accelerators"
+)
 _SLICES = (2, 4, 8)  # accelerators of one engine; more than a node has are refused
 
 
@@ -150,7 +156,7 @@ def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
 
 
 def fill_share(case: MemoryCase) -> MemoryCase:
-    """Give every engine without a KV cache size the same share: what the others leave, less a reserve; and note it.
+    """Give every engine without a KV cache size the same share: what others and the reserve leave; and note it.
 
     By formulas alone, so that it is the same whether or not an earlier run was measured. Where nothing is left, it is
     the least that can be asked for, and the ledger states what lacks. Raises PlacementError where no memory is known.
@@ -165,9 +171,11 @@ def fill_share(case: MemoryCase) -> MemoryCase:
         fix = f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)"
         raise PlacementError.of("unknown-memory", key, what, "auto", why, fix)
     left = _share_left(dataclasses.replace(case, measured={}), engines)
-    share = max(round(left - RESERVE, 2), _LEAST)
+    kept = any(account.reserve_bytes for account in case.ledger().accelerators)
+    share = max(left if kept else round(left - SPARE, 2), _LEAST)
     names = ", ".join(f"{component}.gpu_memory_utilization" for component in engines)
-    note = f"{names}: auto is {share:g}; {left:g} is what the others leave, {RESERVE:g} of it stays free"
+    spare = " and memory.reserve leave" if kept else f" leave, {SPARE:g} of it stays free"
+    note = f"{names}: auto is {share:g}; {left:g} is what the others{spare}"
     return dataclasses.replace(case.changed(engines, gpu_memory_utilization=share), notes=(*case.notes, note))
 
 
@@ -189,7 +197,7 @@ def _tightest(ledger: MemoryLedger) -> str:
     if account is None:
         return "no accelerator is used"
     holders = f"accelerator{'s' * (len(account.numbers) > 1)} {account.numbers} hold{'s' * (len(account.numbers) == 1)}"
-    of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
+    of = f" of {show_room(account)}" if account.capacity_bytes else ""
     return f"{holders} {show_bytes(account.worst.total_bytes)}{of} in {account.worst.moment}"
 
 
@@ -280,7 +288,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
     for component in holders:
         yield from _smaller_batch(case, component, short)
     for component in holders:
-        yield from _smaller_cache(case, component, short.worst.total_bytes - short.capacity_bytes)
+        yield from _smaller_cache(case, component, short.worst.total_bytes - short.room_bytes)
     for component in holders:
         demand = case.demands.get(component)
         for kind, key, value, cost in _LESS_KEPT:
@@ -303,7 +311,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
         cost = "Adam's moments are kept in 8 bits each; planned, not run"
         yield _change(case, component, "optimizer.kind", "adamw_8bit", cost)
     if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:
-        yield _change(case, component, "lora_rank", _LORA_RANK, "low-rank factors are trained, not all weights")
+        yield _change(case, component, "lora_rank", LORA_RANK, "low-rank factors are trained, not all weights")
 
 
 def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
@@ -374,7 +382,7 @@ def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int]
         (same,) = (a for a in accounts if (a.kind, a.numbers) == (short.kind, short.numbers))
         return [load.total_bytes for load in same.loads]
 
-    bounds = [max(short.capacity_bytes, total) for total in totals(least)]
+    bounds = [max(short.room_bytes, total) for total in totals(least)]
     return max(least, largest(lambda size: all(t <= b for t, b in zip(totals(size), bounds, strict=True)), now))
 
 
@@ -448,8 +456,10 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
     what = f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
     if host:
         what = f"the host memory of node{'s' * many} {account.numbers} is too small"
+    enough = show_bytes(load.total_bytes + account.reserve_bytes)
     when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"  # no other entry is fuller
-    lines = [f"{'a node' if host else 'each' if many else 'it'} has {has}; the largest holders are"]
+    free = f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free" if account.reserve_bytes else ""
+    lines = [f"{'a node' if host else 'each' if many else 'it'} has {has}{free}; the largest holders are"]
     lines += [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDERS]]
     if rest := sum(h.size_bytes for h in load.holds[_MOST_HOLDERS:]):
         lines.append(f"all others {show_bytes(rest)}")
@@ -457,9 +467,9 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
         code="does-not-fit" if not host else "host-does-not-fit",
         key="cluster.component_placement",
         what=what,
-        got=f"{needed} {when}, {show_bytes(load.total_bytes - account.capacity_bytes)} too much",
+        got=f"{needed} {when}, {show_bytes(load.total_bytes - account.room_bytes)} too much",
         why="\n".join(lines),
-        fix=fix if helped else f"{'hosts' if host else 'accelerators'} of {needed} or more, or less on each",
+        fix=fix if helped else f"{'hosts' if host else 'accelerators'} of {enough} or more, or less on each",
     )
 
 
@@ -471,10 +481,9 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     saves = [f"saves {show_bytes(r.saves_bytes)}; " if r.saves_bytes else "" for r in remedies]
     lines = [f"{r.fix}        {saved}costs: {r.cost}" for r, saved in zip(remedies, saves, strict=True)]
     text = "\n".join(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines))
-    if remedies[0].also and not remedies[-1].enough and remedies[-1].case.job is None:
-        text += "\nand still it does not fit: larger accelerators, or a larger tensor_parallel_size, are needed"
-    elif remedies[0].also and not remedies[-1].enough:
-        text += "\nand still it does not fit, and nothing else here holds less: larger accelerators are needed"
+    if remedies[0].also and not remedies[-1].enough:
+        proof = too_small(remedies[-1].case)
+        text += "\nand still it does not fit: " + (_NOT_FOUND if proof is None else f"{proof}: {_NEEDED}")
     return text
 
 

@@ -13,7 +13,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import EMULATED, chapter, table
 from rlplace.placement.show.view import PlanView, clipped
-from rlplace.placement.transfers import details_of, emulated, transfers
+from rlplace.placement.transfers import details_of, emulated, least_move_seconds, transfers
 from rlplace.units import show_bytes
 
 Rank = tuple[str, int]  # of a component
@@ -39,6 +39,8 @@ def explain_component(view: PlanView, component: str) -> str:
         chapter("talks to", table(talks) if talks else ["no other component"]),
         chapter("memory of a rank on each of its accelerators", _weighs(view.ledger, component)),
     ]
+    if seconds := list(_takes(view, component)):
+        parts.append(chapter("takes at least, at the rates that cluster.nodes declares", table(seconds)))
     return "\n\n".join(parts)
 
 
@@ -61,7 +63,7 @@ def explain_accelerator(view: PlanView, number: int) -> str:
     rows = [("", *residents, "sum", "free")]
     for load in (load for load in account.loads if not load.moment.entering):
         held = view.plan.schedule.residency[load.moment.stage]
-        free = show_bytes(account.capacity_bytes - load.total_bytes) if account.capacity_bytes else "?"
+        free = show_bytes(account.room_bytes - load.total_bytes) if account.capacity_bytes else "?"
         cells = (f"{held[c].word}, {show_bytes(load.of(c))}" for c in residents)
         rows.append((load.moment.stage, *cells, show_bytes(load.total_bytes), free))
     used_by = chapter("used by", table(list(residents.items())))
@@ -108,6 +110,17 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
         else:
             because = f"{asked}; it stays, no other component needs the room"
         yield stage, held.word, because
+
+
+def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
+    """What moves of it and, of those between which weights are synced, one sync cost."""
+    for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
+        yield f"enter {stage}", f"{seconds:.2g} s", "copies between accelerators and hosts"
+    if component in ("actor", "rollout"):
+        for transport, size in view.traffic.weights_bytes.items():
+            if transport.value in view.traffic.least_s:
+                least = f"{view.traffic.least_s[transport.value]:.2g} s"
+                yield "sync", least, f"{show_bytes(size)} of weights, {transport.value}"
 
 
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:

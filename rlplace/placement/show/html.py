@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlplace.errors import Problem
 from rlplace.placement.memory.ledger import Account, Load
+from rlplace.placement.memory.records import show_room
 from rlplace.placement.show.svg import colour, render_svg
 from rlplace.placement.show.view import ELLIPSIS, PlanView, clipped, show_move
 from rlplace.units import show_bytes
@@ -22,8 +23,7 @@ _STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dar
 
 def render_html(view: PlanView) -> str:
     style = _STYLE.read_text(encoding="utf-8")
-    known = view.memory_known and any(account.capacity_bytes for account in view.ledger.accelerators)
-    look, verdict = ("fits", "fits") if known else ("unknown", "memory not known")
+    look, verdict = ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
     if not view.fits:
         look, verdict = "tight", "does not fit"
     cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in _tiles(view))
@@ -52,9 +52,9 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
         savings = view.comparison.savings
         without = f"each component on its own would use {savings.dedicated}"
         yield f"{savings.used} accelerators", without if savings.saved else "no component shares any"
-    if tightest is not None and view.memory_known:
+    if tightest is not None and not view.ledger.empty:
         worst, numbers = tightest.worst, clipped(str(tightest.numbers), *_CLIP)
-        of = f" of {show_bytes(tightest.capacity_bytes)}" if tightest.capacity_bytes else ""
+        of = f" of {show_room(tightest)}" if tightest.capacity_bytes else ""
         where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
         yield f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"
     copied = traffic.to_host_bytes + traffic.from_host_bytes
@@ -75,17 +75,17 @@ def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[st
 
 def _memory(view: PlanView) -> Iterator[str]:
     accounts = view.ledger.accelerators
-    if not view.memory_known:
+    if view.ledger.empty:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:
         capacity, numbers = account.capacity_bytes, clipped(str(account.numbers), *_CLIP)
-        has = f"{show_bytes(capacity)} each" if capacity else "memory not known"
+        has = f"{show_room(account)} each" if capacity else "memory not known"
         yield f"<h3>accelerator{'s' * (len(account.numbers) > 1)} {escape(numbers)} ({account.kind}, {has})</h3>"
         rows = []
         for load in account.loads:
-            free = show_bytes(capacity - load.total_bytes) if capacity else "?"
-            mark = "!" if capacity and load.total_bytes > capacity else ""
+            free = show_bytes(account.room_bytes - load.total_bytes) if capacity else "?"
+            mark = "!" if capacity and load.total_bytes > account.room_bytes else ""
             rows.append((str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free))
         yield _table(("", "", ">held", ">free"), rows)
     if len(accounts) > _MOST_ACCOUNTS:

@@ -288,7 +288,7 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
     first = row.fold.first
     window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
     found = [
-        (load.total_bytes, account.capacity_bytes, tuple(load.of(c) for c in residents))
+        (load.total_bytes, account.room_bytes, tuple(load.of(c) for c in residents))
         for account in view.ledger.accelerators
         if account.numbers & window
         for load in account.loads

@@ -37,7 +37,7 @@ def render_text(view: PlanView) -> str:
         sections.append(chapter("counts: what each number follows from", lines))
     sections += [*_savings(view), *_traffic(view)]
     notes = [line for note in view.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)]
-    sections.append(render_ledger(view.ledger) if view.memory_known else chapter("memory: not known", notes))
+    sections.append(chapter("memory: not known", notes) if view.ledger.empty else render_ledger(view.ledger))
     if view.plan.warnings:
         sections.append("\n".join(["warnings", *(textwrap.indent(w.render(), "  ") for w in view.plan.warnings)]))
     return "\n\n".join(sections)
@@ -272,7 +272,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
         "copied to hosts": show_bytes(traffic.to_host_bytes),
         "copied from hosts": show_bytes(traffic.from_host_bytes),
     }
-    memory = {"fits": "yes" if view.fits else "NO"}
+    memory = {"fits": "NO" if not view.fits else "yes" if view.ledger.known else "not known"}
     if tightest is not None:
         worst = tightest.worst
         memory["fullest accelerator holds"] = f"{show_bytes(worst.total_bytes)} in {worst.moment}"

@@ -109,11 +109,6 @@ class PlanView:
         """Nothing is known that does not fit."""
         return self.ledger.fits
 
-    @property
-    def memory_known(self) -> bool:
-        """Whether the bytes of any component are known."""
-        return any(account.worst.total_bytes for account in self.ledger.accelerators)
-
 
 def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()) -> PlanView:
     """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""

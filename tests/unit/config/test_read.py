@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from rlplace.config.read import read_block
+from rlplace.config.read import read_block, read_config
 from rlplace.config.yaml_text import show
-from rlplace.errors import Problem, Source
+from rlplace.errors import ConfigError, Problem, Source
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,3 +206,23 @@ def test_a_problem_shows_the_nearest_line(known: str, line: int | None) -> None:
 )
 def test_values_are_shown_as_yaml(value: object, text: str) -> None:
     assert show(value) == text
+
+
+def with_reserve(written: object) -> dict[str, Any]:
+    return {"cluster": {"component_placement": {"actor": "0"}}, "env": {"id": "x"}, "memory": {"reserve": written}}
+
+
+@pytest.mark.parametrize(
+    ("written", "reserve"),
+    [("5 %", 0.05), ("2.5%", 0.025), (0.1, 0.1), ("2GiB", 2 << 30), (0, 0), ("0 %", 0.0), ("auto", "auto")],
+)
+def test_a_reserve_is_a_share_or_a_size(written: object, reserve: object) -> None:
+    assert read_config(with_reserve(written)).memory.reserve == reserve
+
+
+@pytest.mark.parametrize("written", ["100 %", "-1 %", 1.0, -0.1, 5, "5", "a lot", True, None, "9" * 400 + "GiB"])
+def test_what_is_no_reserve_is_refused(written: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(with_reserve(written))
+    assert caught.value.codes == ("bad-size",)
+    assert "5 %" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement.memory.case import memory_case, with_share
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.memory.solve import RESERVE, Knob, fill_share, find_shortages, solve
+from rlplace.placement.memory.solve import SPARE, Knob, fill_share, find_shortages, solve
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import render_text
 from tests.unit.placement.memory_cases import colocated_8b, engine
@@ -32,10 +32,10 @@ def test_it_is_the_largest_share_that_fits_less_a_reserve() -> None:
     assert solution is not None
     assert 0.9 < solution.value < 1
     filled = fill_share(case)
-    assert share_of(filled) == pytest.approx(solution.value - RESERVE)
+    assert share_of(filled) == pytest.approx(solution.value - SPARE)
     assert filled.ledger().fits
     (account,) = filled.ledger().accelerators
-    assert RESERVE <= (account.margin_bytes or 0) / account.capacity_bytes < RESERVE + 0.02
+    assert SPARE <= (account.margin_bytes or 0) / account.capacity_bytes < SPARE + 0.02
 
 
 def test_the_plan_says_what_it_is() -> None:

@@ -31,6 +31,32 @@ def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
     return caught.value.codes
 
 
+@pytest.mark.parametrize(
+    ("product", "gib"),
+    [
+        ("H100-80GB", 79.1),
+        ("NVIDIA H100 80GB HBM3", 79.1),
+        ("NVIDIA A100-SXM4-40GB", 39.3),
+        ("H200", 139.7),
+        ("RTX4090", 23.5),
+        ("A100", 0),  # of two sizes
+        ("H100 NVL", 0),
+        ("", 0),
+    ],
+)
+def test_known_products_have_their_memory(product: str, gib: float) -> None:
+    (node,) = declared({"accelerators": 8, "product": product}).nodes
+    assert node.memory_bytes == int(gib * (1 << 30))
+    (mixed,) = declared({"mixed": [{"count": 2, "product": product}, {"count": 1, "memory": "300GiB"}]}).nodes
+    assert mixed.runs[0].memory_bytes == int(gib * (1 << 30))
+
+
+def test_a_memory_that_is_written_counts_as_it_is_written() -> None:
+    sizes = {"80GiB": 80 << 30, "80GB": 80 * 10**9}
+    for text, size in sizes.items():
+        assert declared({"accelerators": 8, "product": "H100", "memory": text}).nodes[0].memory_bytes == size
+
+
 def test_machines_of_several_shapes() -> None:
     topology = declared(
         {"count": 2, "accelerators": 8, "product": "A100", "memory": "80GiB", "host_memory": "1TiB", "host": "a"},

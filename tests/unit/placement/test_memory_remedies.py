@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import yaml
 
 from rlplace.placement import Topology
+from rlplace.placement.memory.bound import too_small
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.ledger import MemoryCase, reserved
 from rlplace.placement.memory.solve import Remedy, find_remedies, find_shortages
 from rlplace.placement.schedule import text_needs
+from rlplace.units import show_bytes
 from tests.unit.placement.memory_cases import (
+    COMPONENTS,
     GIB,
     PENDULUM,
     colocated_8b,
@@ -163,7 +167,49 @@ def test_where_all_changes_are_not_enough_it_is_said_too() -> None:
     case = colocated_8b(micro_batch=1, sequence_length=1 << 20)
     fix = find_shortages(case)[0].fix
     assert fix is not None
-    assert "and still it does not fit" in fix
+    assert "and still it does not fit: actor alone, spread over all 8 with the least of everything, holds " in fix
+    assert "where 80 GiB are to be had: more or larger accelerators are needed" in fix
+
+
+def test_that_larger_accelerators_are_needed_is_only_said_where_it_is_proven() -> None:
+    """Each component alone would have room in 16 GiB, and no set of changes is found for all of them."""
+    case = rlhf(dict.fromkeys(COMPONENTS, "0-7"), Topology.uniform(1, 8, "cuda", 16 * GIB), rlhf_demands("8b"))
+    assert too_small(case) is None
+    fix = str(find_shortages(case)[0].fix)
+    assert "and still it does not fit: no set of changes that does was found; tried were offloading" in fix
+    assert "are needed" not in fix
+
+
+@pytest.mark.parametrize("gib", [8, 9, 10, 12, 16, 20, 24, 40, 80])
+def test_what_fits_after_some_changes_is_never_said_to_be_too_small(gib: int) -> None:
+    case = rlhf(dict.fromkeys(COMPONENTS, "0-7"), Topology.uniform(1, 8, "cuda", gib * GIB), rlhf_demands("8b"))
+    for component in COMPONENTS:
+        alone = dataclasses.replace(case, demands={component: case.demands[component]})
+        remedies = find_remedies(alone)
+        found = alone.ledger().fits or any(r.enough and "component_placement" not in r.fix for r in remedies)
+        assert not found or too_small(alone) is None
+
+
+def test_the_reserve_is_kept_free_and_named() -> None:
+    case = colocated_8b(micro_batch=1)
+    tight = dataclasses.replace(case, reserve=80 * GIB - case.ledger().accelerators[0].worst.total_bytes)
+    assert (tight.ledger().fits, tight.ledger().accelerators[0].margin_bytes) == (True, 0)
+    over = dataclasses.replace(tight, reserve=int(tight.reserve) + GIB)
+    (account,) = over.ledger().accelerators
+    assert (account.margin_bytes, account.fits) == (-GIB, False)
+    (problem,) = find_shortages(over)
+    assert "1 GiB too much" in str(problem.got)
+    assert f"each has 80 GiB, of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free" in str(
+        problem.why
+    )
+    for remedy in find_remedies(over):
+        assert not remedy.enough or remedy.case.ledger().accelerators[0].worst.total_bytes <= account.room_bytes
+
+
+def test_a_reserve_is_a_share_or_bytes_and_by_itself_of_gpus_alone() -> None:
+    assert [reserved("auto", kind, 80 * GIB) for kind in ("cuda", "emulated")] == [4 * GIB, 0]
+    assert [reserved(0.1, "emulated", 80 * GIB), reserved(2 * GIB, "cuda", 80 * GIB)] == [8 * GIB, 2 * GIB]
+    assert [reserved("auto", "cuda", 0), reserved(2 * GIB, "cuda", GIB)] == [0, GIB]
 
 
 def test_a_cache_without_room_is_a_problem_of_its_own() -> None:

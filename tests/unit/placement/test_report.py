@@ -19,7 +19,7 @@ from rlplace.placement.show.text import render_diff, render_text
 from rlplace.placement.show.view import render_json
 from rlplace.placement.transfers import transfers
 from rlplace.prepare import prepare
-from tests.unit.placement.reports import APART, H100, llm, llm_mapping, ppo, shown
+from tests.unit.placement.reports import APART, H100, LLAMA_8B, llm, llm_mapping, ppo, shown
 
 GIB = 1 << 30
 MODEL_BYTES = 8_030_261_248 * 2  # Llama-3-8B in bf16
@@ -55,6 +55,40 @@ def test_declared_rates_give_the_least_seconds_and_tensor_parallelism_between_no
     (warning,) = (w for w in llm(ALL | {"rollout": wide}, cluster=cluster).plan.warnings if "leaves" in w.what)
     assert warning.code == "tensor-parallel-leaves-node"
     assert "at 50 GB/s, 9 times slower than NVLink" in str(warning.why)
+
+
+def test_explain_says_the_seconds_of_moves_and_of_a_sync_where_rates_are_declared() -> None:
+    rates = {"nvlink_gb_per_s": 450, "pcie_gb_per_s": 50, "network_gb_per_s": 50}
+    apart = llm(ALL | {"rollout": "8-15"}, cluster={"nodes": [H100 | {"count": 2} | rates]})
+    assert f"{MODEL_BYTES / 50e9:.2g} s   120 GiB of weights, network" in explain_component(apart, "actor")
+    moved = llm(ALL, cluster={"nodes": [H100 | {"count": 2} | rates]})
+    per_rank = moved.ledger.host_bytes("critic", Residency.OFF) - moved.ledger.host_bytes("critic", Residency.FULL)
+    assert f"{per_rank / 50e9:.2g} s   copies between accelerators and hosts" in explain_component(moved, "critic")
+    assert "takes at least" not in explain_component(llm(ALL), "critic")
+
+
+def test_what_is_counted_in_part_is_not_known_to_fit() -> None:
+    """The critic's model alone is declared: the others are left out."""
+    partly = llm({"actor": "0-3", "critic": "4-7", "rollout": "0-3"}, model=None, critic={"model": LLAMA_8B})
+    assert partly.fits
+    text = render_text(partly)
+    assert "memory: not known of actor, rollout, the others fit; tightest accelerators 4-7" in text
+    record = render_json(partly)["memory"]
+    assert (record["known"], record["uncounted"]) == (False, ["actor", "rollout"])
+    assert "memory not known" in render_html(partly)
+    assert render_json(llm(ALL))["memory"]["known"]
+
+
+def test_the_reserve_has_a_line_of_its_own() -> None:
+    text, record = render_text(llm(ALL)), render_json(llm(ALL))["memory"]["accelerators"][0]
+    assert "  reserve: 4 GiB of each stays free (memory.reserve)" in text
+    assert "GiB of 76 GiB (80 GiB less 4 GiB reserve)" in text
+    assert record["reserve_bytes"] == record["capacity_bytes"] // 20
+    assert record["margin_bytes"] == record["capacity_bytes"] * 19 // 20 - max(
+        moment["total_bytes"] for moment in record["moments"]
+    )
+    assert "reserve:" not in render_text(llm(ALL, memory={"reserve": 0}))
+    assert "reserve:" not in render_text(ppo())
 
 
 def test_transfers_are_named_for_every_kind_of_job() -> None:

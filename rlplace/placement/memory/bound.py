@@ -1,0 +1,96 @@
+"""The least that a component holds whatever is changed: where even that has no room, larger accelerators are needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from rlplace.config.schema import ActorConfig
+from rlplace.placement.memory.demands import Demand, EngineDemand, Footprint, Placed, ScoringDemand, TrainingDemand
+from rlplace.placement.memory.ledger import MemoryCase, reserved
+from rlplace.placement.schedule import Schedule, base_stage
+from rlplace.units import show_bytes
+
+LORA_RANK = 16
+_SWITCHES = (False, True)
+
+
+def too_small(case: MemoryCase) -> str | None:
+    """Say which component has no room even alone on all accelerators of the cluster, with all that makes it smaller.
+
+    None where there is room, which does not prove that everything fits together, or where too little is known.
+    """
+    nodes = [node for node in case.placement.topology.nodes if node.accelerators]
+    if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
+        return None
+    rooms = {
+        (run.memory_bytes - reserved(case.reserve, node.kind, run.memory_bytes), run.memory_bytes, node.kind)
+        for node in nodes
+        for run in node.alike
+    }
+    count, schedule = sum(node.accelerators for node in nodes), case.schedule()
+    for component in case.placement.components:
+        demand = case.demands.get(component)
+        if demand is None or case.measured.get(component):
+            continue
+        # Of accelerators that differ, each may be the one with the most room for it.
+        needed = [(_least(demand, schedule, component, count, size, kind), room) for room, size, kind in rooms]
+        if all(least > room for least, room in needed):
+            least, room = min(needed, key=lambda found: found[0] - found[1])
+            return (
+                f"{component} alone, spread over all {count} with the least of everything, "
+                f"holds {show_bytes(least)} on each, where {show_bytes(room)} are to be had"
+            )
+    return None
+
+
+def _least(demand: Demand, schedule: Schedule, component: str, count: int, memory_bytes: int, kind: str) -> int:
+    """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
+    spread = [  # a rank on each, and copies of the model cut over all
+        Placed(
+            ranks=count // each, accelerators_per_rank=each, tensor_parallel=cut, memory_bytes=memory_bytes, kind=kind
+        )
+        for each, cut in {(1, 1), (1, count), (count, count)}
+    ]
+    forms = itertools.product(_forms(demand), spread)
+    return min(_fullest(form.footprint(placed), schedule, component) for form, placed in forms)
+
+
+def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
+    """At the residencies that the stages need, though a component may have to hold more."""
+    return max(
+        sum(footprint.held[schedule.needs.of(stage, component)].values())
+        + sum(
+            sum(footprint.working.get(base_stage(active), {}).values())
+            for active in schedule.needs.active_stages(stage, component)
+        )
+        for stage in schedule.stages
+    )
+
+
+def _forms(demand: Demand) -> Iterator[Demand]:
+    """The demand with every change that remedies know at its strongest; both ways where one does not always save."""
+    match demand:
+        case TrainingDemand(block=block):
+            ranks = {block.lora_rank, block.lora_rank or LORA_RANK} if isinstance(block, ActorConfig) else {None}
+            for rank, checkpointing, on_host in itertools.product(ranks, _SWITCHES, _SWITCHES):
+                optimizer = dataclasses.replace(block.optimizer, kind="adamw_8bit", on_host=on_host)
+                kept: dict[str, Any] = {"checkpointing": checkpointing, "optimizer": optimizer, "zero_stage": 3}
+                yield dataclasses.replace(
+                    demand, block=_smallest(block, demand.sequence_length, lora_rank=rank, **kept)
+                )
+        case ScoringDemand(block=frozen):
+            for on_host in _SWITCHES:
+                kept = {"sharded": True, "on_host": on_host}
+                yield dataclasses.replace(demand, block=_smallest(frozen, demand.sequence_length, **kept))
+        case EngineDemand(block=engine):  # without a cache: how small one may be depends on how the model is cut
+            yield dataclasses.replace(demand, block=dataclasses.replace(engine, kv_cache_memory=0, sleep_level=2))
+        case _:
+            yield demand
+
+
+def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
+    """The block with passes of one sequence."""
+    return dataclasses.replace(block, micro_batch=1, token_budget=min(block.token_budget, sequence_length), **kept)

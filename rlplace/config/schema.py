@@ -42,6 +42,7 @@ class AcceleratorConfig:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
     address: str | None = knob("null starts Ray here; auto or host:port joins a running cluster", None)
+    machines: bool = knob("plan for the machines of the cluster at address, instead of declared ones", False)
     start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 120.0, above=0)
     reserve_timeout_s: float = knob("longest wait for the cluster to have the accelerators free", 60.0, above=0)
 
@@ -525,9 +526,9 @@ class Config:
 
     @property
     def runs(self) -> bool:
-        """Whether this is a run: it has all that a run needs, or names a task; else it is planned only."""
+        """Whether this is a run: nothing that it needs is missing, or more than a model; else it is planned only."""
         asks = self.algorithm.name != "ppo" and ("env" in self.placed or self.text_env.task is not None)
-        return not self.missing or asks
+        return not self.missing or (asks and [*self.missing] != ["actor.model"])
 
     @property
     def model_path(self) -> str:

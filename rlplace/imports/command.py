@@ -97,7 +97,7 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     if rules.words_after:  # its settings are flags
         file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
         text = _read(Path(file)) if file else _joined(sources)
-        return read_flags(text, file, rules.words_after, rules.rules, rules.spellings)
+        return read_flags(text, file, rules.words_after, rules.read, rules.spellings)
     settings: list[Setting] = []
     for word in filter(_is_path, sources):
         text = _read(Path(word))

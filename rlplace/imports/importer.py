@@ -289,6 +289,9 @@ class Draft:
         given = key in self.given
         if value is None:
             return
+        if given and isinstance(value, str) and "${" in value:
+            self.unmapped(f"what it refers to is not among what was given; {targets[0]} keeps its default", key)
+            return
         if rule.words is not None:
             if quote(value) not in rule.words:
                 ours, known = quote(self.default_of(targets[0])), ", ".join(rule.words)

@@ -25,6 +25,7 @@ from rlplace.placement.machines.topology import Ranges
 _RLINF_WIDTH = 8  # accelerators of a machine, where nothing gives another number
 _RLINF_SINKS = ("console", "jsonl", "tensorboard")
 _RLINF_TASKS = ("reasoning", "math", "agent", "coding")  # their engines always sleep while others work
+_RLINF_SIMULATED = ("actor", "env", "rollout")  # components beside simulators
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
@@ -37,7 +38,7 @@ def kind_of(settings: Sequence[Setting]) -> ModelKind:
 def import_rlinf(draft: Draft, per_node: int) -> Imported:
     nodes, tensor = draft.count("cluster.num_nodes", 1, 1), draft.count(_RLINF_TENSOR, 1, 1)
     lines = [setting for setting in draft.given.values() if setting.key.startswith(f"{PLACEMENT}.")]
-    width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _rlinf_width(lines, nodes)
+    width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _rlinf_width(draft, lines, nodes)
     draft.set("cluster.num_nodes", nodes)
     draft.set("cluster.accelerators_per_node", width)
     if "cluster.num_gpus_per_node" not in draft.given:
@@ -61,18 +62,29 @@ def _rlinf_names(key: str) -> list[str]:
     return [name.strip() for name in key.removeprefix(f"{PLACEMENT}.").split(",")]
 
 
-def _rlinf_width(lines: Sequence[Setting], nodes: int) -> int:
-    """Enough for the largest number of the cluster in any line; a block has numbers of a node group."""
+def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
+    """Enough for the largest number of the cluster in any line; a block has numbers of a node group.
+
+    Without a number, as many as its simulators divide over: there, the machine that is met decides.
+    """
     texts = [str(setting.value) for setting in lines if not isinstance(setting.value, Mapping)]
     pieces = [piece.partition(":")[0] for text in texts for piece in text.split(",")]
     largest = max((int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)), default=-1)
+    if largest < 0 and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
+        groups = nodes * draft.count("rollout.pipeline_stage_num", 1, 1)
+        return next((width for width in range(_RLINF_WIDTH, 0, -1) if envs % (width * groups) == 0), _RLINF_WIDTH)
     return max(_RLINF_WIDTH, -(-(largest + 1) // nodes))
+
+
+def _rlinf_envs(draft: Draft) -> int:
+    return draft.count("env.train.total_num_envs", draft.count("env.train.num_envs", 0))
 
 
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     """Write a line as it is, without the components that do not exist here; engines have a line of their own."""
     names, value = _rlinf_names(setting.key), setting.value
-    ours = [name for name in names if role_of(name) in ROLES]
+    roles = _RLINF_SIMULATED if draft.kind == "mlp" else ROLES
+    ours = [name for name in names if role_of(name) in roles]
     others = [name for name in names if name not in ours]
     whole = setting.key.removeprefix(f"{PLACEMENT}.")
     lines = {",".join(ours) if others else whole: value} if ours else {}
@@ -89,6 +101,8 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
         draft.becomes(setting.key, *(f"{PLACEMENT}.{name}" for name in lines))
     for other in others:
         why = f"no component is called {other} here" + suggestion(did_you_mean(other, ROLES))
+        if role_of(other) in ROLES:
+            why = f"a job with simulators has {', '.join(_RLINF_SIMULATED)} here"
         if other == "inference":
             why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
         if ours:
@@ -102,7 +116,7 @@ def _rlinf_set_rollout(draft: Draft) -> None:
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     steps = draft.count("env.train.max_steps_per_rollout_epoch", 0)
-    envs = draft.count("env.train.total_num_envs", draft.count("env.train.num_envs", 0))
+    envs = _rlinf_envs(draft)
     batch, key = draft.count("actor.global_batch_size", 0), "actor.global_batch_size"
     total = steps // chunk * passes
     samples = envs * total

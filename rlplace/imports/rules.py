@@ -112,6 +112,13 @@ class Rules:
         parts |= {} if self.algorithm is None else {self.algorithm[0]: "algorithm.name"}
         self.rules = {key: Rule(action="part", keys=(ours,)) for key, ours in parts.items()} | self.rules
 
+    @property
+    def read(self) -> frozenset[str]:
+        """The settings whose values become something here; of flags among the others, any number of words is taken."""
+        return frozenset(
+            {key for key, rule in self.rules.items() if rule.action in ("set", "part")} | {*self.words_after}
+        )
+
     def find(self, key: str) -> Rule | None:
         if key in self.rules:
             return self.rules[key]

@@ -2,14 +2,16 @@
 
 Nothing is run. One pass over the text replaces variables (`NAME=value`, arrays, `$NAME`, `${NAME:-default}`), removes
 comments and redirections, and marks where commands end; `shlex` splits each command. A variable that is never set and
-`$(...)` stay as written.
+`$(...)` stay as written, in one word; `$((...))` of whole numbers is computed.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 _END, _NEWLINE = "\x1e", "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
@@ -36,6 +38,25 @@ _REFERRED = re.compile(rf"\$\{{?({_NAME})(?:\[[@*]\])?(?::?[-=](.*))?\}}?", re.D
 _OPTION = re.compile(r"--|[+~]*[\w.@/]+=")
 _PROGRAM = re.compile(r"(?:\$\(.*\)|[\w./${}-])+\.py", re.DOTALL)
 _IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL)
+_UNSPLIT = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
+_NAMED = re.compile(rf"\$?\{{?({_NAME})\}}?")
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _number(node: ast.expr) -> int:
+    """Compute whole numbers as a shell does. Raises ValueError for anything else."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_number(left), _number(right))
+    raise ValueError(ast.dump(node))
 
 
 class UnclosedQuote(ValueError):
@@ -126,10 +147,10 @@ class _Variables:
                 case "open":
                     raise UnclosedQuote(1 + text.count("\n", 0, match.start()))
                 case "substitution":
-                    return shlex.quote(whole)
+                    return shlex.quote(self._computed(whole))
                 case "reference":
                     words = self._referred(whole)
-                    split = [whole] if words is None else words if "[" in whole else " ".join(words).split()
+                    split = [whole] if words is None else words if "[" in whole else _UNSPLIT.findall(" ".join(words))
                     return " ".join(map(shlex.quote, split))
                 case _:
                     return "" if whole == "\\" else whole
@@ -144,10 +165,22 @@ class _Variables:
         def replaced(match: re.Match[str]) -> str:
             if match["escaped"]:
                 return match["escaped"]
+            if match[0].startswith("$(("):
+                return self._computed(match[0])
             words = self._referred(match[0]) if match["reference"] else None
             return match[0] if words is None else re.sub(r'(["\\])', r"\\\1", " ".join(words))
 
         return _IN_QUOTES.sub(replaced, whole)
+
+    def _computed(self, substitution: str) -> str:
+        """Return the number that `$((...))` stands for; any other substitution as it is."""
+        if not (substitution.startswith("$((") and substitution.endswith("))")):
+            return substitution
+        text = _NAMED.sub(lambda name: "".join(self._values.get(name[1], [name[0]])), substitution[3:-2])
+        try:
+            return str(_number(ast.parse(text.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return substitution
 
     def _referred(self, reference: str) -> list[str] | None:
         """Return the words that a reference stands for: the variable's, else its default's, else None."""

@@ -1,4 +1,4 @@
-"""What fixes do to wrong configs: every one is pasted as it is printed, and the config is read again.
+"""What fixes do to wrong configs: every one is pasted into the text as it is printed, and the text is read again.
 
 `wrong_configs.yaml` has a shipped config, what is written into it, and what was meant, or `choices` where nobody can
 know: then no line may be proposed. A fix must lead to exactly the job that was meant.
@@ -10,16 +10,20 @@ import collections
 import copy
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlplace.config.compose import with_hydra
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError, PlacementError, Problem
+from rlplace.config.yaml_text import line_sources
+from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.prepare import prepare
 
 ROWS = yaml.safe_load((Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8"))
@@ -69,58 +73,113 @@ def edited(row: Mapping[str, Any], what: str) -> dict[str, Any]:
     return config
 
 
-def entries(problem: Problem) -> list[object]:
-    """Return what a fix proposes, one for each line: a YAML entry, or `remove ...`. Empty: it proposes no line."""
-    found: list[object] = []
-    if (problem.fix or "").startswith("one of\n"):
+def proposed(problem: Problem) -> list[str]:
+    """The lines of a fix that a user copies, without the alternatives behind them. Empty: it proposes no line."""
+    lines = (problem.fix or "").split("\n")
+    if lines[0] == "one of":
         return []
-    for line in (problem.fix or "").split("\n"):
-        if line.startswith("or: "):
-            break
-        proposed = re.sub(r" {8,}.*", "", line.removeprefix("and: "))
-        if re.fullmatch(r"remove \S+", proposed):
-            found.append(proposed)
+    kept = [re.sub(r" {8,}\(.*", "", line.removeprefix("and: ")) for line in itertools.takewhile(_is_no_choice, lines)]
+    for line in kept:
+        if re.fullmatch(r"remove \S+", line):
             continue
         try:
-            entry = yaml.safe_load(proposed)
+            entry = yaml.safe_load(line)
         except yaml.YAMLError:
             return []
-        if not isinstance(entry, (dict, list)) or re.search(r"<.*>|\.\.\.", proposed):
+        if not isinstance(entry, (dict, list)) or re.search(r"<.*>|\.\.\.", line):
             return []
-        found.append(entry)
-    return found
+    return kept
 
 
-def paste(config: dict[str, Any], problem: Problem) -> bool:
-    """Replace the line of a problem by each line of its fix; return whether there was one."""
-    path = steps(problem.key)
-    proposed = entries(problem)
-    for entry in proposed:
-        if isinstance(entry, str):
-            word = entry.removeprefix("remove ")
-            remove(config, steps(word) if word.partition(".")[0] in config and "." in word else [*path[:-1], word])
-        elif isinstance(entry, list):
-            write(config, path, entry[0])
-        else:
-            assert isinstance(entry, dict)
-            if isinstance(path[-1], int) and path[-2] in entry:  # the line has the whole list
-                path = path[:-1]
-            if not isinstance(path[-1], str):
-                return False
-            inside = problem.code in ("unplaced-component", "empty-placement") and path == steps(PLACEMENT)
-            if problem.code not in ("unplaced-component", "empty-placement", "roles-contradict"):
-                remove(config, path)
-            for name, value in entry.items():
-                if "." in str(name) and str(name).partition(".")[0] in BLOCKS:  # a line at the top
-                    config[name] = value
-                else:
-                    write(config, [*(path if inside else path[:-1]), name], value)
-    return bool(proposed)
+def _is_no_choice(line: str) -> bool:
+    return not line.startswith("or: ")
 
 
-def job(config: Mapping[str, Any]) -> tuple[Any, ...]:
+class Text:
+    """A config as a text that is edited by its lines."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        dumped = yaml.safe_dump(config, sort_keys=False, width=10_000, allow_unicode=True)
+        self.lines = dumped.splitlines()
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def read(self) -> dict[str, Any]:
+        return OmegaConf.to_container(OmegaConf.create(str(self)), resolve=False)  # type: ignore[return-value]
+
+    def where(self) -> Mapping[str, Source]:
+        return line_sources(str(self), "config.yaml")
+
+    def entry(self, key: str) -> tuple[int, int, int] | None:
+        """The first and the last line of an entry, and its column; None where there is none."""
+        source = self.where().get(key)
+        if source is None or source.line is None:
+            return None
+        first = source.line - 1
+        column = re.match(r" *(- )*", self.lines[first]).end()  # type: ignore[union-attr]
+        if key.endswith("]"):
+            column -= 2
+        last = first + 1
+        while last < len(self.lines) and self._belongs(self.lines[last], column, item=key.endswith("]")):
+            last += 1
+        return first, last, column
+
+    @staticmethod
+    def _belongs(line: str, column: int, *, item: bool) -> bool:
+        deeper = len(line) - len(line.lstrip())
+        return deeper > column or (deeper == column and line.lstrip().startswith("- ") and not item)
+
+    def replace(self, key: str, lines: Sequence[str]) -> None:
+        first, last, column = self.entry(key) or (0, 0, 0)
+        before = self.lines[first][:column]
+        texts = [(before if i == 0 else " " * column) + line for i, line in enumerate(lines)]
+        if not texts and "- " in before and last < len(self.lines):  # its list item goes on with the next line
+            self.lines[last] = before + self.lines[last][column:]
+        self.lines[first:last] = texts
+
+    def insert(self, block: str, lines: Sequence[str]) -> None:
+        """Write lines at the end of a block, which is made where there is none."""
+        if not block:
+            self.lines += lines
+            return
+        found = self.entry(block)
+        if found is None:
+            above, _, name = block.rpartition(".")
+            self.insert(above, [f"{name}:", *(f"  {line}" for line in lines)])
+            return
+        first, last, column = found
+        if last == first + 1:  # nothing, or {}, stands there
+            self.lines[first] = self.lines[first].partition(":")[0] + ":"
+        self.lines[last:last] = [" " * (column + 2) + line for line in lines]
+
+    def paste(self, problem: Problem) -> bool:
+        """Replace the line of a problem by its fix, or add it to the block; return whether there was one."""
+        lines = proposed(problem)
+        block, _, name = problem.key.rpartition(".")
+        if PLACEMENT + "." in problem.key and problem.key not in self.where():
+            block = PLACEMENT
+        top = [line for line in lines if re.match(r"(\w+)\.", line) and line.partition(".")[0] in BLOCKS]
+        for word in [line.removeprefix("remove ") for line in lines if line.startswith("remove ")]:
+            self.replace(word if word in self.where() else f"{block}.{word}", ())
+        entries = [line for line in lines if line not in top and not line.startswith("remove ")]
+        if problem.code in ("unplaced-component", "empty-placement"):
+            self.insert(PLACEMENT, entries)
+        elif entries and "[" in name and entries[0].startswith(name.partition("[")[0] + ":"):  # the whole list
+            self.replace(problem.key.rpartition("[")[0], entries)
+        elif entries and self.entry(problem.key) is not None and problem.code != "roles-contradict":
+            self.replace(problem.key, entries)
+        elif entries:
+            self.insert(block, entries)
+        elif top and self.entry(problem.key) is not None:
+            self.replace(problem.key, ())
+        self.lines += top
+        return bool(lines)
+
+
+def job(config: Mapping[str, Any], sources: Mapping[str, Source] | None = None) -> tuple[Any, ...]:
     """What a config means: its values, and the ranks of each component."""
-    prepared = prepare(config)
+    prepared = prepare(config, sources=sources)
     read = prepared.config
     placement = prepared.plan.placement
     values = dataclasses.replace(read, cluster=dataclasses.replace(read.cluster, component_placement={}))
@@ -129,32 +188,25 @@ def job(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def outcome(row: Mapping[str, Any]) -> str:
     """`right`, `stuck` or `changed`, with what was seen."""
-    config, seen = edited(row, "write"), ""
-    for _ in range(row.get("rounds", MOST_ROUNDS)):
+    text, seen = Text(edited(row, "write")), ""
+    for _ in range(row.get("rounds", MOST_ROUNDS) + 1):
         try:
-            got = job(config)
+            got = job(text.read(), text.where())
         except (ConfigError, PlacementError) as error:
             problems, seen = error.problems, seen + f"\n{error}"
-            pasted = [paste(config, problem) for problem in problems]
-            if row["meant"] == "choices":
+            pasted = [text.paste(problem) for problem in problems]
+            if row["meant"] == "choices" and not any(pasted):
                 said = all(p.why or p.fix for p in problems) and row.get("says", "") in str(error)
-                if not any(pasted):
-                    return "right" if said else f"stuck, without a word of the choices{seen}"
-            elif not all(pasted):
+                return "right" if said else f"stuck, without a word of the choices{seen}"
+            if row["meant"] != "choices" and not all(pasted):
                 return f"stuck{seen}"
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            return f"stuck{seen}\nno YAML: {error}\n{text}"
         else:
-            if not seen:
-                return "stuck: it was not refused"
-            if row["meant"] == "choices":
-                return f"changed{seen}"
-            return "right" if got == job(edited(row, "meant")) else f"changed{seen}"
-    try:
-        got = job(config)
-    except (ConfigError, PlacementError) as error:
-        return f"stuck{seen}\n{error}"
-    if row["meant"] == "choices":
-        return f"changed{seen}"
-    return "right" if got == job(edited(row, "meant")) else f"changed{seen}"
+            if row["meant"] != "choices" and got == job(edited(row, "meant")):
+                return "right"
+            return f"changed{seen}\n{text}" if seen else "stuck: it was not refused"
+    return f"stuck{seen}\n{text}"
 
 
 def test_fixes_lead_to_what_was_meant() -> None:

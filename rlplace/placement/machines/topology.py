@@ -224,13 +224,15 @@ def declare_topology(
     num_nodes: int | None = None,
     sources: Mapping[str, Source] | None = None,
     accelerators_per_node: int | None = None,
+    *,
+    by: str = PATH,
 ) -> Topology:
     """Return the machines in the order of their ranks; without ranks, as written. Raises PlacementError.
 
     `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes` and `accelerators_per_node`, where
-    given, must be right.
+    given, must be right. `by`: what the nodes come from.
     """
-    problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {})
+    problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {}, by)
     if problems:
         raise PlacementError(problems)
     ranked = nodes[0].rank is not None
@@ -257,11 +259,11 @@ def declare_topology(
                 runs=runs,
             )
             made.append(node)
-    return Topology(tuple(made), "by the ranks given in cluster.nodes" if ranked else "as written in cluster.nodes")
+    return Topology(tuple(made), f"by the ranks given in {by}" if ranked else f"as written in {by}")
 
 
 def _check_nodes(
-    nodes: Sequence[NodeConfig], num_nodes: int | None, each: int | None, sources: Mapping[str, Source]
+    nodes: Sequence[NodeConfig], num_nodes: int | None, each: int | None, sources: Mapping[str, Source], by: str
 ) -> list[Problem]:
     """Return the problems of ranks, of mixed accelerators and of the numbers of nodes and accelerators."""
     problems: list[Problem] = []
@@ -290,12 +292,12 @@ def _check_nodes(
             reject("mixed-count", key, what, why, f"accelerators: {total}", f"accelerators: {count}")
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
-        what, why = f"is {num_nodes}, cluster.nodes declares {total}", "both count machines; cluster.nodes is enough"
+        what, why = f"is {num_nodes}, {by} declares {total}", f"both count machines; {by} is enough"
         reject("node-count", "cluster.num_nodes", what, why, f"num_nodes: {total}", f"num_nodes: {num_nodes}")
     counts = {sum(run.count for run in node.mixed) or node.accelerators for node in nodes}
     if each is not None and counts != {each}:
         declared = ", ".join(map(str, sorted(counts)))
-        what, why = f"is {each}, cluster.nodes declares {declared}", "both count accelerators; cluster.nodes is enough"
+        what, why = f"is {each}, {by} declares {declared}", f"both count accelerators; {by} is enough"
         key, fix = "accelerators_per_node", "accelerators_per_node: auto        (or declare other nodes)"
         reject("node-count", f"cluster.{key}", what, why, fix, f"{key}: {each}")
     return problems

@@ -1,4 +1,4 @@
-"""The machines of a job as declared, and this machine's GPUs, numbered by their place on the bus; without torch."""
+"""The machines of a job, as declared or as Ray has them; this machine's GPUs, by their place on the bus. No torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig
-from rlplace.errors import ClusterError, Source
+from rlplace.config.schema import AcceleratorConfig, ClusterConfig, NodeConfig, RayConfig
+from rlplace.errors import ClusterError, ConfigError, Source, source_of
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
+
+if TYPE_CHECKING:
+    from rlplace.workers.launch.reservation import Machine
 
 EMULATED_PER_NODE = 8  # where `auto` finds no GPU
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
@@ -25,8 +28,10 @@ _MIB = 1 << 20
 def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | None = None) -> Topology:
     """Make the topology of the config; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
 
-    Machines declared one by one need not exist: the launcher checks them.
+    Machines declared one by one need not exist: the launcher checks them. Those of a Ray cluster are asked of it.
     """
+    if config.ray.machines:
+        return _met_topology(config, sources or {})
     if config.nodes:
         kind = "emulated" if config.accelerator.kind == "emulated" else "cuda"
         budget = config.accelerator.memory if kind == "emulated" else 0
@@ -37,6 +42,54 @@ def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | Non
     return count_topology(
         config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
     )
+
+
+def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
+    """Ask the Ray cluster at `ray.address` for its machines, as a run will find them. Raises ClusterError as well."""
+    if config.ray.address is None:
+        why, fix = "machines are asked of a cluster that runs already", "address: auto        (or its host:port)"
+        key = "cluster.ray.address"
+        what = "is required beside cluster.ray.machines"
+        raise ConfigError.of("missing-key", key, what, None, why, fix, source=source_of(key, sources))
+    if config.nodes:
+        what, why = "are declared, and asked of Ray", "cluster.ray.machines takes them from the running cluster"
+        fix = "remove nodes        (or cluster.ray.machines: false)"
+        source = source_of("cluster.nodes", sources)
+        raise ConfigError.of("machines-twice", "cluster.nodes", what, None, why, fix, source=source)
+    machines = _machines_of(config.ray)
+    gpus = [int(machine.total.get("GPU", 0)) for machine in machines]
+    kind = config.accelerator.kind
+    if kind == "auto":
+        kind = "cuda" if any(gpus) else "emulated"
+    each = None if config.accelerators_per_node == "auto" else config.accelerators_per_node
+    counts = gpus if kind == "cuda" else [each or EMULATED_PER_NODE] * len(machines)
+    if not any(counts):
+        what, why = "no machine of the cluster has a GPU", f"Ray at {config.ray.address} lists {len(machines)} without"
+        fix = "cluster.accelerator.kind=emulated"
+        key = "cluster.accelerator.kind"
+        raise ClusterError.about("too-few-accelerators", key, what, got="cuda", why=why, fix=fix)
+    memory = config.accelerator.memory if kind == "emulated" else 0
+    nodes = [
+        NodeConfig(host=m.address, accelerators=count, product=m.product if kind == "cuda" else "", memory=memory)
+        for m, count in zip(machines, counts, strict=True)
+    ]
+    total = config.num_nodes if config.num_nodes > 1 else None
+    return declare_topology(nodes, kind, total, sources, each, by="the Ray cluster")
+
+
+def _machines_of(ray: RayConfig) -> list[Machine]:
+    """List the machines of a running Ray cluster. Raises ClusterError, and ConfigError where Ray is not installed."""
+    from rlplace.workers.ray_launch.session import RaySession
+
+    session = RaySession(ray)
+    try:
+        session.start()
+        return session.machines()
+    except ModuleNotFoundError as error:
+        what, why, fix = "Ray is not installed", f"there is no module {error.name}", "pip install 'rlplace[run]'"
+        raise ConfigError.of("missing-library", "cluster.ray.machines", what, "machines: true", why, fix) from error
+    finally:
+        session.close()
 
 
 def count_topology(

@@ -28,6 +28,11 @@ class Machine:
     address: str
     total: Mapping[str, float]  # resources
 
+    @property
+    def product(self) -> str:
+        """What its accelerators are sold as, where Ray knows it: it lists that as a resource."""
+        return next((name.partition(":")[2] for name in self.total if name.startswith("accelerator_type:")), "")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:

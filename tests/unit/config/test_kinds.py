@@ -30,6 +30,8 @@ def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
         ("algorithm.prompts", "env.task", "actor.model"), "missing-key"
     )
     assert str(caught.value.problems[0].source) == "a.yaml"
+    unnamed = read_config({**RUNS, "actor": {}})  # its placement can be planned
+    assert (unnamed.runs, [*unnamed.missing]) == (False, ["actor.model"])
 
 
 def test_all_problems_are_raised_at_once_with_their_places() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rlplace.errors import ConfigError
 from rlplace.imports import Imported, Setting, import_settings, import_words, settings_of
 from rlplace.placement import HybridComponentPlacement
+from rlplace.prepare import prepare
 
 
 def bring(library: str, text: str, per_node: int = 0) -> Imported:
@@ -384,6 +385,66 @@ def test_components_that_stay_are_written_down_and_a_placement_that_does_not_hol
     assert broken.layout is None
     assert broken.findings
     assert at(broken, "cluster.component_placement.rollout") == "4--7"
+
+
+def test_a_simulator_of_the_original_is_no_simulator_here() -> None:
+    train = {**EMBODIED["env"]["train"], "init_params": {"id": "StackCube-v7"}}
+    imported = rlinf({**EMBODIED, "env": {"train": train}})
+    assert not at(imported, "env.id")
+    assert "env.id" in imported.missing
+    (result,) = [r for r in imported.results if r.setting.key.endswith("init_params.id")]
+    assert result.outcome == "unmapped"
+    assert [p.key for p in prepare(imported.config).not_run] == ["env.id"]
+
+
+def test_a_machine_that_is_not_described_has_what_its_simulators_divide_over() -> None:
+    block = {"cluster": {"component_placement": {"actor,env,rollout": "all"}}, "rollout": {"pipeline_stage_num": 2}}
+    for envs, width in ((64, 8), (24, 6), (4, 2), (7, 8)):
+        imported = rlinf({**block, "env": {"train": {"total_num_envs": envs}}})
+        assert imported.topology.num_accelerators == width
+
+
+def test_a_reward_model_beside_simulators_is_left_out() -> None:
+    imported = placed({"actor,rollout": "0-3", "env,reward": "4-7", "critic": "0"})
+    assert at(imported, "cluster.component_placement") == {"actor,rollout": "0-3", "env": "4-7"}
+    assert [p.code for p in imported.findings] == ["import-component"]
+    (critic,) = [r for r in imported.results if r.setting.key.endswith(".critic")]
+    assert "a job with simulators has actor, env, rollout here" in critic.text
+
+
+def test_references_that_lead_nowhere_leave_our_defaults() -> None:
+    imported = bring("verl", "trainer.nnodes=1 'actor_rollout_ref.rollout.temperature=${oc.select:.t,null}'")
+    assert not at(imported, "rollout.temperature")
+    (result,) = [r for r in imported.results if "temperature" in r.setting.key]
+    assert (result.outcome, "is not among what was given" in result.text) == ("unmapped", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "experts"),
+    [
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 28, None),
+        ("/root/DeepSeek-R1", 61, 256),
+        ("/root/Moonlight-16B-A3B", 27, 64),
+        ("Qwen/Qwen3-30B-A3B-Base", 48, 128),
+        ("/models/GLM-Z1-9B-0414/", 40, None),
+        ("meta-llama/Llama-2-70b-chat-hf", 80, None),
+        ("Qwen/Qwen2-7B-Instruct", 28, None),
+    ],
+)
+def test_a_launch_script_names_its_model(name: str, layers: int, experts: int | None) -> None:
+    script = f"--actor-num-gpus-per-node 8 --colocate --balance-data --use-fault-tolerance --hf-checkpoint {name}"
+    model = at(bring("slime", script), "actor.model")
+    assert model["num_hidden_layers"] == layers
+    assert model.get("num_experts", model.get("n_routed_experts")) == experts
+
+
+def test_a_job_whose_model_is_not_known_is_planned() -> None:
+    words = "--actor.num_nodes 1 --vllm.num_engines 8 --train.colocate_all --data.prompt_dataset x"
+    imported = bring(
+        "openrlhf",
+        f"{words} --rollout.batch_size 128 --algo.advantage.estimator rloo --actor.model_name_or_path my/own",
+    )
+    assert [p.key for p in prepare(imported.config).not_run] == ["actor.model"]
 
 
 def test_uneven_steps_are_reported() -> None:

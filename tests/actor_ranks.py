@@ -35,7 +35,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import WORKING, attached, context_of, in_processes, spec_of
+from tests.worker_ranks import WHOLE, WORKING, Session, attached, context_of, in_processes, spec_of
 
 TWO_JOINTS = ContinuousActions(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
 THREE_CHOICES = DiscreteActions(n=3)
@@ -51,6 +51,7 @@ class Scenario:
     actor: Mapping[str, object] = dataclasses.field(default_factory=dict)
     iterations: int = 2
     offload: bool = False  # leave the accelerator between all stages
+    session: Session = WHOLE
 
     @property
     def config(self) -> Config:
@@ -174,7 +175,8 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
     policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
     receiver = CopyReceiver(actor.context.channels[WEIGHTS], rank, folder=actor.context.folder)
     metrics = []
-    for index in range(scenario.iterations):
+    scenario.session.begin(actor)
+    for index in range(scenario.session.first, scenario.iterations):
         _sync(scenario, actor, receiver, policy, index)
         for share in actor.config.routes.trajectories.receives(rank):
             piece = iteration(scenario, policy, index).split(share.start, share.stop)
@@ -183,6 +185,7 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
         metrics.append(dict(actor.learn(index, index)))
         if scenario.offload:
             actor.move(Residency.OFF)
+        scenario.session.end(actor, index)
     _sync(scenario, actor, receiver, policy, scenario.iterations)
     actor.move(Residency.FULL)
     return Outcome(

@@ -67,6 +67,17 @@ class ManyActions(Script):
         self.action_space = MultiDiscrete([2, 3])
 
 
+class Counter(Script):
+    """Tells its state; that of its last actions changes in size."""
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return {"episode": self.episode, "step": self._step, "luck": self._luck, "taken": self.taken}
+
+    def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
+        self.episode, self._step, self._luck = (int(state[name]) for name in ("episode", "step", "luck"))
+        self.taken = state["taken"].tolist()
+
+
 class NeedsAbsent(Script):
     """Its library is nowhere."""
 
@@ -85,8 +96,13 @@ for _name, _class in {
     "Script-v0": Script,
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,
+    "Counter-v0": Counter,
     "NeedsAbsent-v0": NeedsAbsent,
     "Broken-v0": Broken,
 }.items():
     gymnasium.register(_name, entry_point=_class)
+gymnasium.register(
+    "Wrapped-v0",
+    entry_point=lambda: gymnasium.wrappers.RescaleObservation(Counter(), np.float64(0.0), np.float64(1.0)),
+)
 gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)

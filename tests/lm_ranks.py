@@ -23,7 +23,7 @@ from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, WorkerArguments
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import Critic, LmActor
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import WORKING, attached, context_of, in_processes, spec_of
+from tests.worker_ranks import WHOLE, WORKING, Session, attached, context_of, in_processes, spec_of
 
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 # Below eps, Adam would make steps of full size out of rounding errors.
@@ -46,6 +46,7 @@ class LmScenario:
     rollout: Block = dataclasses.field(default_factory=dict)
     reference: Block = dataclasses.field(default_factory=dict)
     deliveries: tuple[Delivery, ...] = ()  # none: one that all ranks read and are near
+    session: Session = WHOLE
 
     @property
     def job(self) -> WorkerArguments:
@@ -183,9 +184,11 @@ class Outcome:
 def follow(scenario: LmScenario, worker: LmActor | Critic) -> Outcome:
     """Iterations as the loop runs them, leaving the accelerator in between; then a sync of an actor."""
     metrics, values = [], []
-    for index in range(scenario.iterations):
+    scenario.session.begin(worker)
+    for index in range(scenario.session.first, scenario.iterations):
         metrics.append(iterate(worker, index))
         worker.move(Residency.OFF)
+        scenario.session.end(worker, index)
         if isinstance(worker, Critic):
             values.append(np.concatenate([np.zeros(0, np.float32), *(s.values for s in scores(worker))]))
     worker.move(Residency.WEIGHTS)

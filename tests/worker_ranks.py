@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,28 @@ _IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Which part of a run these ranks make: from what they load on, until `iterations`; they may save on their way."""
+
+    first: int = 0  # iteration
+    load: Path | None = None
+    save: Path | None = None
+    save_after: int = 0  # iterations
+
+    def begin(self, worker: Any) -> None:
+        if self.load is not None:
+            worker.load_state(str(self.load))
+
+    def end(self, worker: Any, index: int) -> None:
+        """An iteration, all but the next of which may go on while it is written."""
+        if self.save is not None and index + 1 == self.save_after:
+            worker.save_state(str(self.save))
+
+
+WHOLE = Session()
 
 
 def spec_of(name: str) -> ChannelSpec:

@@ -87,7 +87,7 @@ class ReturnScale:
     def __init__(self, rows: int, gamma: float, device: torch.device | str = "cpu") -> None:
         self.moments = no_moments((), device)
         self._gamma = gamma
-        self._returns = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.returns = torch.zeros(rows, dtype=torch.float64, device=device)
 
     def __call__(self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
         """Return [T, B] scaled rewards, by statistics that already include this batch.
@@ -97,9 +97,9 @@ class ReturnScale:
         """
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t, (reward, last) in enumerate(zip(rewards.double(), done, strict=True)):
-            self._returns = self._returns * self._gamma + reward
-            returns[t] = self._returns
-            self._returns = torch.where(last, 0.0, self._returns)
+            self.returns = self.returns * self._gamma + reward
+            returns[t] = self.returns
+            self.returns = torch.where(last, 0.0, self.returns)
         sums = sum_over_ranks(shifted_sums(returns.flatten(), self.moments.mean))
         self.moments = merge(self.moments, sums)
         scale = torch.sqrt(self.moments.var + 1e-8)

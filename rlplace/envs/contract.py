@@ -6,8 +6,8 @@ Letters: B rows of one simulator, O observation shape, A action shape, K truncat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for that
     import numpy as np
@@ -66,6 +66,22 @@ class Simulator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A simulator that can go on in another process, from a checkpoint. One that is not begins all episodes anew."""
+
+    def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
+        """Return for each row all that its next steps follow from: numbers or texts, no objects, in new arrays."""
+        ...
+
+    def restore(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[int, NDArray[Any]]:
+        """Go on, after `reset`, from what `row_states` returned of each row, in whatever simulators they were.
+
+        Return the first observations of rows that cannot, and began an episode instead.
+        """
+        ...
 
 
 class Adapter(Protocol):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
+from rlplace.envs.gymnasium_state import restore, state_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -75,6 +76,22 @@ class GymnasiumVector:
             episode_returns=episode_returns,
             episode_lengths=episode_lengths,
         )
+
+    def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
+        counted = zip(self._envs, self._returns, self._lengths, strict=True)
+        return [
+            {**state_of(env), "return": np.array(total), "length": np.array(steps)} for env, total, steps in counted
+        ]
+
+    def restore(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[int, NDArray[Any]]:
+        begun: dict[int, NDArray[Any]] = {}
+        for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
+            self._returns[row], self._lengths[row] = 0.0, 0
+            if restore(env, state):
+                self._returns[row], self._lengths[row] = float(state["return"]), int(state["length"])
+            else:
+                begun[row] = env.reset()[0]
+        return begun
 
     def close(self) -> None:
         for env in self._envs:

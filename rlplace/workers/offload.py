@@ -24,7 +24,8 @@ class Offloadable:
         self.what = what
         self._device = device
         self._tensors = tensors
-        self._host: list[tuple[torch.UntypedStorage, Tensor]] | None = None  # None: on the accelerator
+        # By the address of the emptied storage, which stays. None: on the accelerator.
+        self._host: dict[int, tuple[torch.UntypedStorage, Tensor]] | None = None
         device.acquire(self.accelerator_bytes, what)
 
     @property
@@ -35,20 +36,28 @@ class Offloadable:
     @property
     def host_bytes(self) -> int:
         """Bytes of the host copies, measured."""
-        return sum(copy.untyped_storage().nbytes() for _, copy in self._host or ())
+        return sum(copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values())
+
+    def where(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or its bytes in the host copy while they are there; to be read, or changed in place."""
+        _, copy = (self._host or {}).get(tensor.untyped_storage()._cdata, (None, None))
+        if copy is None:
+            return tensor
+        there = torch.empty(0, dtype=tensor.dtype)
+        return there.set_(copy.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
     @torch.no_grad()
     def offload(self) -> None:
         """Copy to the host, release the storage, then the accounted bytes. Free when already offloaded."""
         if self._host is not None:
             return
-        self._host = []
+        self._host = {}
         for storage in storages(self._tensors()):
             on_gpu = storage.device.type == "cuda"
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
             copy.copy_(_as_bytes(storage))
-            self._host.append((storage, copy))
-        for storage, _ in self._host:
+            self._host[storage._cdata] = storage, copy
+        for storage, _ in self._host.values():
             storage.resize_(0)
         self._device.release(self.what)  # a GPU also takes back here what torch's allocator would keep
 
@@ -61,7 +70,7 @@ class Offloadable:
         if self._host is None:
             return
         self._device.acquire(self.host_bytes, self.what)
-        for storage, copy in self._host:
+        for storage, copy in self._host.values():
             storage.resize_(copy.numel())
             _as_bytes(storage).copy_(copy)
         self._host = None

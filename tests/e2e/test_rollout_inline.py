@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlplace.checkpoints import written
 from rlplace.trajectory import Trajectory, concat
 from tests.rollout_stage import Layout, RolloutStage
 
@@ -24,15 +26,24 @@ LAYOUTS = [
 ]
 
 
-def sampled(layout: Layout, env: dict[str, object]) -> list[Trajectory]:
-    """One trajectory of all rows per iteration; new weights before each, as a sync would bring."""
+def sampled(
+    layout: Layout, env: dict[str, object], *, first: int = 0, load: Path | None = None, save: Path | None = None
+) -> list[Trajectory]:
+    """One trajectory of all rows per iteration; new weights before each, as a sync would bring.
+
+    Env workers save after the first iteration, and load before the one that is `first`.
+    """
     stage = RolloutStage(layout, env, steps=STEPS)
+    for worker in stage.env if load else ():
+        worker.load_state(str(load))
     whole = []
-    for iteration in range(ITERATIONS):
+    for iteration in range(first, ITERATIONS):
         stage.load(seed=iteration, version=iteration)
         stage.run(iteration)
         whole.append(concat([piece for rank in stage.trajectories().values() for piece in rank]))
         assert all(channel.stats().depth_items == 0 for channel in stage.channels.values())
+        for worker in stage.env if save and iteration == 0 else ():
+            worker.save_state(str(save))
     stage.close()
     return whole
 
@@ -55,6 +66,18 @@ def test_every_layout_samples_the_same(layout: Layout, env: dict[str, object], a
         assert (got.version_min, got.version_max) == (iteration, iteration)
         for name in ("terminated", "truncated"):
             assert np.array_equal(getattr(got, name), getattr(expected, name)), name
+        for name in FLOATS:
+            np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:-2] + LAYOUTS[-1:], ids=str)
+def test_every_layout_goes_on_from_the_episodes_of_another(
+    layout: Layout, env: dict[str, object], alone: list[Trajectory], tmp_path: Path
+) -> None:
+    sampled(LAYOUTS[-2], env, save=tmp_path)
+    assert written(tmp_path, LAYOUTS[-2].env)
+    for expected, got in zip(alone[1:], sampled(layout, env, first=1, load=tmp_path), strict=True):
+        assert np.array_equal(got.terminated, expected.terminated)
         for name in FLOATS:
             np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-3, atol=1e-4, err_msg=name)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlplace.metrics import Metric, Metrics, Stopwatch
@@ -159,6 +159,12 @@ class PolicyActor(Actor):
             "actor/samples": Metric(trajectory.weight, "sum"),
         }
 
+    def _carried(self) -> dict[str, Tensor]:
+        return self._learner.state()
+
+    def _take_over(self, carried: Mapping[str, Tensor]) -> None:
+        self._learner.take_over(carried)
+
     def _receive(self, version: int) -> Trajectory:
         channel, key = self.context.channels[TRAJECTORIES], str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
@@ -300,6 +306,14 @@ class LmActor(Actor):
             self._reference.push(version, shards)
             seconds = time.perf_counter() - began
         return {"actor/refresh_s": Metric(seconds, "max")}
+
+    def _carried(self) -> dict[str, Tensor]:
+        ours = self._estimate_advantages.state()
+        ours = ours if self.context.rank == 0 else ours.zero_()  # rank 0 alone has seen what it is about
+        return {"advantages": self._ranks.sum(ours.to(self._model.device))}
+
+    def _take_over(self, carried: Mapping[str, Tensor]) -> None:
+        self._estimate_advantages.take_over(carried["advantages"].cpu())
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Return log p(tokens[i] | tokens[:i]) for i >= 1, without temperature, to compare with an engine's."""

@@ -9,17 +9,21 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import DiscreteActions, Simulator, Spaces, StepResult
+from rlplace.envs.contract import DiscreteActions, Restorable, Simulator, Spaces, StepResult
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.workers.roles.episodes import Episodes, RowState, read
+from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step
 
 
@@ -98,6 +102,7 @@ class StageGroup:
     columns: slice  # its rows within the rank
     simulator: Simulator
     observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
+    lengths: NDArray[np.int64]  # [rows], steps of the episodes in progress
 
 
 class VectorEnvWorker(EnvWorker):
@@ -112,6 +117,8 @@ class VectorEnvWorker(EnvWorker):
         shares = self.config.routes.observations.sends(context.rank)
         # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
         self._cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
+        self._behind = FilesBehind(context)
+        self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
         self._rows = config.simulator_env.total_num_envs // context.world_size
         adapter, groups = find_adapter(config.simulator_env.kind), config.torch_rollout.pipeline_stage_num
@@ -126,6 +133,7 @@ class VectorEnvWorker(EnvWorker):
                 columns=slice(index * rows, (index + 1) * rows),
                 simulator=simulator,
                 observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
+                lengths=np.zeros(rows, np.int64),
             )
             self._groups.append(group)
 
@@ -145,6 +153,7 @@ class VectorEnvWorker(EnvWorker):
                 watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])
                 group.observations = result.observations
+                group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
                 recording.result(step, group.columns, result)
                 watch.lap("sim")
                 if step + 1 < steps:
@@ -160,6 +169,47 @@ class VectorEnvWorker(EnvWorker):
             "env/episodes": Metric(episodes, "sum"),
             "env/steps": Metric(steps * self._rows, "sum"),
             **watch.metrics("env"),
+        }
+
+    def save_state(self, folder: str) -> Metrics:
+        """Copy all that the next steps follow from; it is written into `folder` behind what follows."""
+        began = time.perf_counter()
+        states: list[RowState] = []
+        for group in self._groups:
+            simulator = group.simulator
+            states += simulator.row_states() if isinstance(simulator, Restorable) else [{}] * len(group.lengths)
+        episodes = Episodes(
+            first_row=self.context.rank * self._rows,
+            observations=np.concatenate([group.observations for group in self._groups]),
+            lengths=np.concatenate([group.lengths for group in self._groups]),
+            states=states,
+        )
+        self._behind.start(Path(folder), lambda: [episodes.write(Path(folder))])
+        return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
+
+    def load_state(self, folder: str) -> Metrics:
+        """Go on from what ranks of any number have saved; say what is lost with rows that cannot.
+
+        Raises ConfigError for the state of something else.
+        """
+        began, lost, cut = time.perf_counter(), 0, 0
+        for group in self._groups:
+            rows = range(group.first_row, group.first_row + len(group.observations))
+            saved = read(Path(folder), rows, group.observations)
+            simulator, begun = group.simulator, dict(enumerate(group.observations))
+            if isinstance(simulator, Restorable):
+                begun = dict(simulator.restore(saved.states))
+            again = list(begun)
+            lost += int(saved.lengths[again].sum())
+            cut += int(np.count_nonzero(saved.lengths[again]))
+            group.observations, group.lengths = saved.observations, saved.lengths
+            group.lengths[again] = 0
+            for row, observation in begun.items():
+                group.observations[row] = observation
+        return {
+            "env/steps_lost": Metric(lost, "sum"),
+            "env/episodes_cut": Metric(cut, "sum"),
+            "env/load_s": Metric(time.perf_counter() - began, "max"),
         }
 
     def _ask(self, group: StageGroup, step: int) -> None:

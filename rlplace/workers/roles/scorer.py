@@ -40,6 +40,8 @@ from rlplace.workers.training.worker import JoinedWorker
 from rlplace.workers.worker import RoleWorker, WorkerContext, out_of_step, score_not_finite
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
+    from torch import Tensor
+
     from rlplace.models.causal_lm import FrozenLm
 
 Samples = tuple[Sample, ...]
@@ -239,6 +241,23 @@ class ReferenceWorker(ModelScorer):
         temperature = self.config.config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
         logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
         return np.split(logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]) if batch else []
+
+    def save_state(self, folder: str) -> Metrics:
+        """Copy the weights, which are those of an earlier actor; written into `folder` behind what follows."""
+        return self._save(folder, self._state())
+
+    def load_state(self, folder: str) -> Metrics:
+        """Take the weights that ranks of any number have saved. Raises ConfigError for those of another model."""
+        began = time.perf_counter()
+        self._state_files().load(Path(folder), self._state())
+        return {"reference/load_s": Metric(time.perf_counter() - began, "max")}
+
+    def _state(self) -> dict[str, Tensor]:
+        from rlplace.models.sharding import own
+        from rlplace.workers.training.state import beside
+
+        weights = self._lm.module.lm.named_parameters()
+        return {f"model.{name}": beside(weight, self._where(own(weight))) for name, weight in weights}
 
     def refresh(self, iteration: int, version: int) -> Metrics:
         """Load the actor's weights of `version`, sent in the same call, if this iteration is due."""

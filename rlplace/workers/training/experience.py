@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlplace.algo.advantages import ESTIMATORS, Outcomes, carries_signal, explained_variance, token_gae, token_rewards
 from rlplace.algo.kl import KL_ESTIMATORS, next_kl_coef
-from rlplace.algo.normalize import merge, moments_of, no_moments, normalized, shifted_sums
+from rlplace.algo.normalize import Moments, merge, moments_of, no_moments, normalized, shifted_sums
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import WorkerArguments
@@ -96,6 +96,16 @@ class AdvantageEstimator:
             each = float(kl.sum()) / samples
             self._kl_coef = next_kl_coef(self._kl_coef, each, samples, algorithm.kl_target, algorithm.kl_horizon)
         return experience
+
+    def state(self) -> Tensor:
+        """Return [4] float64, what it carries over iterations."""
+        coef, seen = torch.tensor(self._kl_coef, dtype=torch.float64), self._seen
+        return torch.stack([coef, seen.count, seen.mean, seen.var])
+
+    def take_over(self, state: Tensor) -> None:
+        """Carry what another's `state` had."""
+        coef, count, mean, var = state.unbind()
+        self._kl_coef, self._seen = float(coef), Moments(count=count, mean=mean, var=var)
 
     def _rewarded(self, sample: Sample, number: int, scores: Mapping[str, BySample]) -> Sample:
         """Add the scores of reward components to the environment's reward."""

@@ -96,15 +96,15 @@ class MovingAverage:
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
         """`shards`: what is trained, on the accelerator now; they stay the same tensors."""
         self._shards, self._decay = tuple(shards), decay
-        self._averages = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
+        self.averages = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
 
     @property
     def host_bytes(self) -> int:
-        return sum(average.nbytes for average in self._averages)
+        return sum(average.nbytes for average in self.averages)
 
     @torch.no_grad()
     def update(self) -> None:
-        for average, shard in zip(self._averages, self._shards, strict=True):
+        for average, shard in zip(self.averages, self._shards, strict=True):
             average.lerp_(shard.to("cpu", torch.float32), 1.0 - self._decay)
 
     @contextmanager
@@ -112,7 +112,7 @@ class MovingAverage:
         """Replace the shards by the averages until the end of the block."""
         kept = [shard.detach().to("cpu", copy=True) for shard in self._shards]
         try:
-            self._write(self._averages)
+            self._write(self.averages)
             yield
         finally:
             self._write(kept)
@@ -155,7 +155,7 @@ class Trainer:
     ) -> None:
         """`iterations`: of the whole run. `component`: that trains, for errors. `ema_decay` None: keep no average."""
         self._model, self._config, self._ranks = model, config, ranks
-        self._iterations, self._component, self._steps_made = iterations, component, 0
+        self._iterations, self._component, self.steps_made = iterations, component, 0
         self.optimizer = Adam(model.trained_shards(), config)
         self.average = None if ema_decay is None else MovingAverage(model.trained_shards(), ema_decay)
 
@@ -165,7 +165,7 @@ class Trainer:
         return self.optimizer.host_bytes + (self.average.host_bytes if self.average else 0)
 
     def learning_rate(self, iteration: int) -> float:
-        return learning_rate(self._config, self._steps_made, iteration / self._iterations)
+        return learning_rate(self._config, self.steps_made, iteration / self._iterations)
 
     def sum_over_ranks(self, shares: Mapping[str, Tensor], iteration: int) -> Numbers:
         """Sum this rank's `shares` of means over ranks, [] float64, with the gradient norm before clipping.
@@ -197,6 +197,6 @@ class Trainer:
             torch._foreach_mul_(gradients, self._config.max_grad_norm / gradient_norm)
         self.optimizer.step(gradients, lr)
         self._model.drop_gathered()
-        self._steps_made += 1
+        self.steps_made += 1
         if self.average is not None:
             self.average.update()

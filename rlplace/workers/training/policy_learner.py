@@ -12,6 +12,8 @@ KL and gradient norm beside FSDP's own two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,6 +58,21 @@ class PolicyLearner:
         if returns > 0.0:  # 1: a perfect critic; 0: one that predicts nothing but the mean
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(mean=mean_of(steps), steps=len(steps) - stopped, lr=lr, metrics=metrics)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what it carries from one iteration to the next, of all rows, in new tensors. A collective."""
+        rows, scale = self._rows, self._return_scale
+        returns = torch.zeros(rows.total, dtype=torch.float64, device=self._device)
+        returns[rows.first : rows.first + rows.count] = scale.returns
+        moments = torch.stack([scale.moments.count, scale.moments.mean, scale.moments.var])
+        return {"return_scale.returns": self._ranks.sum(returns), "return_scale.moments": moments}
+
+    def take_over(self, state: Mapping[str, Tensor]) -> None:
+        """Carry what another's `state` had, also where its ranks had other rows."""
+        count, mean, var = state["return_scale.moments"].unbind()
+        self._return_scale.moments = Moments(count=count, mean=mean, var=var)
+        first, count_here = self._rows.first, self._rows.count
+        self._return_scale.returns = state["return_scale.returns"][first : first + count_here].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
         """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""

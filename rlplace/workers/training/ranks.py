@@ -87,6 +87,16 @@ class Ranks:
         group, _ = dist.new_subgroups(group_size=1)
         return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=("shard",))
 
+    def beside(self) -> dist.ProcessGroup | None:
+        """Open a group of the same ranks for what another thread has in host memory. None: a single rank needs none.
+
+        A collective. It is open as long as the default group.
+        """
+        if self.world_size == 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        return group
+
     def sum(self, values: Tensor) -> Tensor:
         """Return [n] summed over ranks, equal to the bit on all of them; of a single rank, `values`. A collective."""
         if self.world_size == 1:

@@ -135,6 +135,15 @@ class TrainedModel(abc.ABC):
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
+    def named_trained(self) -> list[tuple[str, Tensor]]:
+        """Return what is trained in the order of `trained_shards`, under the first of its names."""
+        names = {tensor: name for name, tensor in reversed(self._tensors.items())}
+        return [(names[parameter], parameter) for parameter in self._trained]
+
+    def named_buffers(self) -> list[tuple[str, Tensor]]:
+        """Return what changes without being trained."""
+        return [(name, tensor) for name, tensor in self._tensors.items() if not isinstance(tensor, nn.Parameter)]
+
     def weight_tensors(self) -> list[Tensor]:
         return [*map(own, self._tensors.values()), *self._module.buffers()]
 

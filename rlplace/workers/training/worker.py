@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, RoleWorker
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
+    from torch import Tensor
+
     from rlplace.config.schema import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
     from rlplace.workers.training.optimizer import Trainer
     from rlplace.workers.training.ranks import Ranks
+    from rlplace.workers.training.state import State, StateFiles
     from rlplace.workers.training.trained_model import TrainedModel
 
 
@@ -26,6 +31,7 @@ class JoinedWorker(RoleWorker):
 
     _ranks: Ranks
     _parts: dict[Offloadable, Residency]  # of what comes and goes, and the least residency that has each
+    _files: StateFiles | None = None
 
     def _join(self) -> Ranks:
         """Join the other ranks of the group. A collective."""
@@ -54,6 +60,28 @@ class JoinedWorker(RoleWorker):
     def _host_bytes(self) -> int:
         """Return the bytes that are always on the host."""
         return 0
+
+    # ── its state in files, at any residency: what is off the accelerator is read and changed where it is ─────────────
+
+    def _where(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or its bytes on the host while it is offloaded."""
+        for part in self._parts:
+            tensor = part.where(tensor)
+        return tensor
+
+    def _save(self, folder: str, state: State) -> Metrics:
+        """Copy the state, to be written into `folder` behind what follows. A collective."""
+        began = time.perf_counter()
+        self._state_files().save(Path(folder), state)
+        return {f"{self.context.slot.component}/save_copy_s": Metric(time.perf_counter() - began, "max")}
+
+    def _state_files(self) -> StateFiles:
+        from rlplace.workers.training.state import StateFiles
+
+        if self._files is None:
+            self._files = StateFiles(self.context, self._ranks)
+            self._opened.callback(self._files.close)
+        return self._files
 
     @contextmanager
     def _working(self, stage: str) -> Iterator[None]:
@@ -108,6 +136,36 @@ class TrainedWorker(JoinedWorker):
             if self._trainer.average is not None:
                 with self._trainer.average.in_place():
                     self._model.save(Path(f"{path}_ema"), self.context.rank)
+
+    def save_state(self, folder: str) -> Metrics:
+        """Copy all that the next iteration follows from; it is written into `folder` behind what follows.
+
+        `checkpoints.written` tells when it is, `checkpoints.failed` why it is not. Waits for the save before.
+        """
+        return self._save(folder, self._state() | self._carried())
+
+    def load_state(self, folder: str) -> Metrics:
+        """Go on from what ranks of any number have saved. Raises ConfigError for the state of something else."""
+        from rlplace.workers.training.state import take_over
+
+        began, carried = time.perf_counter(), self._carried()
+        state = self._state() | carried
+        self._state_files().load(Path(folder), state)
+        take_over(state, self._model, self._trainer, self._where)
+        self._take_over(carried)
+        return {f"{self.context.slot.component}/load_s": Metric(time.perf_counter() - began, "max")}
+
+    def _state(self) -> dict[str, Tensor]:
+        from rlplace.workers.training.state import trained_state
+
+        return trained_state(self._model, self._trainer, self._where)
+
+    def _carried(self) -> dict[str, Tensor]:
+        """Return what a learner carries from one iteration to the next, equal on all ranks, in new tensors."""
+        return {}
+
+    def _take_over(self, carried: Mapping[str, Tensor]) -> None:
+        """Carry this instead."""
 
     def digest(self) -> str:
         """Return the SHA-256 of the whole weights as they are trained."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,6 +132,18 @@ def test_episodes_go_on_over_iterations_and_offloads() -> None:
     following = env.sent()
     assert np.array_equal(following.observations[0], last)
     assert following.observations[:, 0, 1].tolist() == [2, 3]
+
+
+def test_episodes_that_cannot_be_restored_begin_anew_and_are_counted(tmp_path: Path) -> None:
+    saved = OneEnvRank(Layout(), steps=5, env=env_block("Script-v0", terminate_at=3))
+    saved.run(0)
+    saved.worker.save_state(str(tmp_path))
+    saved.worker.close()  # waits until it is written
+    env = OneEnvRank(Layout(stage_groups=2), steps=2, env=env_block("Script-v0", terminate_at=3))
+    lost = env.worker.load_state(str(tmp_path))
+    assert (lost["env/steps_lost"].value, lost["env/episodes_cut"].value) == (12 * 2, 12)
+    env.run(1)
+    assert env.sent().observations[:, 0, 1].tolist() == [0, 1]
 
 
 def test_a_trajectory_stays_as_it_is_in_the_next_iteration() -> None:

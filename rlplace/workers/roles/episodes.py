@@ -1,0 +1,102 @@
+"""Simulators in the middle of their episodes, in files: rows of the whole job, whatever ranks and groups had them.
+
+::
+
+    rows_00000-00031.npz      observations          [rows, *O], what comes next
+                              lengths               [rows], steps of the episodes in progress
+                              <n>.<name>, <n>.rows  of alike arrays, one for each of these rows
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.workers.saving import other_state, unreadable_state
+
+RowState = Mapping[str, NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Neighbouring rows; the state of a simulator that cannot tell it is empty."""
+
+    first_row: int
+    observations: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    states: Sequence[RowState]
+
+    def write(self, folder: Path) -> str:
+        """Write them as a file, on the disk, and return its name. Raises OSError."""
+        rows = range(self.first_row, self.first_row + len(self.states))
+        name = f"rows_{rows.start:05}-{rows.stop - 1:05}.npz"
+        with open(folder / name, "wb") as out:
+            arrays = _stacked(self.states)
+            np.savez(out, allow_pickle=False, observations=self.observations, lengths=self.lengths, **arrays)
+            out.flush()
+            os.fsync(out.fileno())
+        return name
+
+
+def read(folder: Path, rows: range, like: NDArray[np.float32]) -> Episodes:
+    """Read these rows, whatever files they are in; `like` are observations of as many. Raises ConfigError."""
+    observations, lengths = np.empty_like(like), np.empty(len(rows), np.int64)
+    states: list[RowState | None] = [None] * len(rows)
+    for file in sorted(folder.glob("rows_*.npz")):
+        first, last = map(int, re.findall("[0-9]+", file.stem))
+        here = range(max(first, rows.start), min(last + 1, rows.stop))
+        if not here:
+            continue
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                found, steps, stored = arrays["observations"], arrays["lengths"], _unstacked(arrays, last + 1 - first)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise unreadable_state("env", file, error) from error
+        if found.shape[1:] != like.shape[1:]:
+            got, expected = (
+                f"{file}: observations of {list(found.shape[1:])}",
+                f"observations of {list(like.shape[1:])}",
+            )
+            raise other_state("env", got, expected)
+        there, mine = (
+            slice(here.start - first, here.stop - first),
+            slice(here.start - rows.start, here.stop - rows.start),
+        )
+        observations[mine], lengths[mine], states[mine] = found[there], steps[there], stored[there]
+    if None in states:
+        lacking = rows.start + states.index(None)
+        raise other_state("env", f"{folder}: no row {lacking}", f"rows {rows.start}-{rows.stop - 1}")
+    whole = [state for state in states if state is not None]
+    return Episodes(first_row=rows.start, observations=observations, lengths=lengths, states=whole)
+
+
+def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:
+    """Put arrays of one name, shape and kind together: a file has few of them, however many rows."""
+    alike: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+    for row, state in enumerate(states):
+        for name, value in state.items():
+            kind = value.dtype.kind if value.dtype.kind == "U" else value.dtype.str
+            alike.setdefault((name, value.shape, kind), []).append(row)
+    arrays: dict[str, NDArray[Any]] = {}
+    for number, ((name, _, _), rows) in enumerate(alike.items()):
+        arrays[f"{number}.rows"] = np.array(rows)
+        arrays[f"{number}.{name}"] = np.stack([states[row][name] for row in rows])
+    return arrays
+
+
+def _unstacked(arrays: Mapping[str, NDArray[Any]], rows: int) -> list[RowState]:
+    states: list[dict[str, NDArray[Any]]] = [{} for _ in range(rows)]
+    for key in arrays:
+        number, dot, name = key.partition(".")
+        if dot and name != "rows":
+            for row, value in zip(arrays[f"{number}.rows"], arrays[key], strict=True):
+                states[row][name] = np.asarray(value)
+    return list(states)

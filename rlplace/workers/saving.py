@@ -1,0 +1,75 @@
+"""Write a rank's files of a checkpoint in a thread of its own, behind what the worker does next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rlplace.checkpoints import report_failed, report_written
+from rlplace.errors import ConfigError, OutputError
+from rlplace.workers.worker import WorkerContext
+
+_CLOSE_S = 5.0  # a worker that ends does not wait longer: what is not reported by then is no checkpoint
+
+
+class FilesBehind:
+    """Writes one checkpoint after the other and reports each. Owns the thread.
+
+    What goes wrong is reported too, and ends no worker: the run goes on, and keeps the checkpoint before.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._thread: threading.Thread | None = None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for what is being written, if anything."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def start(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
+        """Write behind: `write` makes this rank's files in `folder`, on the disk, and returns their names."""
+        self.wait()
+        name = f"{self._context.owner} writes {folder.name}"
+        self._thread = threading.Thread(target=self._write, args=(folder, write), name=name, daemon=True)
+        self._thread.start()
+
+    def _write(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
+        rank = self._context.rank
+        try:
+            report_written(folder, rank, write())
+        except Exception as error:  # noqa: BLE001  # whatever it is, the driver says it: the thread has no caller
+            text = (
+                str(OutputError.of(folder, error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            )
+            self._context.log.warning("cannot save: %s", text)
+            try:
+                report_failed(folder, rank, text)
+            except OSError as unreported:
+                self._context.log.warning("nor report it: %s", unreported)
+
+    def close(self) -> None:
+        self.wait(_CLOSE_S)
+
+
+def other_state(component: str, got: str, expected: str) -> ConfigError:
+    return ConfigError.of(
+        "other-state",
+        "resume",
+        f"the checkpoint has another state of {component} than this run",
+        got,
+        f"expected was {expected}; model, optimizer, algorithm and simulators decide what a state has",
+        "resume=<a checkpoint of this model>, or the config that the checkpoint was made by",
+    )
+
+
+def unreadable_state(component: str, path: Path, error: BaseException) -> ConfigError:
+    return ConfigError.of(
+        "checkpoint-damaged",
+        "resume",
+        f"the state of {component} cannot be read",
+        str(path),
+        f"expected was a whole file; found {type(error).__name__}: {error}",
+        "resume=<another checkpoint>",
+    )

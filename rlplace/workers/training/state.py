@@ -1,0 +1,171 @@
+"""The state of a worker group in files: sharded safetensors, as torch.distributed.checkpoint writes and reads them.
+
+Names and shapes of the tensors are those of the whole model, so any number of ranks reads what another number wrote:
+each its own rows, also from several files. Nothing in the files is executed::
+
+    model.<parameter>             as the optimizer steps it: its float32 copy, where it keeps one
+    optimizer.exp_avg.<parameter>, optimizer.exp_avg_sq.<parameter>     the moments
+    average.<parameter>           the moving average, where there is one
+    steps_made                    by the optimizer
+    ...                           what a learner carries from one iteration to the next
+
+Of a model with LoRA factors, what is frozen is left out: it comes from the model's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from rlplace.models.sharding import own
+from rlplace.workers.saving import FilesBehind, other_state, unreadable_state
+from rlplace.workers.training.optimizer import Trainer
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_model import TrainedModel
+from rlplace.workers.worker import WorkerContext
+
+State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
+Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
+
+FILE_BYTES = 1 << 28  # of a rank's part in one file, which is also in memory once more while it is written
+
+
+def beside(parameter: Tensor, local: Tensor) -> Tensor:
+    """Return a rank's part of what belongs to a parameter, placed as it is; on the host too, whatever the mesh has."""
+    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local
+
+
+# ── what a trained model's state is ──────────────────────────────────────────────────────────────────────────────────
+
+
+def trained_state(model: TrainedModel, trainer: Trainer, where: Where) -> dict[str, Tensor]:
+    """Return all but what a learner carries. Nothing is copied but the number of steps."""
+    state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
+    state["steps_made"] = torch.tensor([trainer.steps_made])
+    for (name, parameter), moments in zip(model.named_trained(), trainer.optimizer.state(), strict=True):
+        state[f"model.{name}"] = beside(parameter, where(moments.get("master", own(parameter))))
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[f"optimizer.{moment}.{name}"] = beside(parameter, where(moments[moment]))
+    if trainer.average is not None:
+        for (name, parameter), average in zip(model.named_trained(), trainer.average.averages, strict=True):
+            state[f"average.{name}"] = beside(parameter, average)
+    return state
+
+
+@torch.no_grad()
+def take_over(state: State, model: TrainedModel, trainer: Trainer, where: Where) -> None:
+    """Make the rest follow from a state of `trained_state` that was filled with other numbers."""
+    trainer.steps_made = int(state["steps_made"])
+    for shard, moments in zip(model.trained_shards(), trainer.optimizer.state(), strict=True):
+        where(moments["step"]).fill_(trainer.steps_made)
+        if "master" in moments:
+            where(shard).copy_(where(moments["master"]))
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class StateFiles:
+    """Saves and loads the state of a rank. Owns the copy that is being written, and the thread that writes it."""
+
+    def __init__(self, context: WorkerContext, ranks: Ranks) -> None:
+        self._ranks, self._component = ranks, context.slot.component
+        self._behind = FilesBehind(context)
+        self._group = ranks.beside()
+        # Both are right here: a single rank saves by itself, and every rank reads its own rows by itself.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+    def save(self, folder: Path, state: State) -> None:
+        """Copy to the host, and write into `folder` behind; first wait for the save before. A collective."""
+        self._behind.wait()
+        copies = {name: _copied(tensor) for name, tensor in state.items()}
+        if any(own(tensor).is_cuda for tensor in state.values()):
+            torch.cuda.synchronize()
+        self._behind.start(folder, lambda: self._write(folder, copies))
+
+    def _write(self, folder: Path, copies: dict[str, Tensor]) -> list[str]:
+        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(copies, self._ranks), save_distributed=True)
+        writer.per_thread_copy_ahead = 0  # from a GPU: there is nothing to copy, and this thread has none
+        try:
+            state_dict_saver.save(copies, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None  # of the lowest rank
+        return sorted(file.name for file in folder.glob(f"shard-{self._ranks.rank + 1:05}-*.safetensors"))
+
+    def load(self, folder: Path, state: State) -> None:
+        """Fill the tensors of `state` in place from `folder`. Raises ConfigError; then nothing has changed."""
+        reader = HuggingFaceStorageReader(str(folder))
+        try:
+            found = reader.read_metadata()
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise unreadable_state(self._component, folder, error) from error
+        self._compare(folder, found, state)
+        shown = {name: _at_least_1d(tensor) for name, tensor in state.items()}
+        try:
+            state_dict_loader.load(shown, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise unreadable_state(self._component, folder, next(iter(error.failures.values()))[0]) from error
+
+    def _compare(self, folder: Path, found: Metadata, state: State) -> None:
+        """Raise ConfigError for the first difference."""
+        there: Mapping[str, object] = found.state_dict_metadata
+        for name in sorted(there.keys() | state.keys()):
+            expected = _described(state[name]) if name in state else "nothing"
+            stored = there.get(name)
+            got = _stored(stored) if isinstance(stored, TensorStorageMetadata) else "nothing"
+            if name not in state or stored is None or not _same(stored, state[name]):
+                raise other_state(self._component, f"{folder}: {name} has {got}", expected)
+
+    def close(self) -> None:
+        self._behind.close()
+
+
+def _at_least_1d(tensor: Tensor) -> Tensor:
+    """A file has places within tensors, and a single number has none."""
+    return tensor if tensor.dim() else tensor.view(1)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    local = _at_least_1d(own(tensor))
+    copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+    return beside(tensor, copy.copy_(local, non_blocking=True))
+
+
+def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
+    """Cut the tensors into files of about equal size; the same on all ranks, whose parts may differ in size."""
+    numbers, written = dict[str, int](), 0
+    for name, tensor in state.items():
+        written += tensor.nbytes // ranks.world_size
+        numbers[name] = 1 + written // FILE_BYTES
+    return numbers
+
+
+def _same(stored: object, tensor: Tensor) -> bool:
+    """Compare shapes and kinds of numbers: floating point is rounded to the dtype that this run has."""
+    if not isinstance(stored, TensorStorageMetadata):
+        return False
+    dtype, here = stored.properties.dtype, tensor.dtype
+    whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(stored.size)
+    same = dtype == here or (dtype.is_floating_point and here.is_floating_point)
+    return whole and same and tuple(stored.size) == tuple(_at_least_1d(tensor).shape)
+
+
+def _stored(stored: TensorStorageMetadata) -> str:
+    numbers, whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks), math.prod(stored.size)
+    part = "" if numbers == whole else f", {numbers:,} of its {whole:,} numbers"
+    return f"{stored.properties.dtype} {list(stored.size)}{part}".removeprefix("torch.")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(_at_least_1d(tensor).shape)}".removeprefix("torch.")

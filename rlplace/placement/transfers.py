@@ -181,9 +181,10 @@ def _least_seconds(
             yield way, size / len(plan.placement.used) / (1e9 * pcie)
     through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
     if not through_host:  # which takes far longer than the hardware does
+        receiving = len(plan.placement.accelerators("rollout"))
         for transport, size in weights.items():
-            if size and (rate := rates.get(transport)):
-                yield transport.value, size / len(plan.placement.accelerators("rollout")) / (1e9 * rate)
+            if size and receiving and (rate := rates.get(transport)):
+                yield transport.value, size / receiving / (1e9 * rate)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -84,6 +84,17 @@ def test_a_job_that_does_not_fit_can_be_forced(capsys: pytest.CaptureFixture[str
     assert forced[2] == err + "memory.check: warn forces the job: it may end where memory does\n"
 
 
+@pytest.mark.parametrize("more", ["rollout.kv_cache_memory=null", "rollout.kv_cache_memory=900GiB"])
+def test_an_engine_without_accelerators_is_planned_like_any_other(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--config-name", "rlhf_ppo_70b_hybrid", "cluster.component_placement.rollout=cpu", more)
+    code, out, err = run(capsys, *words)
+    assert code in (plan.FITS, plan.WRONG, plan.DOES_NOT_FIT)
+    assert bool(out) == (code != plan.WRONG)
+    assert (code == plan.FITS) != bool(problem_codes(err))
+
+
 def test_json_svg_and_html(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--config-name", "hybrid_ppo", "-m", "env.total_num_envs=64,128")[1].count("plan: hybrid") == 2
     record = json.loads(run(capsys, "--config-name", "hybrid_ppo", "--format", "json")[1])

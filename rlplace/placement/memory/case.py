@@ -153,7 +153,7 @@ def _with_lines(
         return None
     heads = (config.model or {}).get("num_attention_heads")
     spec = plan.placement.spec("rollout")
-    slices = max(spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments))
+    slices = max([spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments)])
     return None if isinstance(heads, int) and heads % slices else case
 
 

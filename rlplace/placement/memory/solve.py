@@ -322,7 +322,7 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
-    now = max(spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments))
+    now = max([spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments)])
     if now == 1 or "tensor_parallel_size" in block:
         for slices in (n for n in _SLICES if n > now and spec.world_size * now % n == 0):
             path, value = f"cluster.component_placement.{component}", {**block, "tensor_parallel_size": slices}

@@ -57,8 +57,8 @@ def killed(run: Path, number: int, first: int, told: int) -> str:
     moment = random.Random(number)
     if moment.random() < 0.25:
         delay_s = moment.uniform(0.001, 0.05)
-        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         os.write(told, f"{number} after {delay_s:.4f} s\n".encode())
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
     else:
         left = moment.randrange(CALLS_OF_A_SAVE * 2)
         os.write(told, f"{number} at call {left}\n".encode())

@@ -24,7 +24,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("loop", "memory_monitor", "report"),
     ("run",),
     ("prepare",),
-    ("plan", "train"),
+    ("export", "plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
@@ -64,12 +64,12 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm"},
-    "yaml": {"config.compose", "config.yaml_text", "imports.settings", "run"},
+    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others
 PURE = {"config.compose", "config.read", "errors", "imports", "metrics", "placement"}
-PLANNER = PURE | {"plan", "train"}  # shows the plan within a second
+PLANNER = PURE | {"checkpoints", "export", "plan", "train"}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {"envs", "loop", "run", "trajectory", "workers.launch.group", "workers.worker"}
 WITHOUT = {

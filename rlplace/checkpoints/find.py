@@ -67,7 +67,7 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
         notes = tuple(f"passed over: {p.what}: {p.got}: {p.why}" for p in passed)
         return dataclasses.replace(found, notes=notes)
     if passed:
-        fix = f"start anew: {key}=null, or bring back the files"
+        fix = _without(key) + ", or bring back the files"
         raise ConfigError([dataclasses.replace(problem, fix=fix) for problem in passed])
     return None
 
@@ -94,28 +94,30 @@ def _named(path: Path, runs: Path, key: str) -> Checkpoint:
     folders = [path] if _is_one(path) else folders_of(run)
     if folders:
         try:
-            return read(folders[0], key)
+            return read(folders[0].absolute(), key)  # its run is two above, also of a path such as 000012
         except ConfigError as error:
             if set(error.codes) != {DAMAGED}:
                 raise
-            raise _with_fix(error.problems, folders[0], key) from error
+            raise _with_fix(error.problems, folders[0].absolute(), key) from error
     raise _none_in(path, runs, key)
 
 
 def _is_one(path: Path) -> bool:
-    """Take a copy under another name too, but nothing that was being written."""
-    named = NAME.fullmatch(path.name) is not None and path.is_dir()
-    return named or (not path.name.endswith(PART) and (path / MANIFEST).exists())
+    return path.is_dir() and NAME.fullmatch(path.name) is not None and path.absolute().parent.name == FOLDER
 
 
 def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigError:
     """Offer the newest other checkpoint of the run that is whole."""
-    fix = f"start anew: {key}=null, or bring back the file"
+    fix = _without(key) + ", or bring back the file"
     for folder in folders_of(damaged.parent.parent):
         if folder != damaged and _whole(folder):
             fix = f"{key}={folder}"
             break
     return ConfigError([dataclasses.replace(problem, fix=fix) for problem in problems])
+
+
+def _without(key: str) -> str:
+    return f"start anew: {key}=null" if key == "resume" else "name another checkpoint"
 
 
 def _whole(folder: Path) -> bool:
@@ -138,7 +140,7 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
         offered = whole if whole.exists() else above / near
     listed = ", ".join(names[-_LISTED:]) if names else "no folders"
     why = f"there is no {lacking!r} in {above}, but {listed}"
-    fix = f"start anew: {key}=null" if offered is None else f"{key}={offered}"
+    fix = _without(key) if offered is None else f"{key}={offered}"
     return ConfigError.of("resume-not-found", key, "the path does not exist", str(path), why, fix)
 
 
@@ -148,12 +150,14 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     why = f"a checkpoint has {MANIFEST}, a run has {FOLDER}/"
     if path.name.endswith(PART):
         why = "the run ended while it was written; it was never whole"
+    elif (path / MANIFEST).exists():
+        why = f"a checkpoint lies in the folder of a run, which goes on there: <run>/{FOLDER}/000012"
     elif (path / FOLDER).is_dir() or (path / CONFIG).exists() or path.name == FOLDER:
         code, what, why = "no-checkpoint", "this run has no checkpoint", "it ended before the first one was whole"
     elif path.is_file() or any(path.glob("*.safetensors")):
         why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
     offered = next((f for f in [*_all(path), *_all(runs)] if _whole(f)), None)
-    fix = f"start anew: {key}=null" if offered is None else f"{key}={offered}"
+    fix = _without(key) if offered is None else f"{key}={offered}"
     return ConfigError.of(code, key, what, str(path), why, fix)
 
 

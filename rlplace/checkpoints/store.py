@@ -24,6 +24,7 @@ from rlplace.errors import ConfigError, OutputError, RlplaceError
 LOCK = "run.lock"
 
 _POLL_S = 0.05
+_GIVE_UP_S = 1.0  # for what was cancelled to notice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ class Saver:
         self._store, self._timeout_s = store, timeout_s
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
-        self._saved: Saved | None = None
+        self._saved: list[Saved] = []  # by the thread
 
     @property
     def busy(self) -> bool:
@@ -203,8 +204,9 @@ class Saver:
     def start(self, part: Path, contents: Contents) -> None:
         """Begin to wait for the ranks that write `part`."""
         assert not self.busy, "one checkpoint is written at a time"
-        self._cancelled, self._saved = threading.Event(), None
-        self._thread = threading.Thread(target=self._save, args=(part, contents), name="checkpoint", daemon=True)
+        self._cancelled, self._saved = threading.Event(), []
+        arguments = (part, contents, self._cancelled, self._saved)
+        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
     def poll(self) -> Saved | None:
@@ -216,8 +218,11 @@ class Saver:
         if (saved := self._take(timeout_s)) is not None or not self.busy:
             return saved
         self._cancelled.set()
+        if (saved := self._take(_GIVE_UP_S)) is not None:
+            return saved
+        self._thread = None  # the disk holds it; what it may still commit is whole
         error = OutputError.about("checkpoint-not-written", "checkpoint", f"not written within {timeout_s:g} s")
-        return self._take(1.0) or Saved(checkpoint=None, error=error, seconds=timeout_s)
+        return Saved(checkpoint=None, error=error, seconds=timeout_s + _GIVE_UP_S)
 
     def _take(self, timeout_s: float) -> Saved | None:
         if self._thread is None:
@@ -226,19 +231,19 @@ class Saver:
         if self._thread.is_alive():
             return None
         self._thread = None
-        return self._saved
+        return self._saved[0]
 
-    def _save(self, part: Path, contents: Contents) -> None:
+    def _save(self, part: Path, contents: Contents, cancelled: threading.Event, saved: list[Saved]) -> None:
         began_s, checkpoint = time.monotonic(), None
         error: RlplaceError | None = _not_written(part, "a bug, whose traceback is on the console", None)
         try:
-            checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=self._cancelled)
+            checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=cancelled)
             self._store.retain(checkpoint)
             error = None
         except RlplaceError as raised:
             error = raised
         finally:
-            self._saved = Saved(checkpoint=checkpoint, error=error, seconds=time.monotonic() - began_s)
+            saved.append(Saved(checkpoint=checkpoint, error=error, seconds=time.monotonic() - began_s))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from rlplace.config.schema import Dtype
+from rlplace.config.schema import Dtype, TrainedConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.checkpoint import Checkpoint, model_mismatch
@@ -53,6 +53,24 @@ class LmSpec:
     lora: LoraSpec | None = None
     seed: int = 0  # of first values: of factors, of a head that the folder lacks
     key: str = "actor.model.path"  # that names the folder, for errors
+
+    @classmethod
+    def of(cls, trained: TrainedConfig, component: str, seed: int, *, job_folder: Path, own_folder: Path | None) -> LmSpec:
+        """Describe the model of a component: of its `own_folder`, or of that of the job."""
+        lora = None
+        if trained.lora_rank is not None:
+            key = f"{component}.lora_targets"
+            lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
+        return cls(
+            folder=own_folder or job_folder,
+            weights=trained.weights,
+            compute=trained.compute,
+            checkpointing=trained.checkpointing,
+            gather_again=trained.zero_stage == 3,
+            lora=lora,
+            seed=seed,
+            key=f"{component if own_folder else 'actor'}.model.path",
+        )
 
 
 # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +223,7 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
     if spec.compute != "fp32" or spec.weights != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
     with BUILDING:
-        module = _skeleton(kind, spec)
+        module = skeleton(kind, spec)
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module.train()
@@ -216,7 +234,7 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
     return module
 
 
-def _skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
+def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     """Build the model with parameters on the meta device and buffers in memory. Hold BUILDING meanwhile."""
     config = AutoConfig.from_pretrained(spec.folder)
     if kind.labels is not None:
@@ -261,7 +279,7 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
     filled: dict[str, Tensor] = {}
     for name, parameter in module.named_tensors():
         if parameter not in made:
-            rows = _rows(module, name, parameter, checkpoint, spec.seed)
+            rows = rows_of(module, name, parameter, checkpoint, spec.seed)
             local = rows.to(device=device, dtype=parameter.dtype, copy=True)
             if isinstance(parameter, DTensor):
                 # Not from_local, which would move what lies on the host to the mesh's device.
@@ -272,7 +290,7 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
     _move_buffers(module, device)
 
 
-def _rows(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
+def rows_of(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
     start, stop = own_rows(parameter)
     shape = tuple(parameter.shape)
     if is_factor(name):
@@ -315,7 +333,7 @@ class FrozenLm(Generic[Lm]):
         self.device = device
         spec = LmSpec(folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key)
         with BUILDING:
-            self.module = _skeleton(kind, spec)
+            self.module = skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
             if mesh is not None:
                 policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()

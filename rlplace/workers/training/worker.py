@@ -187,19 +187,6 @@ class TrainedWorker(JoinedWorker):
     def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
         """Describe a language model to train, of its `own_folder` or that of the job."""
         from rlplace.models.causal_lm import LmSpec
-        from rlplace.models.lora import LoraSpec
 
-        component, lora = self.context.slot.component, None
-        if trained.lora_rank is not None:
-            key = f"{component}.lora_targets"
-            lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
-        return LmSpec(
-            folder=own_folder or self.config.model,
-            weights=trained.weights,
-            compute=trained.compute,
-            checkpointing=trained.checkpointing,
-            gather_again=trained.zero_stage == 3,
-            lora=lora,
-            seed=self.config.config.runner.seed,
-            key=f"{component if own_folder else 'actor'}.model.path",
-        )
+        component, seed = self.context.slot.component, self.config.config.runner.seed
+        return LmSpec.of(trained, component, seed, job_folder=self.config.model, own_folder=own_folder)

@@ -79,15 +79,26 @@ def test_a_job_without_a_checkpoint_has_none(tmp_path: Path) -> None:
     assert find("auto", tmp_path / "runs") is None
 
 
-def test_a_path_is_a_run_or_its_checkpoints_or_one_of_them_or_a_copy(runs: Path, tmp_path: Path) -> None:
+def test_a_path_is_a_run_or_its_checkpoints_or_one_of_them_or_a_copy(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs / "2026-11-21_10-00-00"
     last = run / "checkpoints" / "000020"
     for path in (run, run / "checkpoints", last):
         assert newest(runs, str(path)).folder == last
-    shutil.copytree(run / "checkpoints" / "000010", tmp_path / "good_one")
-    copy = newest(runs, str(tmp_path / "good_one"))
-    assert copy.iteration == 10
+    shutil.copytree(run / "checkpoints" / "000010", tmp_path / "good" / "checkpoints" / "000010")
+    copy = newest(runs, str(tmp_path / "good"))
+    assert (copy.iteration, copy.run) == (10, tmp_path / "good")
     verify(copy)
+    monkeypatch.chdir(last.parent)
+    assert newest(runs, "000010").run == run
+
+
+def test_a_checkpoint_outside_of_a_run_has_no_place_to_go_on(runs: Path, tmp_path: Path) -> None:
+    for name in ("good_one", "000010"):
+        shutil.copytree(runs / "2026-11-21_10-00-00" / "checkpoints" / "000010", tmp_path / name)
+        with refused("not-a-checkpoint", "lies in the folder of a run", "<run>/checkpoints/", leaving=tmp_path):
+            find(str(tmp_path / name), runs)
 
 
 def test_latest_is_for_people(runs: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,33 @@ def test_saving_goes_on_behind_the_run_and_says_how_it_ended(run: Path) -> None:
     assert given_up.checkpoint is None
     assert "the run ended before it was whole" in str(given_up.error)
     assert kept(run) == ["000001", "latest"]
+
+
+def test_what_the_disk_holds_is_given_up_and_the_next_one_is_saved(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, stuck, left = Store(run, keep_last=2, keep_best=0), threading.Event(), threading.Event()
+    saver = Saver(store, timeout_s=PATIENCE_S)
+    commit_now = store.commit
+
+    def held(*arguments: Any, **named: Any) -> Any:
+        stuck.wait(PATIENCE_S)
+        left.set()
+        raise OutputError.of(run, OSError(5, "Input/output error"))
+
+    monkeypatch.setattr(store, "commit", held)
+    saver.start(store.begin(1, RANKS), contents())
+    given_up = saver.finish(0.1)
+    assert given_up is not None
+    assert "not written within 0.1 s" in str(given_up.error)
+    monkeypatch.setattr(store, "commit", commit_now)
+    part = store.begin(2, RANKS)
+    write_ranks(part)
+    saver.start(part, contents())
+    stuck.set()
+    assert left.wait(PATIENCE_S)
+    saved = saver.finish(PATIENCE_S)
+    assert saved is not None
+    assert saved.error is None
+    assert kept(run) == ["000002", "latest"]
 
 
 def test_killed_at_any_moment_a_run_keeps_a_whole_checkpoint(run: Path) -> None:

@@ -1,0 +1,106 @@
+"""`python -m rlplace.export CHECKPOINT OUT`: the weights of a checkpoint as other tools read them.
+
+Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no such checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
+from rlplace.checkpoints.find import find, verify
+from rlplace.config.read import read_config, with_folder
+from rlplace.config.schema import Config
+from rlplace.errors import ConfigError, OutputError, ProblemsError, RlplaceError, did_you_mean
+
+WRITTEN, FAILED, WRONG = 0, 1, 2
+
+_TRAINED = ("actor", "critic")
+_KEY = "CHECKPOINT"
+_ELSEWHERE = "OUT=<a place with free space that you may write to>"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export as one command line says; return the exit code."""
+    try:
+        options = _options(sys.argv[1:] if argv is None else argv)
+        print(_export(options.checkpoint, Path(options.out), options.component, average=options.ema))
+        return WRITTEN
+    except ProblemsError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except RlplaceError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except SystemExit as done:  # of argparse
+        return done.code if isinstance(done.code, int) else WRONG
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    about = "Writes the weights of a checkpoint: a language model as a folder of transformers, a policy as one file."
+    parser = argparse.ArgumentParser(prog="python -m rlplace.export", description=about, allow_abbrev=False)
+    parser.add_argument("checkpoint", metavar=_KEY, help="the folder of a checkpoint, or of a run: its newest")
+    parser.add_argument("out", metavar="OUT", help="the folder, or for a policy the *.safetensors file; a new one")
+    parser.add_argument("--component", default="actor", metavar="actor|critic", help="whose weights (actor)")
+    parser.add_argument("--ema", action="store_true", help="their moving average (actor.ema_decay)")
+    return parser.parse_args(argv)
+
+
+def _export(named: str, out: Path, component: str, *, average: bool) -> str:
+    path = Path(named).expanduser().absolute()
+    found = find(str(path), path.parent, _KEY)
+    assert found is not None, "a path is found or refused"
+    config = with_folder(read_config(yaml.safe_load(found.text(CONFIG))), {})
+    there = [c for c in _TRAINED if c in found.ranks]
+    if component not in there:
+        near, why = did_you_mean(component, there), "it has the weights of " + ", ".join(there)
+        raise _wrong(
+            "--component", "the checkpoint has no such weights", component, why, f"--component {near or _TRAINED[0]}"
+        )
+    if config.kind == "mlp" and average:
+        raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
+    if out.exists():
+        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", f"{out}_{found.iteration}")
+    verify(found, _KEY)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write(found, out, component, config, average=average)
+    except OSError as error:
+        raise OutputError.of(out, error, "OUT", "a place") from error
+    except OutputError as error:
+        raise OutputError(dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)) from error
+    which = f"the moving average of {component}" if average else component
+    return f"{which} after {found.iteration} iterations, policy version {found.version}: {out}"
+
+
+def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *, average: bool) -> None:
+    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec, ValueLm
+    from rlplace.models.saved_state import write_lm, write_policy
+    from rlplace.workers.roles.checks import folder_of
+
+    folder = checkpoint.folder / component
+    if config.kind == "mlp":
+        write_policy(folder, out)
+        return
+    job, seed = Path(config.model_path), config.runner.seed
+    if component == "critic":
+        own = folder_of(config.critic.model)
+        spec = LmSpec.of(config.critic, component, seed, job_folder=job, own_folder=own)
+        write_lm(folder, out, spec, ValueLm, average=average)
+    else:
+        spec = LmSpec.of(config.actor, component, seed, job_folder=job, own_folder=None)
+        write_lm(folder, out, spec, ActorCriticLm if config.critic.on_actor else CausalLm, average=average)
+
+
+def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -233,6 +233,10 @@ class DivergedError(_OneProblem):
     """An update of the policy is not a finite number; the weights are those of before it."""
 
 
+class SimulatorError(_OneProblem):
+    """A simulator gave a number that is not finite; nothing was learned from it."""
+
+
 class RewardError(_OneProblem):
     """A reward function returned no finite number for an episode; nothing was learned from it."""
 

@@ -12,6 +12,7 @@ Letters: P prompt tokens, N new tokens, L tokens of a whole episode.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -66,7 +67,7 @@ class Sample:
     mask: NDArray[np.bool_]  # [L], the loss mask: true at response tokens, which the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
-    reward: float  # of the whole episode, all reward functions weighed
+    reward: float  # of the whole episode, all reward functions weighed; nan: poisoned, it is to be left out
     rewards: Mapping[str, float]  # each reward function's own
     turns: int
     truncated: bool  # the last answer was cut by a length
@@ -76,8 +77,12 @@ class Sample:
         lengths = {name: len(getattr(self, name)) for name in ("tokens", "mask", "logprobs", "versions")}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample {self.group}/{self.sample}: lengths differ: {lengths}")
-        if not np.isfinite(self.reward):
+        if math.isinf(self.reward):
             raise ValueError(f"sample {self.group}/{self.sample}: reward is {self.reward}")
+
+    @property
+    def poisoned(self) -> bool:
+        return math.isnan(self.reward)
 
     def without_text(self) -> Sample:
         return dataclasses.replace(self, transcript=None)

@@ -54,6 +54,9 @@ class Trajectory:
     An episode that ends at step t starts anew at once: `observations[t + 1]` is already the next episode's first. Where
     it was cut by a time limit (`truncated`), its last observation is in `final_observations`, in the order of
     `numpy.argwhere(truncated)`, so that the learner can bootstrap from it.
+
+    A step whose reward or next observation was not finite is poisoned: its reward is nan, it is `terminated`, and all
+    other numbers are finite. Nothing is learned from it; the step before it is bootstrapped from its observation.
     """
 
     first_row: int
@@ -64,7 +67,7 @@ class Trajectory:
     actions: Array  # [T, B, *A]
     logprobs: Array  # [T, B] float32
     values: Array  # [T, B] float32
-    rewards: Array  # [T, B] float32
+    rewards: Array  # [T, B] float32, nan where poisoned
     terminated: Array  # [T, B] bool, the episode reached an end
     truncated: Array  # [T, B] bool, the episode was cut; never both
     last_observations: Array  # [B, *O], after step T-1, autoreset applied

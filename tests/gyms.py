@@ -55,6 +55,36 @@ class Script(gymnasium.Env[NDArray[np.float64], Any]):
         return np.array([self.episode, self._step, self._luck, action], self._dtype)
 
 
+class Poisoned(Script):
+    """Gives `value` as part of `what` at step `at` of the first episode, or of every one; 0 is the first observation.
+
+    `what`: reward | observation | end, a reward at which the episode ends too | cut, the observation at which it is cut
+    """
+
+    def __init__(self, at: int = 2, what: str = "reward", value: str = "nan", always: bool = False) -> None:
+        super().__init__(truncate_at=6)
+        self._at, self._what, self._value, self._always = at, what, float(value), always
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        shown, info = super().reset(**options)
+        return self._hurt(shown), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, reward, terminated, truncated, info = super().step(action)
+        if self._now() and self._what in ("reward", "end"):
+            reward = self._value
+        over = self._now() and self._what in ("end", "cut")
+        return self._hurt(shown), reward, terminated or (over and self._what == "end"), truncated or over, info
+
+    def _now(self) -> bool:
+        return self._step == self._at and (self._always or self.episode == 1)
+
+    def _hurt(self, shown: NDArray[Any]) -> NDArray[Any]:
+        if self._now() and self._what in ("observation", "cut"):
+            shown[3] = self._value
+        return shown
+
+
 class DictObservations(Script):
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +124,7 @@ class Broken(Script):
 
 for _name, _class in {
     "Script-v0": Script,
+    "Poisoned-v0": Poisoned,
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,
     "Counter-v0": Counter,

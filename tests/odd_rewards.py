@@ -21,6 +21,10 @@ def not_a_number(transcript: Transcript) -> float:
     return float("nan")
 
 
+def not_a_number_for_a_third(transcript: Transcript) -> float:
+    return float("nan") if sum(map(ord, transcript.answer)) % 3 == 0 else len(transcript.answer)
+
+
 def text(transcript: Transcript) -> Any:
     return "very good"
 

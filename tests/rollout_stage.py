@@ -59,7 +59,9 @@ class Layout:
         return f"{self.env}env-{self.rollout}rollout-{self.actor}actor-{self.stage_groups}groups"
 
 
-def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0) -> tuple[Plan, SimulatorArguments]:
+def plan_of(
+    layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0, on_poison: str = "stop"
+) -> tuple[Plan, SimulatorArguments]:
     """The plan and job of a config whose components sit on accelerators of their own."""
     ranks = {"env": layout.env, "rollout": layout.rollout, "actor": layout.actor}
     placement, first = {}, 0
@@ -73,6 +75,7 @@ def plan_of(layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0
             "rollout": {"pipeline_stage_num": layout.stage_groups},
             "algorithm": {"rollout_steps": steps},
             "runner": {"seed": seed},
+            "faults": {"on_poison": on_poison},
         }
     )
     plan = make_plan(config, Topology.uniform(1, first))

@@ -14,6 +14,7 @@ from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
 Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
+OnPoison = Literal["stop", "skip"]
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
@@ -434,6 +435,16 @@ class CheckpointConfig:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsConfig:
+    """What a run does about what fails."""
+
+    on_poison: OnPoison = knob(
+        "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
+        "stop",
+    )
+
+
 EnvConfig = SimulatorEnvConfig | TextEnvConfig
 RolloutConfig = TorchRolloutConfig | TextRolloutConfig
 BlockConfig = TrainedConfig | FrozenConfig | TextRolloutConfig | TorchRolloutConfig | AgentConfig | SimulatorEnvConfig
@@ -463,6 +474,7 @@ class Config:
     memory: MemoryConfig = block(MemoryConfig)
     runner: RunnerConfig = block(RunnerConfig)
     checkpoint: CheckpointConfig = block(CheckpointConfig)
+    faults: FaultsConfig = block(FaultsConfig)
     resume: str | None = knob(
         "auto: go on with the newest checkpoint of this job; or the folder of a run or checkpoint", None
     )
@@ -523,6 +535,10 @@ class Config:
         algorithm = self.algorithm
         penalised = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
         return algorithm.name == "ppo" or penalised or self.reference.share_actor or self.critic.on_actor
+
+    @property
+    def skips_poison(self) -> bool:
+        return self.faults.on_poison == "skip"
 
     @property
     def runs(self) -> bool:

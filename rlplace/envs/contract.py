@@ -61,6 +61,10 @@ class Simulator(Protocol):
         """Begin all episodes; return [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
         ...
 
+    def restart(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """End the episodes of these rows uncounted and begin others; return [len(rows), *O]. For poisoned rows only."""
+        ...
+
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Step by `actions` [B, *A] as sampled; the simulator clips them to its bounds."""
         ...

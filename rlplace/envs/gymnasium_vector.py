@@ -38,6 +38,11 @@ class GymnasiumVector:
         self._lengths = [0] * len(self._envs)
         return observations
 
+    def restart(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        for row in rows:
+            self._returns[row], self._lengths[row] = 0.0, 0
+        return np.array([self._envs[row].reset()[0] for row in rows], np.float32)
+
     def step(self, actions: NDArray[Any]) -> StepResult:
         # The hot loop of a run: local names, Python numbers, one array write per row.
         observations = np.empty(self._shape, np.float32)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -50,6 +51,36 @@ def test_the_first_minibatch_is_on_policy(actor_of: MakeActor, actions: object) 
         metrics = learn(actor, iteration(scenario, policy, index), index)
         assert metrics["actor/approx_kl"].value < 1e-9
         assert metrics["actor/clip_fraction"].value == 0.0
+
+
+def test_nothing_is_learned_from_a_poisoned_step(actor_of: MakeActor) -> None:
+    """The action and its probability do not matter; the steps before are as if cut there."""
+    scenario = dataclasses.replace(ALONE, algorithm={"normalize_rewards": True})
+    good, at, row = first_iteration(scenario), 3, 2
+    ends = good.terminated.copy(), good.truncated.copy(), good.rewards.copy()
+    before = int(good.truncated[: at - 1].sum() + good.truncated[at - 1, :row].sum())
+    for step in (at - 1, at):
+        assert not good.truncated[step, row], "else there are other final observations"
+    ends[0][at - 1 : at + 1, row], ends[2][at, row] = [False, True], np.nan
+    poisoned = dataclasses.replace(good, terminated=ends[0], rewards=ends[2])
+    digests = []
+    for far in (0.0, 3.0):
+        actions, logprobs = good.actions.copy(), good.logprobs.copy()
+        actions[at, row], logprobs[at, row] = far, -far
+        actor = actor_of(scenario)
+        learn(actor, dataclasses.replace(poisoned, actions=actions, logprobs=logprobs))
+        digests.append(actor.digest())
+    learn(actor := actor_of(scenario), good)
+    assert digests[0] == digests[1] != actor.digest()
+    ends[1][at - 1, row] = True
+    finals = np.insert(good.final_observations, before, good.observations[at, row], axis=0)
+    rewards = np.where(np.isnan(ends[2]), 0.0, ends[2])
+    cut = dataclasses.replace(poisoned, rewards=rewards, truncated=ends[1], final_observations=finals)
+    advantages = []
+    for trajectory in (poisoned, cut):
+        of_rows = actor_of(ALONE)._learner._samples(trajectory).advantages.view(good.rewards.shape)
+        advantages.append(of_rows[:at, row])
+    torch.testing.assert_close(advantages[0], advantages[1])
 
 
 def test_metrics_describe_the_rows(actor_of: MakeActor) -> None:

@@ -29,7 +29,7 @@ class Trained:
 
     worker: Any
     iterate: Callable[[], dict[str, Any]]
-    diverge: Callable[[], object]  # the same from numbers that are none
+    diverge: Callable[[], dict[str, Any]]  # the same from numbers that are none
     buffer_bytes: int = 0  # beside the weights it sends
 
 
@@ -37,7 +37,7 @@ def policy(device: Device | None) -> Trained:
     scenario = Scenario(split=(6,))
     actor = make_actor(scenario, 0, rendezvous_at(listen()), device=device)
     good = first_iteration(scenario)
-    bad = dataclasses.replace(good, rewards=np.full_like(good.rewards, np.nan))
+    bad = dataclasses.replace(good, rewards=np.full_like(good.rewards, np.inf))
 
     def iterate() -> dict[str, Any]:
         actor.move(FULL)
@@ -154,6 +154,24 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_step(trained: Make) -> 
     assert caught.value.code == "diverged"
     assert f"{made.worker.context.slot.component}.optimizer.lr" in str(caught.value)
     assert made.worker.digest() == before
+
+
+def test_a_few_such_steps_may_be_skipped_and_change_nothing(trained: Make) -> None:
+    made = trained()
+    worker, component = made.worker, made.worker.context.slot.component
+    made.iterate()
+    worker._trainer._may_skip = 10
+    state = [
+        *worker._model.trained_shards(),
+        *(tensor for of in worker._trainer.optimizer.state() for tensor in of.values()),
+    ]
+    before = [tensor.clone() for tensor in state]
+    metrics = made.diverge()
+    assert metrics[f"{component}/skipped_steps"].value >= 1
+    assert metrics[f"{component}/optimizer_steps"].value == 0
+    with pytest.raises(DivergedError, match="10 times in a row before"):
+        [made.diverge() for _ in range(11)]
+    assert all(torch.equal(*pair) for pair in zip(before, state, strict=True))
 
 
 def test_a_full_disk_keeps_the_older_policy(tmp_path: Path) -> None:

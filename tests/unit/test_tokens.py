@@ -46,11 +46,11 @@ def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_not
     assert (sample.response_tokens, sample.turns, sample.truncated) == (0, 0, False)
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+def test_a_reward_that_is_infinite_is_refused_and_one_that_is_nan_is_poison() -> None:
     episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20)])
-    with pytest.raises(ValueError, match="sample 5/1: reward is"):
-        episode.finish({"right": reward}, {"right": 1.0})
+    with pytest.raises(ValueError, match="sample 5/1: reward is inf"):
+        episode.finish({"right": float("inf")}, {"right": 1.0})
+    assert [episode.finish({"right": r}, {"right": 1.0}).poisoned for r in (float("nan"), 1.0)] == [True, False]
 
 
 def test_lengths_must_agree() -> None:

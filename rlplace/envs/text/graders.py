@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlplace.config.schema import OnPoison
 from rlplace.envs.text.code_runner import kill_session
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
@@ -35,8 +36,9 @@ _PATIENCE = 2  # times the deadline: the parent that keeps it may have been kill
 class InlineGrader:
     """Grades quick shipped functions at once, in the caller's thread."""
 
-    def __init__(self, rewards: Sequence[Reward]) -> None:
+    def __init__(self, rewards: Sequence[Reward], on_poison: OnPoison = "stop") -> None:
         self._functions = [(reward, reward.function()) for reward in rewards]
+        self._on_poison = on_poison
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
@@ -47,7 +49,7 @@ class InlineGrader:
                 value = function(case.transcript)
             except ValueError as error:  # a fact that the task does not give, an argument out of range
                 raise reward_failed(reward, case, "reward-raised", "refused", str(error)) from error
-            values[reward.name] = number_of(reward, case, value)
+            values[reward.name] = number_of(reward, case, value, self._on_poison)
         self._done.append((case, values))
 
     def done(self, *, wait: bool) -> list[Graded]:
@@ -88,8 +90,17 @@ class _GraderProcess:
 class ProcessGrader:
     """Grades in `processes` processes, which it owns; each starts with the first case that finds none free."""
 
-    def __init__(self, rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int, processes: int) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        *,
+        timeout_s: float,
+        memory_bytes: int,
+        processes: int,
+        on_poison: OnPoison = "stop",
+    ) -> None:
         self._rewards, self._timeout_s, self._memory_bytes, self._most = rewards, timeout_s, memory_bytes, processes
+        self._on_poison = on_poison
         self._waiting: deque[Case] = deque()
         self._processes: list[_GraderProcess] = []
 
@@ -150,7 +161,7 @@ class ProcessGrader:
         worker.deadline = time.monotonic() + self._timeout_s
         if failure is not None:
             raise reward_failed(reward, case, "reward-raised", "raised", failure)
-        worker.values[reward.name] = number_of(reward, case, value)
+        worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
         if len(worker.values) < len(self._rewards):
             return []
         values, worker.case = worker.values, None
@@ -179,12 +190,19 @@ Grader = InlineGrader | ProcessGrader
 
 
 def grader_of(
-    rewards: Sequence[Reward], *, timeout_s: float, memory_bytes: int = 4 << 30, processes: int = 1
+    rewards: Sequence[Reward],
+    *,
+    timeout_s: float,
+    memory_bytes: int = 4 << 30,
+    processes: int = 1,
+    on_poison: OnPoison = "stop",
 ) -> Grader:
     """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
     if all(reward.trusted for reward in rewards):
-        return InlineGrader(rewards)
-    return ProcessGrader(rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes)
+        return InlineGrader(rewards, on_poison)
+    return ProcessGrader(
+        rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes, on_poison=on_poison
+    )
 
 
 # ── in a process apart ───────────────────────────────────────────────────────────────────────────────────────────────

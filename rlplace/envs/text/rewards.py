@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplace.config.schema import RewardFunctionConfig
+from rlplace.config.schema import OnPoison, RewardFunctionConfig
 from rlplace.envs.registry import named, unknown_arguments
 from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError
@@ -43,7 +43,7 @@ _APART = {"matches", "reasoning_score", "unit_tests"}  # patterns, libraries and
 _SHOWN = 400  # characters of an answer in an error
 _LISTS = ("prompts", "answers", "labels")
 _FIXES = {
-    "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one",
+    "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one; or faults.on_poison=skip",
     "reward-raised": "catch in the function what an answer can cause, and return 0.0",
     "reward-timeout": "env.reward_timeout_s=<longer>, or give up earlier in the function and return 0.0",
     "reward-died": "give up in the function before it takes so much memory, and return 0.0",
@@ -127,14 +127,21 @@ class Case:
     transcript: Transcript
 
 
-def number_of(reward: Reward, case: Case, value: Any) -> float:
-    """Return the value of a reward function as a number. Raises RewardError unless it is a finite one."""
+def number_of(reward: Reward, case: Case, value: Any, on_poison: OnPoison = "stop") -> float:
+    """Return the value of a reward function as a number. Raises RewardError unless it is one, and finite.
+
+    One that is not finite is nan where that is skipped.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise reward_failed(reward, case, "reward-not-finite", "returned no number", f"it returned {value}") from error
     if not math.isfinite(number):
-        raise reward_failed(reward, case, "reward-not-finite", f"returned {number}", "a reward is a finite number")
+        poison = reward_failed(reward, case, "reward-not-finite", f"returned {number}", "a reward is a finite number")
+        if on_poison == "stop":
+            raise poison
+        _LOG.warning("skipped: %s: %s, %s", poison.problem.key, poison.problem.what, poison.problem.got)
+        return math.nan
     return number
 
 

@@ -153,6 +153,7 @@ class PolicyActor(Actor):
             **{f"actor/{name}": Metric(value) for name, value in (update.mean or {}).items()},
             "actor/lr": Metric(update.lr),
             "actor/optimizer_steps": Metric(update.steps),
+            **skipped_metric("actor", [update]),
             **update.metrics,
             **watch.metrics("actor"),
             "actor/version_lag": Metric(version - trajectory.version_min, "max"),
@@ -244,42 +245,44 @@ class LmActor(Actor):
 
     def learn(self, iteration: int, version: int) -> Metrics:
         """Make the next version from groups sampled under `version` or before, in parts as `parts_of` says."""
-        taken: list[Sequence[Sample]] = []
+        taken: list[Experience] = []
         updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
             for part in parts_of(self.config):
-                shard, groups = self._receive(iteration, part)
+                shard, experience = self._receive(iteration, part)
                 watch.lap("wait")
-                taken += groups
+                taken += [] if experience is None else [experience]
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
+        poisoned = sum(len(experience.poisoned) for experience in taken)
         return {
-            **sample_metrics(taken, version),
+            **sample_metrics([group for experience in taken for group in experience.groups], version),
+            **({"actor/poisoned": Metric(poisoned, "sum")} if poisoned else {}),
             **update_metrics("actor", updates, learn_s=watch.seconds["learn"]),
             **watch.metrics("actor"),
         }
 
-    def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Groups]:
-        """Return this rank's samples; on rank 0 also all groups, those that are left out included."""
+    def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Experience | None]:
+        """Return this rank's samples; on rank 0 also all of them, with the groups without signal."""
         shards: list[SampleShard] | None = None
-        groups: Groups = ()
+        experience: Experience | None = None
         if self.context.rank == 0:
             experience = self._experience or self._gather(part)
             self._groups = self._inferred = self._experience = None
             learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
-            targets, kl_coef, groups = learned.targets, learned.kl_coef, experience.groups
+            targets, kl_coef = learned.targets, learned.kl_coef
             shards = self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
-        return self._ranks.scatter(shards, "samples"), groups
+        return self._ranks.scatter(shards, "samples"), experience
 
     def _gather(self, part: int | None = None) -> Experience:
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
         from rlplace.workers.training.samples import take_scores
 
-        groups, context = self._take(part), self.context
+        groups, context, skip = self._take(part), self.context, self.config.config.skips_poison
         samples = [sample for group in groups for sample in group]
         scores = {
-            scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner)
+            scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner, skip=skip)
             for scorer in self.config.scorers
         }
         experience = self._estimate_advantages(groups, scores, self._inferred or {})
@@ -404,16 +407,19 @@ class Critic(TrainedWorker):
             watch.lap("wait")
             update = self._learner.learn(inferred.shard, inferred.values.to(returns.device), returns, iteration)
             watch.lap("learn")
-        tokens = len(inferred.values)
+        returns = returns.cpu()
+        sound = ~returns.isnan()
+        values, returns = inferred.values[sound], returns[sound]
+        tokens = len(values)
         return {
             **watch.metrics("critic"),
             **update_metrics("critic", [update], learn_s=watch.seconds["learn"]),
-            "critic/explained_variance": Metric(explained_variance(inferred.values, returns.cpu()), weight=tokens),
+            "critic/explained_variance": Metric(explained_variance(values, returns), weight=tokens),
             "critic/return": Metric(float(returns.mean()) if tokens else 0.0, weight=tokens),
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
-        """Return [M] on this rank's device, the same on all."""
+        """Return [M] on this rank's device, the same on all; nan where a sample is poisoned."""
         import torch
 
         from rlplace.workers.training.samples import joined, take_returns
@@ -421,7 +427,8 @@ class Critic(TrainedWorker):
         found = torch.zeros(len(inferred.values), device=self._model.device)
         if self.context.rank == 0:
             samples = [sample for group in inferred.groups for sample in group]
-            taken = take_returns(self.context.channels[RETURNS], samples, self.context.owner)
+            skip = self.config.config.skips_poison
+            taken = take_returns(self.context.channels[RETURNS], samples, self.context.owner, skip=skip)
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")
         return self._ranks.sum(found)  # zero on all others
@@ -467,12 +474,19 @@ def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float)
         f"{component}/lr": Metric(stepped[-1].lr if stepped else 0.0),
         f"{component}/optimizer_steps": Metric(steps),
         f"{component}/rank_imbalance": Metric(max(update.imbalance for update in updates)),
+        **skipped_metric(component, updates),
     }
     for update in stepped:
         for name, value in (update.mean or {}).items():
             before = metrics.get(f"{component}/{name}", Metric(0.0))
             metrics[f"{component}/{name}"] = Metric(before.value + value * (update.steps / steps))
     return {**metrics, **updates[0].metrics}  # the latter by the weights that the iteration began with
+
+
+def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
+    """Count optimizer steps that were not finite, in an iteration that has some."""
+    skipped = sum(update.skipped for update in updates)
+    return {f"{component}/skipped_steps": Metric(skipped)} if skipped else {}
 
 
 def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +20,10 @@ from numpy.typing import NDArray
 
 from rlplace.envs.contract import DiscreteActions, Restorable, Simulator, Spaces, StepResult
 from rlplace.envs.registry import find_adapter, row_seeds
+from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
-from rlplace.trajectory import ActionChunk, Observation, Trajectory
+from rlplace.trajectory import ActionChunk, Array, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.episodes import Episodes, RowState, read
 from rlplace.workers.saving import FilesBehind
@@ -80,6 +83,10 @@ class Recording:
         self.episode_returns += result.episode_returns
         self.episode_lengths += result.episode_lengths
 
+    def poisoned(self) -> NDArray[np.bool_]:
+        """Return [T, B] bool: the step's own numbers were not finite."""
+        return np.isnan(self._arrays["rewards"])
+
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
         return Trajectory(
             first_row=first_row,
@@ -135,6 +142,7 @@ class VectorEnvWorker(EnvWorker):
                 observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
                 lengths=np.zeros(rows, np.int64),
             )
+            self._require_finite(group, range(rows), group.observations, "the first observation")
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
@@ -152,6 +160,8 @@ class VectorEnvWorker(EnvWorker):
                 self._receive(group, step, recording)
                 watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])
+                if not _finite(result):
+                    result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
                 group.observations = result.observations
                 group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
                 recording.result(step, group.columns, result)
@@ -159,15 +169,19 @@ class VectorEnvWorker(EnvWorker):
                 if step + 1 < steps:
                     self._ask(group, step + 1)
                     watch.lap("put")
+        for row in np.flatnonzero(recording.poisoned().all(axis=0)):  # to go on would be to learn nothing, for ever
+            first = self.context.rank * self._rows
+            raise self._not_finite(first + row, f"every step of iteration {iteration}", "all of its steps were skipped")
         self._send(recording)
         watch.lap("put")
         returns, lengths = recording.episode_returns, recording.episode_lengths
-        episodes = len(returns)
+        episodes, poisoned = len(returns), int(recording.poisoned().sum())
         return {
             "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
             "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
             "env/episodes": Metric(episodes, "sum"),
             "env/steps": Metric(steps * self._rows, "sum"),
+            **({"env/poisoned": Metric(poisoned, "sum")} if poisoned else {}),
             **watch.metrics("env"),
         }
 
@@ -239,12 +253,72 @@ class VectorEnvWorker(EnvWorker):
             start = group.columns.start + chunk.first_row - group.first_row
             recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
 
+    def _without_poison(self, group: StageGroup, result: StepResult, what: str) -> StepResult:
+        """Return a step of which some numbers are not finite with these as `Trajectory` has them; begin new episodes.
+
+        Raises SimulatorError, unless poison is to be skipped.
+        """
+        cut = np.flatnonzero(result.truncated)
+        poisoned = ~(np.isfinite(result.rewards) & _finite_rows(result.observations))
+        poisoned[cut] |= ~_finite_rows(result.final_observations)
+        rows = np.flatnonzero(poisoned)
+        for row in rows.tolist():
+            shown = result.final_observations[cut == row][0] if row in cut else result.observations[row]
+            got = f"reward {result.rewards[row]}, observation {np.array2string(shown, threshold=8)}"
+            error = self._not_finite(group.first_row + row, what, got)
+            if not self.config.config.skips_poison:
+                raise error
+            self.context.log.warning("skipped: %s: %s", error.problem.what, got)
+        going_on = ~(result.terminated | result.truncated) | ~_finite_rows(result.observations)
+        again = np.flatnonzero(poisoned & going_on)
+        if len(again):
+            result.observations[again] = group.simulator.restart(again.tolist())
+            self._require_finite(group, again, result.observations[again], f"the first observation after {what}")
+        result.rewards[rows], result.terminated[rows], result.truncated[rows] = np.nan, True, False
+        ended = [each for each in zip(result.episode_returns, result.episode_lengths, strict=True) if isfinite(each[0])]
+        return dataclasses.replace(
+            result,
+            final_observations=result.final_observations[~poisoned[cut]],
+            episode_returns=[total for total, _ in ended],
+            episode_lengths=[length for _, length in ended],
+        )
+
+    def _require_finite(self, group: StageGroup, rows: Iterable[int], observations: Array, what: str) -> None:
+        for row, observation in zip(rows, observations, strict=True):
+            if not np.isfinite(observation).all():
+                raise self._not_finite(group.first_row + row, what, np.array2string(observation, threshold=8))
+
+    def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
+        """`row`: global."""
+        env = self.config.config.simulator_env
+        return SimulatorError.about(
+            "simulator-not-finite",
+            self.context.owner,
+            f"{what} of {env.id or env.kind} in row {row} is not finite",
+            got=got,
+            why="the simulation left the range of its numbers, or a reward divides by zero",
+            fix="faults.on_poison=skip ends such episodes and learns nothing from these steps; or bound the simulator",
+        )
+
     def _send(self, recording: Recording) -> None:
         first_row = self.context.rank * self._rows
         trajectory = recording.trajectory(first_row=first_row, env_rank=self.context.rank)
         for share in self.config.routes.trajectories.sends(self.context.rank):
             piece = trajectory.split(share.start - first_row, share.stop - first_row)
             self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
+
+
+def _finite(result: StepResult) -> bool:
+    return bool(
+        np.isfinite(result.rewards).all()
+        and np.isfinite(result.observations).all()
+        and np.isfinite(result.final_observations).all()
+    )
+
+
+def _finite_rows(observations: Array) -> NDArray[np.bool_]:
+    """Return [B] bool of [B, *O]."""
+    return np.asarray(np.isfinite(observations).all(axis=tuple(range(1, observations.ndim))))
 
 
 def _place(stage_group: int, step: int, *first_rows: int) -> str:

@@ -58,6 +58,7 @@ class RewardFunctionWorker(Scorer):
             timeout_s=block.timeout_s,
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
+            on_poison=config.faults.on_poison,
         )
         self._opened.callback(self._grader.close)
 
@@ -84,7 +85,9 @@ class RewardEndpointWorker(Scorer):
         """Raises ConfigError for a malformed address; RewardError where no server answers."""
         config, block = self.config.config, self.config.config.reward_of(self.component)
         self._batch = block.batch
-        self._client = RewardClient(block, config.key_of(self.component), self.context.cancelled)
+        self._client = RewardClient(
+            block, config.key_of(self.component), self.context.cancelled, skip=config.skips_poison
+        )
         self._tokenizer = Tokenizer.load(self.config.model)
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
         self._threads = ThreadPoolExecutor(block.concurrency, thread_name_prefix=self.context.owner)
@@ -113,12 +116,15 @@ class _TransientError(Exception):
 class RewardClient:
     """Stateless but for its connections and the event that ends its waits; used by several threads."""
 
-    def __init__(self, block: RewardConfig, key: str, ended: threading.Event) -> None:
-        """`key`: of the block in the config. Raises ConfigError as `endpoint_problems` reports."""
+    def __init__(self, block: RewardConfig, key: str, ended: threading.Event, *, skip: bool = False) -> None:
+        """`key`: of the block in the config. `skip`: numbers need not be finite.
+
+        Raises ConfigError as `endpoint_problems` reports.
+        """
         if problems := list(endpoint_problems(block, key)):
             raise ConfigError(problems)
         self._url, self._timeout_s, self._tries = str(block.url), block.timeout_s, block.retries + 1
-        self._key, self._ended = key, ended
+        self._key, self._ended, self._skip = key, ended, skip
         self._headers = {"Content-Type": "application/json"}
         if block.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
@@ -133,7 +139,7 @@ class RewardClient:
         except (ValueError, KeyError, TypeError, OverflowError):
             why = 'it is not {"rewards": [number, ...]}'
         else:
-            if len(numbers) == len(queries) and all(map(math.isfinite, numbers)):
+            if len(numbers) == len(queries) and (self._skip or all(map(math.isfinite, numbers))):
                 return numbers
             many = f"it has {len(numbers)} rewards for {len(queries)} queries"
             why = many if len(numbers) != len(queries) else "one of its rewards is not finite"

@@ -51,7 +51,9 @@ Values = NDArray[np.float32]
 class Scoring:
     """One iteration of a scorer rank: takes its `due` of all `groups` in order of arrival, puts scores, counts."""
 
-    def __init__(self, context: WorkerContext, *, groups: int, due: int) -> None:
+    def __init__(self, context: WorkerContext, *, groups: int, due: int, skip: bool = False) -> None:
+        """`skip`: let numbers that are not finite through: the actor leaves their samples out."""
+        self._skip = skip
         self._context, self._component, self._groups = context, context.slot.component, groups
         self._seen: set[int] = set()
         self.due = due
@@ -91,7 +93,10 @@ class Scoring:
         ]
         for score in scores:
             if not np.isfinite(score.values).all():
-                raise score_not_finite(self._component, score)
+                error = score_not_finite(self._component, score)
+                if not self._skip:
+                    raise error
+                self._context.log.warning("skipped: %s", error.problem.what)
         self._samples += len(scores)
         self._tokens += sum(len(sample.tokens) for sample in samples)
         if scores:
@@ -130,7 +135,8 @@ class Scorer(RoleWorker, abc.ABC):
         context, groups = self.context, self.config.prompts
         self._require(Residency.FULL, "infer")
         first, stop = block_edges(groups, context.world_size)[context.rank :][:2]
-        scoring = Scoring(context, groups=groups, due=groups if self._sharded else stop - first)
+        due, skip = groups if self._sharded else stop - first, self.config.config.skips_poison
+        scoring = Scoring(context, groups=groups, due=due, skip=skip)
         self._score(scoring)
         return scoring.metrics()
 

@@ -58,6 +58,7 @@ class TextEnvWorker(EnvWorker):
             timeout_s=config.text_env.reward_timeout_s,
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
+            on_poison=config.faults.on_poison,
         )
         self._opened.callback(self.grader.close)
 
@@ -87,7 +88,8 @@ class TextEnvWorker(EnvWorker):
 
 
 def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], watch: Stopwatch) -> Metrics:
-    """Means are over episodes, so ranks with more of them count more."""
+    """Means are over episodes, so ranks with more of them count more; poisoned ones are left out."""
+    samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
 
     def mean(total: float) -> Metric:

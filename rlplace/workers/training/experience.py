@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlplace.algo.advantages import ESTIMATORS, Outcomes, carries_signal, explained_variance, token_gae, token_rewards
 from rlplace.algo.kl import KL_ESTIMATORS, next_kl_coef
 from rlplace.algo.normalize import Moments, merge, moments_of, no_moments, normalized, shifted_sums
+from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import WorkerArguments
@@ -32,6 +34,7 @@ class Experience:
     """An iteration's samples, with all rewards counted, and the targets of their response tokens."""
 
     groups: Groups
+    poisoned: Sequence[Sample] = ()  # left out of the groups
     targets: Mapping[Target, BySample]
     kl_coef: float
     metrics: Metrics
@@ -46,9 +49,16 @@ class Experience:
         )
 
     def returns(self) -> list[tuple[Scores, ...]]:
-        """Return them for the critic, by group."""
-        found = iter(self.targets["returns"])
-        return [tuple(Scores(group=s.group, sample=s.sample, values=next(found)) for s in of) for of in self.groups]
+        """Return them for the critic, by group; nan of what is poisoned, for which it waits too."""
+        samples = [sample for group in self.groups for sample in group]
+        found = [*zip(samples, self.targets["returns"], strict=True)]
+        found += [(sample, np.full(sample.response_tokens, np.nan, np.float32)) for sample in self.poisoned]
+        by_group: dict[int, list[Scores]] = {}
+        for sample, values in found:
+            by_group.setdefault(sample.group, []).append(
+                Scores(group=sample.group, sample=sample.sample, values=values)
+            )
+        return [tuple(scores) for scores in by_group.values()]
 
 
 class AdvantageEstimator:
@@ -63,9 +73,15 @@ class AdvantageEstimator:
     def __call__(
         self, groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
     ) -> Experience:
-        """`scores`: by component, of all that score samples. `inferred`: by the actor's own weights."""
-        algorithm, numbers, targets = self._algorithm, itertools.count(), dict(inferred)
+        """`scores`: by component, of all that score samples. `inferred`: by the actor's own weights.
+
+        Where poison is skipped, samples with numbers that are not finite are left out, as if never drawn.
+        """
+        algorithm, numbers, poisoned = self._algorithm, itertools.count(), list[Sample]()
         groups = [[self._rewarded(sample, next(numbers), scores) for sample in group] for group in groups]
+        if self._config.skips_poison:
+            groups, poisoned, scores, inferred = without_poison(groups, scores, inferred)
+        targets = dict(inferred)
         outcomes = Outcomes.of(groups)
         if "reference" in scores:
             targets["reference"] = scores["reference"]
@@ -90,7 +106,9 @@ class AdvantageEstimator:
         if algorithm.advantages_normalized:
             advantages = normalized(advantages, moments_of(advantages))
         targets["advantages"] = by_sample(advantages)
-        experience = Experience(groups=groups, targets=targets, kl_coef=self._kl_coef, metrics=metrics)
+        experience = Experience(
+            groups=groups, poisoned=poisoned, targets=targets, kl_coef=self._kl_coef, metrics=metrics
+        )
         samples = len(outcomes.rewards)
         if kl is not None and algorithm.kl_target is not None and samples:
             each = float(kl.sum()) / samples
@@ -146,6 +164,42 @@ class AdvantageEstimator:
             lost = outcomes.rewards.new_zeros(len(outcomes.rewards)).index_add(0, sample, penalty.double())
             outcomes = outcomes._replace(rewards=outcomes.rewards - self._kl_coef * lost)
         return ESTIMATORS[self._algorithm.name](outcomes).float().repeat_interleave(outcomes.lengths)
+
+
+def without_poison(
+    groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
+) -> tuple[Groups, list[Sample], Mapping[str, BySample], Mapping[Target, BySample]]:
+    """Return groups of the samples whose numbers are finite, the other samples, and what is known of the former.
+
+    Raises RewardError where none is left.
+    """
+    samples = [sample for group in groups for sample in group]
+    known = [*scores.values(), *inferred.values()]
+    sound = [
+        not sample.poisoned and all(np.isfinite(values[number]).all() for values in known)
+        for number, sample in enumerate(samples)
+    ]
+    if not any(sound):
+        raise RewardError.about(
+            "all-poisoned",
+            "actor rank 0",
+            f"none of the {len(samples)} samples that are to be learned has finite numbers",
+            got=f"rewards {[sample.reward for sample in samples[:8]]}",
+            why="faults.on_poison: skip leaves such samples out, and to go on would be to learn nothing, for ever",
+            fix="look at what the log says of each sample that was skipped",
+        )
+    kept = iter(sound)
+    left = [[sample for sample in group if next(kept)] for group in groups]
+
+    def of_kept(parts: BySample) -> BySample:
+        return [*itertools.compress(parts, sound)]
+
+    return (
+        [group for group in left if group],
+        [sample for sample, fine in zip(samples, sound, strict=True) if not fine],
+        {name: of_kept(parts) for name, parts in scores.items()},
+        {name: of_kept(parts) for name, parts in inferred.items()},
+    )
 
 
 def _tensor(parts: BySample) -> Tensor:

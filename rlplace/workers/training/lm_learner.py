@@ -123,11 +123,13 @@ class LmLearner:
                 loss.backward()
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
             numbers = self._trainer.sum_over_ranks(shares, iteration)
-            self._trainer.step(numbers["grad_norm"], lr)
-            steps.append(numbers)
+            if numbers is not None:
+                self._trainer.step(numbers["grad_norm"], lr)
+                steps.append(numbers)
         return Update(
             mean=mean_of(steps),
             steps=len(steps),
+            skipped=len(plan) - len(steps),
             lr=lr,
             tokens=sum(lengths.tokens) * self._algorithm.epochs if steps else 0,
             imbalance=max((packing.imbalance for packing in plan), default=0.0),
@@ -258,6 +260,7 @@ class CriticLearner(LmLearner):
             values = self._lm.module(batch.packed(picks))
             places, tokens = batch.places(picks), max(1, totals.tokens)
             old, wanted = old_values[places], returns[places]
+            wanted = torch.where(wanted.isnan(), values.detach(), wanted)  # poisoned: nothing is learned from it
             loss = value_loss(values, old, wanted, clip).sum() / tokens
             clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
             # clip_share: of tokens, whose value has gone as far as it may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.schema import OptimizerConfig
+from rlplace.config.schema import OnPoison, OptimizerConfig
 from rlplace.errors import DivergedError
 from rlplace.metrics import Metrics
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
+
+_LOG = logging.getLogger(__name__)
+_MOST_SKIPPED = 10  # steps in a row that are not finite: the weights themselves are damaged, or all that is learned
 
 Numbers = Mapping[str, float]  # of one optimizer step over all ranks, by name; the same on each of them
 
@@ -131,6 +135,7 @@ class Update:
     steps: int  # optimizer steps made
     lr: float  # of the last step
     tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
+    skipped: int = 0  # further steps, which were not finite
     imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
     metrics: Metrics = dataclasses.field(default_factory=dict)  # what else is to be reported
 
@@ -152,10 +157,12 @@ class Trainer:
         iterations: int,
         component: str,
         ema_decay: float | None = None,
+        on_poison: OnPoison = "stop",
     ) -> None:
         """`iterations`: of the whole run. `component`: that trains, for errors. `ema_decay` None: keep no average."""
         self._model, self._config, self._ranks = model, config, ranks
         self._iterations, self._component, self.steps_made = iterations, component, 0
+        self._may_skip, self._skipped = (_MOST_SKIPPED if on_poison == "skip" else 0), 0  # in a row
         self.optimizer = Adam(model.trained_shards(), config)
         self.average = None if ema_decay is None else MovingAverage(model.trained_shards(), ema_decay)
 
@@ -167,24 +174,48 @@ class Trainer:
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(self._config, self.steps_made, iteration / self._iterations)
 
-    def sum_over_ranks(self, shares: Mapping[str, Tensor], iteration: int) -> Numbers:
+    def sum_over_ranks(self, shares: Mapping[str, Tensor], iteration: int) -> Numbers | None:
         """Sum this rank's `shares` of means over ranks, [] float64, with the gradient norm before clipping.
 
-        A collective. Raises DivergedError for a number that is not finite.
+        A collective. For a number that is not finite, on all ranks: None where that is skipped, with the gradients
+        dropped, so that there is nothing to step by; else, and after so many of these in a row, DivergedError.
         """
         own = torch.stack([*shares.values(), self._model.squared_gradient()])
         numbers = dict(zip((*shares, "grad_norm"), self._ranks.sum(own).tolist(), strict=True))
         numbers["grad_norm"] = math.sqrt(numbers["grad_norm"])
-        if not math.isfinite(sum(numbers.values())):
-            raise DivergedError.about(
-                "diverged",
-                f"{self._component} rank {self._ranks.rank}",
-                f"the update of iteration {iteration} is not a finite number",
-                got=", ".join(f"{name} {value:g}" for name, value in numbers.items()),
-                why="a reward or observation was not finite, or the policy left the range of its numbers",
-                fix=f"{self._component}.optimizer.lr=<smaller>, or look for nan in what the simulator returns",
-            )
-        return numbers
+        if math.isfinite(sum(numbers.values())):
+            self._skipped = 0
+            return numbers
+        error = self._diverged(numbers, self._ranks_at_fault(own), iteration)
+        self._skipped += 1
+        if self._skipped > self._may_skip:
+            raise error
+        if self._ranks.rank == 0:
+            _LOG.warning("skipped, %d in a row: %s: %s", self._skipped, error.problem.what, error.problem.got)
+        self._model.drop_gathered()
+        return None
+
+    def _ranks_at_fault(self, own: Tensor) -> str:
+        """Name the ranks whose share of the loss is not finite, or of the gradient alone. A collective."""
+        finite = own.isfinite()
+        faults = torch.zeros(2, self._ranks.world_size, dtype=own.dtype, device=own.device)
+        faults[:, self._ranks.rank] = torch.stack([~finite[:-1].all(), ~finite[-1]]).to(own.dtype)
+        loss, gradient = self._ranks.sum(faults.flatten()).view(2, -1).tolist()
+        what, by_rank = ("loss", loss) if any(loss) else ("gradient", gradient)
+        ranks = [str(rank) for rank, fault in enumerate(by_rank) if fault]
+        return f"{what} of rank {', '.join(ranks) or 'none: the sum of all'}"
+
+    def _diverged(self, numbers: Numbers, where: str, iteration: int) -> DivergedError:
+        again = f", {self._skipped} times in a row before" if self._skipped else ""
+        return DivergedError.about(
+            "diverged",
+            f"{self._component} rank {self._ranks.rank}",
+            f"the update of iteration {iteration} is not a finite number",
+            got=f"{', '.join(f'{name} {value:g}' for name, value in numbers.items())}"
+            f"     (step {self.steps_made} of the run{again}; {where})",
+            why="a reward or observation is too large, or the policy left the range of its numbers",
+            fix=f"{self._component}.optimizer.lr=<smaller>; or faults.on_poison=skip, where it is a step in thousands",
+        )
 
     @torch.no_grad()
     def step(self, gradient_norm: float, lr: float) -> None:

@@ -44,12 +44,13 @@ class PolicyLearner:
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
         samples = self._samples(trajectory)
-        moments, observation_sums = self._statistics(samples)
+        sound = torch.from_numpy(~np.isnan(trajectory.rewards)).flatten()
+        moments, observation_sums = self._statistics(samples, sound)
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
             samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
         lr = self._trainer.learning_rate(iteration)
-        steps, stopped = self._passes(samples, iteration, lr)
+        steps, stopped, skipped = self._passes(samples, sound, iteration, lr)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -57,7 +58,7 @@ class PolicyLearner:
         _, returns, errors = moments.var.tolist()
         if returns > 0.0:  # 1: a perfect critic; 0: one that predicts nothing but the mean
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
-        return Update(mean=mean_of(steps), steps=len(steps) - stopped, lr=lr, metrics=metrics)
+        return Update(mean=mean_of(steps), steps=len(steps) - stopped, skipped=skipped, lr=lr, metrics=metrics)
 
     def state(self) -> dict[str, Tensor]:
         """Return what it carries from one iteration to the next, of all rows, in new tensors. A collective."""
@@ -78,8 +79,12 @@ class PolicyLearner:
         """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""
         terminated, truncated = self._tensor(trajectory.terminated), self._tensor(trajectory.truncated)
         rewards, values = self._tensor(trajectory.rewards), self._tensor(trajectory.values)
+        poisoned = rewards.isnan()
         if self._algorithm.normalize_rewards:
+            rewards = rewards.masked_fill(poisoned, 0.0)
             rewards = self._return_scale(rewards, terminated | truncated, self._ranks.sum)
+        # An end with the reward that was expected: to the step before, the value is all that there is to come.
+        rewards = torch.where(poisoned, values, rewards)
         beyond = np.concatenate([trajectory.last_observations, trajectory.final_observations])
         with torch.no_grad():
             beyond_values = self._policy.module(self._tensor(beyond)).values
@@ -102,8 +107,13 @@ class PolicyLearner:
             returns=returns.flatten(),
         )
 
-    def _statistics(self, samples: StepSamples) -> tuple[Moments, Tensor]:
-        """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any."""
+    def _statistics(self, samples: StepSamples, sound: Tensor) -> tuple[Moments, Tensor]:
+        """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any.
+
+        They are of the samples that are `sound`, [N] bool on the host: not poisoned.
+        """
+        if not bool(sound.all()):
+            samples = samples.pick(sound.nonzero().flatten().to(self._device))
         columns = torch.stack([samples.advantages, samples.returns, samples.returns - samples.values], dim=-1)
         nothing = no_moments((3,), self._device)
         parts = [shifted_sums(columns, nothing.mean)]
@@ -113,19 +123,29 @@ class PolicyLearner:
         cut = len(parts[0])
         return merge(nothing, sums[:cut]), sums[cut:]
 
-    def _passes(self, samples: StepSamples, iteration: int, lr: float) -> tuple[list[Numbers], bool]:
-        """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it."""
+    def _passes(
+        self, samples: StepSamples, sound: Tensor, iteration: int, lr: float
+    ) -> tuple[list[Numbers], bool, int]:
+        """Step on minibatches; return those evaluated, whether the KL of the last was too large to step on it, skips.
+
+        A minibatch has the samples that are `sound`, [N] bool on the host, and is divided by all that fell to it.
+        """
         steps: list[Numbers] = []
+        skipped = 0
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
         for _ in range(self._algorithm.epochs):
             for indices, count in minibatches(self._rows, self._algorithm.num_minibatches, generator):
-                shares = self._differentiate(samples.pick(indices.to(self._device)), count)
+                picked = indices[sound[indices]].to(self._device)
+                shares = self._differentiate(samples.pick(picked), count)
                 numbers = self._trainer.sum_over_ranks(shares, iteration)
+                if numbers is None:
+                    skipped += 1
+                    continue
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
-                    return steps, True
+                    return steps, True, skipped
                 self._trainer.step(numbers["grad_norm"], lr)
-        return steps, False
+        return steps, False, skipped
 
     def _differentiate(self, mine: StepSamples, count: int) -> dict[str, Tensor]:
         """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it."""

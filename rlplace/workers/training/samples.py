@@ -79,19 +79,28 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
 
 
 def take_scores(
-    channel: Channel, scorer: str, samples: Sequence[Sample], owner: str, timeout_s: float = SCORES_TIMEOUT_S
+    channel: Channel,
+    scorer: str,
+    samples: Sequence[Sample],
+    owner: str,
+    timeout_s: float = SCORES_TIMEOUT_S,
+    *,
+    skip: bool = False,
 ) -> list[TokenArray]:
     """Return what `scorer` gives for each of `samples`, in their order.
 
-    Raises ChannelTimeout with the samples whose scores are missing; RewardError for a number that is not finite;
-    ChannelMisuse for scores that are not of these samples.
+    Raises ChannelTimeout with the samples whose scores are missing; ChannelMisuse for scores that are not of these
+    samples. For numbers that are not finite RewardError; with `skip` these are nan.
     """
     found: dict[tuple[int, int], TokenArray] = {}
     try:
         for scores in _arriving(channel, scorer, samples, owner, timeout_s):
-            if not np.isfinite(scores.values).all():
-                raise score_not_finite(scorer, scores)
-            found[scores.group, scores.sample] = scores.values
+            values = scores.values
+            if not np.isfinite(values).all():
+                if not skip:
+                    raise score_not_finite(scorer, scores)
+                values = np.full_like(values, np.nan)
+            found[scores.group, scores.sample] = values
     except ChannelTimeout as error:
         missing = [f"{s.group}/{s.sample}" for s in samples if (s.group, s.sample) not in found]
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
@@ -106,25 +115,32 @@ def take_scores(
     return [found[sample.group, sample.sample] for sample in samples]
 
 
-def take_returns(channel: Channel, samples: Sequence[Sample], owner: str) -> list[TokenArray]:
+def take_returns(channel: Channel, samples: Sequence[Sample], owner: str, *, skip: bool = False) -> list[TokenArray]:
     """Return what the actor gives a critic to learn for each of `samples`, in their order, while the actor works on it.
 
-    Raises ChannelTimeout of the channel; DivergedError for a return that is not finite; ChannelMisuse for others.
+    Raises ChannelTimeout of the channel; ChannelMisuse for others. For a return that is not finite DivergedError; with
+    `skip` all of its sample are nan.
     """
     found: dict[tuple[int, int], TokenArray] = {}
     for returns in _arriving(channel, "actor", samples, owner):
         values = returns.values
         if not np.isfinite(values).all():
-            raise DivergedError.about(
-                "returns-not-finite",
-                owner,
-                f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
-                got=str(values[:8].tolist()) + (" ..." if len(values) > 8 else ""),
-                why="the actor sums them from rewards and the critic's values, and these are too large",
-                fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
-            )
+            if not skip:
+                raise _return_not_finite(owner, returns)
+            values = np.full_like(values, np.nan)
         found[returns.group, returns.sample] = values
     return [found[sample.group, sample.sample] for sample in samples]
+
+
+def _return_not_finite(owner: str, returns: Scores) -> DivergedError:
+    return DivergedError.about(
+        "returns-not-finite",
+        owner,
+        f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
+        got=str(returns.values[:8].tolist()) + (" ..." if len(returns.values) > 8 else ""),
+        why="the actor sums them from rewards and the critic's values, and these are too large",
+        fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
+    )
 
 
 def _arriving(

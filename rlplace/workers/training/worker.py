@@ -117,7 +117,13 @@ class TrainedWorker(JoinedWorker):
         self._model = model
         weights = Offloadable(f"{component} weights", device, model.weight_tensors)
         self._trainer = Trainer(
-            model, config, self._ranks, iterations=iterations, component=component, ema_decay=ema_decay
+            model,
+            config,
+            self._ranks,
+            iterations=iterations,
+            component=component,
+            ema_decay=ema_decay,
+            on_poison=self.config.config.faults.on_poison,
         )
         state = Offloadable("optimizer state", device, self._trainer.optimizer.tensors)
         self._parts = {weights: Residency.WEIGHTS, state: Residency.FULL}

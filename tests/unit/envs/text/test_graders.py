@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -121,3 +122,15 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
 def test_a_reward_function_that_eats_memory_is_stopped() -> None:
     problem = failure(in_process(reward("eats_memory"), memory_bytes=1 << 30))
     assert (problem.code, (problem.why or "").split("\n")[0]) == ("reward-raised", "MemoryError")
+
+
+@pytest.mark.parametrize("grade", [InlineGrader, ProcessGrader])
+def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(grade: type[Grader]) -> None:
+    limits: dict[str, Any] = {} if grade is InlineGrader else {"timeout_s": 60, "memory_bytes": 4 << 30, "processes": 1}
+    with closing(grade([reward("length"), reward("not_a_number")], on_poison="skip", **limits)) as grader:
+        grader.submit(case("yes"))
+        (values,) = all_of(grader, 1).values()
+    assert values["length"] == 3
+    assert math.isnan(values["not_a_number"])
+    with closing(grade([reward("text")], on_poison="skip", **limits)) as grader:
+        assert failure(grader).code == "reward-not-finite"

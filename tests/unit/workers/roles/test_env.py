@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlplace.comm.ends import LocalChannel
-from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident
+from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, SimulatorError
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
@@ -21,8 +21,16 @@ from tests.rollout_stage import Layout, Ledger, channels_of, context_of, env_blo
 class OneEnvRank:
     """One env worker of a job of 12 environments, with the far ends of its channels."""
 
-    def __init__(self, layout: Layout, *, rank: int = 0, steps: int = 3, env: dict[str, object] | None = None) -> None:
-        self.plan, self.job = plan_of(layout, env or env_block("Script-v0"), steps)
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        rank: int = 0,
+        steps: int = 3,
+        env: dict[str, object] | None = None,
+        on_poison: str = "stop",
+    ) -> None:
+        self.plan, self.job = plan_of(layout, env or env_block("Script-v0"), steps, on_poison=on_poison)
         self.channels: dict[str, LocalChannel] = channels_of(self.plan, capacity_items=1000)
         self.worker = VectorEnvWorker(self.job, context_of(self.plan, "env", rank, self.channels))
         self.rank, self.steps, self.groups = rank, steps, layout.stage_groups
@@ -219,3 +227,63 @@ def test_an_answer_to_something_else_is_refused(answers: list[tuple[int, int, in
         env.worker.run(0)
     assert caught.value.code == "out-of-step"
     assert str(caught.value.problem.got).startswith(f"stage group {group}, step {step}, rows from {first}")
+
+
+# ── numbers that are not finite ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("what", "got"),
+    [
+        ("reward", "reward {}, observation [1. 2. "),
+        ("end", "reward {}, observation [2. 0. "),
+        ("observation", "reward 2.0, observation [ 1.  2. "),
+        ("cut", "reward 2.0, observation [ 1.  2. "),
+    ],
+)
+def test_poison_stops_and_is_named(what: str, got: str, value: str) -> None:
+    env = OneEnvRank(
+        Layout(env=2, stage_groups=3), rank=1, steps=3, env=env_block("Poisoned-v0", what=what, value=value)
+    )
+    with pytest.raises(SimulatorError) as caught:
+        env.run(iteration=5)
+    problem = caught.value.problem
+    assert (problem.code, problem.key) == ("simulator-not-finite", "env rank 1")
+    assert problem.what == "step 1 of iteration 5 of tests.gyms:Poisoned-v0 in row 6 is not finite"
+    assert problem.got is not None
+    assert got.format(value).replace(" ", "") in problem.got.replace(" ", "")
+    assert value in problem.got
+
+
+@pytest.mark.parametrize("what", ["reward", "observation", "end", "cut"])
+def test_a_poisoned_step_that_is_skipped_ends_its_episode(what: str) -> None:
+    """Of each row it is step 1, of 8; the episode after it is cut after 6 steps, in time."""
+    env = OneEnvRank(Layout(), steps=8, env=env_block("Poisoned-v0", what=what), on_poison="skip")
+    metrics = env.run()
+    trajectory = env.sent()
+    assert np.array_equal(np.isnan(trajectory.rewards[:, 0]), np.arange(8) == 1)
+    assert np.array_equal(trajectory.terminated, np.isnan(trajectory.rewards))
+    assert np.array_equal(trajectory.truncated[:, 0], np.arange(8) == 7)
+    for array in (trajectory.observations, trajectory.last_observations, trajectory.final_observations):
+        assert np.isfinite(array).all()
+    # [episode, step]: each poisoned row begins a new one, once
+    assert trajectory.observations[:, 0, :2].tolist() == [[1, 0], [1, 1], *([2, step] for step in range(6))]
+    assert trajectory.last_observations[0, :2].tolist() == [3, 0]
+    assert (metrics["env/poisoned"].value, metrics["env/steps"].value) == (12, 96)
+    counted = 2 if what == "cut" else 1  # what led to the cut was a whole episode; the others are no returns
+    assert metrics["env/episodes"].value == 12 * counted
+    assert metrics["env/return"].value == pytest.approx((21 + 3 * (counted - 1)) / counted)
+    assert "env/poisoned" not in env.run(1)
+    assert not np.isnan(env.sent().rewards).any()
+
+
+def test_nothing_but_poison_stops_also_where_it_is_skipped() -> None:
+    first = env_block("Poisoned-v0", what="observation", at=0)
+    with pytest.raises(
+        SimulatorError, match=r"the first observation of tests\.gyms:Poisoned-v0 in row 0 is not finite"
+    ):
+        OneEnvRank(Layout(), env=first, on_poison="skip")
+    always = OneEnvRank(Layout(), env=env_block("Poisoned-v0", at=1, always=True), on_poison="skip")
+    with pytest.raises(SimulatorError, match=r"every step of iteration 3 of .* in row 0 is not finite"):
+        always.run(3)

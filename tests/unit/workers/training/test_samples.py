@@ -115,6 +115,22 @@ def test_late_returns_are_a_timeout_of_their_channel() -> None:
     assert caught.value.code != "scores-missing"
 
 
+def test_what_is_to_be_skipped_is_nan_in_its_whole_sample() -> None:
+    made, samples = channels(), everything()
+    for number, sample in enumerate(samples):
+        values = np.array([np.inf if number == 5 else 1.0], np.float32)
+        made["scores.reward.math"].put((score_of("reward.math", sample, values=values),))
+    taken = take_scores(made["scores.reward.math"], "reward.math", samples, "actor rank 0", skip=True)
+    assert [number for number, values in enumerate(taken) if np.isnan(values).all()] == [5]
+    returns = channel()
+    for number, sample in enumerate(samples):
+        values = np.zeros(sample.response_tokens, np.float32)
+        values[-1:] = -np.inf if number == 3 else 0.0
+        returns.put((score_of("actor", sample, values=values),))
+    taken = take_returns(returns, samples, "critic rank 0", skip=True)
+    assert [number for number, values in enumerate(taken) if len(values) and np.isnan(values).all()] == [3]
+
+
 def test_returns_that_are_not_finite_are_named_with_their_reader() -> None:
     returns, samples = channel(), everything()
     returns.put((score_of("actor", samples[0], values=np.full(samples[0].response_tokens, np.inf, np.float32)),))

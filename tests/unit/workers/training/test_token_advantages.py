@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlplace.config.read import read_config
+from rlplace.errors import RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.experience import AdvantageEstimator, Experience
@@ -19,7 +21,11 @@ SAMPLES = [sample for group in GROUPS for sample in group]
 
 
 def estimator(
-    name: str = "grpo", components: tuple[str, ...] = (), reward: Any = None, **algorithm: Any
+    name: str = "grpo",
+    components: tuple[str, ...] = (),
+    reward: Any = None,
+    on_poison: str = "stop",
+    **algorithm: Any,
 ) -> AdvantageEstimator:
     placed = ("actor", "rollout", "env", *components)
     config = read_config(
@@ -29,6 +35,7 @@ def estimator(
             "algorithm": {"name": name, "prompts": 2, "samples_per_prompt": 2, **algorithm},
             "env": {"task": "arithmetic"},
             **({} if reward is None else {"reward": reward}),
+            "faults": {"on_poison": on_poison},
         }
     )
     return AdvantageEstimator(WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1)))
@@ -108,3 +115,36 @@ def test_samples_without_response_tokens_have_no_advantages() -> None:
     nothing = [np.zeros(0, np.float32) for _ in SAMPLES]
     found = estimator("ppo", ("critic",))(empty, {"critic": nothing}, {"old": nothing})
     assert all(len(advantages) == 0 for advantages in found.targets["advantages"])
+
+
+def test_a_poisoned_sample_is_left_out_of_its_group() -> None:
+    """One reward of the environment, one of a component; both of a group: it is gone."""
+    nan, skipping = math.nan, estimator("dr_grpo", on_poison="skip")
+    found = skipping(with_rewards(1, nan, 5, 3), {}, {})
+    assert rewards(found) == [1, 5, 3]
+    assert [(sample.group, sample.sample) for sample in found.poisoned] == [(SAMPLES[1].group, SAMPLES[1].sample)]
+    assert [values[0] for values in found.targets["advantages"] if len(values)] == [0.0, 1.0, -1.0]
+    assert len(found.with_signal().groups) == 1
+    scored = estimator("dr_grpo", ("reward",), on_poison="skip")
+    scores = [np.array([value], np.float32) for value in (nan, nan, 5, 3)]
+    found = scored(with_rewards(1, 1, 0, 0), {"reward": scores}, {})
+    assert (rewards(found), len(found.groups), len(found.poisoned)) == ([5, 3], 1, 2)
+    with pytest.raises(RewardError) as caught:
+        skipping(with_rewards(nan, nan, nan, nan), {}, {})
+    assert caught.value.code == "all-poisoned"
+
+
+@pytest.mark.parametrize("poison", ["critic", "reference", "reward"])
+def test_a_critic_gets_returns_of_all_samples_nan_of_the_poisoned(poison: str) -> None:
+    known = {"critic": each(0.5), "reference": each(-1.0)}
+    given = with_rewards(1, 0, math.nan if poison == "reward" else 5, 5)
+    if poison != "reward":
+        known[poison][2][-1] = math.nan
+    found = estimator("ppo", ("critic", "reference"), on_poison="skip", kl_coef=0.1)(given, known, {"old": each(-1.0)})
+    returns = {(scores.group, scores.sample): scores.values for group in found.returns() for scores in group}
+    assert len(found.returns()) == len(GROUPS), "as many as the channel has room for"
+    assert set(returns) == {(sample.group, sample.sample) for sample in SAMPLES}
+    for number, sample in enumerate(SAMPLES):
+        values = returns[sample.group, sample.sample]
+        assert len(values) == sample.response_tokens
+        assert np.isnan(values).all() if number == 2 else np.isfinite(values).all()

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplace.config.schema import RunnerConfig
-from rlplace.errors import WorkerError
+from rlplace.errors import WorkerError, WorkerTimeout
+from rlplace.faults import Fault, Recovery, fault_metrics
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.spec import role_of
@@ -45,11 +46,15 @@ _GENERATING = ("env", "rollout")  # the components that run ahead
 class Loop:
     """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
+    recovery: Recovery | None = None  # None: the first failure is raised
+
     def __init__(
         self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
     ) -> None:
         self.version = 0
         self.memory = memory
+        self._held = dict.fromkeys(groups, Residency.OFF)
+        self._weights_change = False  # whether the iteration can no longer begin anew
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
@@ -82,13 +87,13 @@ class Loop:
             bodies["rollout"] = ("evaluate", "rollout")
         if self._scored is not None:
             bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
-        numbers = self._through(bodies, index)
+        numbers = self._through_faults(bodies, index)
         return numbers | overhead(numbers, self._schedule.active)
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
         asked = {"sync": ("sync",), "rollout": ("evaluate",)}
-        return self._through({stage: asked.get(stage, ()) for stage in self._schedule.stages}, index)
+        return self._through_faults({stage: asked.get(stage, ()) for stage in self._schedule.stages}, index)
 
     def save(self, folders: Mapping[str, Path]) -> None:
         """Write the models of these components to their folders, after the last iteration."""
@@ -98,6 +103,34 @@ class Loop:
                 if self._at not in held:
                     self._enter(held[-1])
                 self._wait([self._groups[component].save_model(str(folder))])
+
+    def _through_faults(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
+        """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
+        self._weights_change, faults = False, list[Fault]()
+        lost: dict[str, float] = {}
+        while True:
+            began = time.perf_counter()
+            try:
+                if faults:
+                    lost = self._begin_again(index)
+                return self._through(works, index) | lost | fault_metrics(faults)
+            except (WorkerError, WorkerTimeout) as error:
+                if self.recovery is None or self._weights_change:
+                    raise
+                redone_s, stage = time.perf_counter() - began, self._at or self._schedule.stages[0]
+                faults.append(self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s))
+
+    def _begin_again(self, index: int) -> dict[str, float]:
+        """Take all ranks, new ones too, to the start of the first stage. Return what the iteration has lost."""
+        self.usage.begin_again()
+        first = self._schedule.stages[0]
+        with self._in(first):
+            dropped = self._wait([group.begin_again(index) for group in self._groups.values()])
+            needed, self._at = self._schedule.residency[first], first
+            moves = [Move(component=c, before=self._held[c], after=after) for c, after in needed.items()]
+            self._move([move for move in moves if move.after < move.before])
+            self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
+        return reduce_metrics([rank for group in dropped for rank in group])
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
@@ -135,6 +168,7 @@ class Loop:
     def _move(self, moves: Sequence[Move]) -> None:
         """Start all moves together, wait for them and record the bytes they left on the accelerators."""
         pending = [self._groups[move.component].move(move.after) for move in moves]
+        self._held |= {move.component: move.after for move in moves}
         for move, reports in zip(moves, self._wait(pending), strict=True):
             self.memory.moved(move.component, reports)
 
@@ -167,6 +201,7 @@ class Loop:
         return metrics
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
+        self._weights_change = True
         learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.active[stage]])
         self.version += stage == self._learned
         return learned

@@ -19,10 +19,12 @@ from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
 from rlplace.errors import OutputError
+from rlplace.faults import Recovery, faults_of
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
+from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import memory_case, with_share
 from rlplace.placement.memory.ledger import MemoryCase
@@ -127,7 +129,8 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
         job.progress.start_s = time.perf_counter() - began
         print(f"ready after {job.progress.start_s:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
-        loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner)
+        loop, ready = make_loop(schedule, groups, MemoryMonitor(job.case), runner), time.perf_counter()
+        loop.recovery = recovery_of(job, cluster, groups)
         watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
         try:
             with watchdog:
@@ -141,6 +144,9 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
                 "waits": waits_of(view(channels)),
                 "utilisation": usage.record(count_active(placement, schedule.needs)),
             }
+            if loop.recovery is not None:
+                ready_s = time.perf_counter() - ready
+                ended["faults"] = faults_of(loop.recovery.faults, train_s=ended["train_s"], ready_s=ready_s)
             write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
             if usage.last:
                 picture = render_timeline(usage.last, usage.accelerators, placement.components, "last iteration")
@@ -148,6 +154,20 @@ def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
             print(summary_text(ended), flush=True)
     return folder
+
+
+def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]) -> Recovery | None:
+    """Return what replaces lost workers; None where the first failure ends the run.
+
+    A rollout that runs ahead has samples of several iterations under way, and the actor is always learning some.
+    """
+    config, plan = job.config, job.plan
+    if not (config.faults.restarts and cluster.restarts_workers) or plan.schedule.needs.ahead:
+        return None
+    kept = [c for c in groups if role_of(c) == "reference" and config.reference.refresh_every]  # it has no other copy
+    if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
+        kept.append("rollout")  # the actor's ranks cannot leave a transfer between devices that lacks a member
+    return Recovery(cluster, groups, config.faults, tell=lambda line: print(line, flush=True), kept=kept)
 
 
 def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:

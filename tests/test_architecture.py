@@ -21,14 +21,14 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
-    ("loop", "memory_monitor", "report"),
+    ("loop", "faults", "memory_monitor", "report"),
     ("run",),
     ("prepare",),
     ("export", "plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
-    "loop": {"memory_monitor", "report"},
+    "loop": {"faults", "memory_monitor", "report"},
     "models": {"envs"},
     "workers": {"envs", "models"},
 }

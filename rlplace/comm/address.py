@@ -67,6 +67,9 @@ class SpreadChannel(Channel):
     def break_(self, why: str) -> None:
         self._on_all(lambda branch: branch.break_(why))
 
+    def reset(self) -> None:
+        self._on_all(lambda branch: branch.reset())
+
     def _on_all(self, act: Callable[[Channel], None]) -> None:
         """A branch that fails, because its node is gone, does not keep the call from the others."""
         failed: ChannelError | None = None

@@ -148,6 +148,13 @@ class Channel(abc.ABC):
         """End every wait with ChannelBroken and drop what is inside. Idempotent; the first reason stays."""
 
     @abc.abstractmethod
+    def reset(self) -> None:
+        """Drop what is inside and serve again, broken or not; puts and gets that still wait end with ChannelBroken.
+
+        For the owner of the channel, once all who used it have given up: which ones did is not asked.
+        """
+
+    @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
 
     @abc.abstractmethod

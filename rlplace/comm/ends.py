@@ -102,10 +102,15 @@ class Attachment:
 
     def _suspects(self, now: float) -> set[int]:
         """The other processes that use the channel, if none has looked at them lately."""
-        words, reals = self.table.words, self.table.reals
+        reals = self.table.reals
         if 0 <= now - reals[CHECKED] < 0.9 * LOOK_S:
             return set()
         reals[CHECKED] = now
+        return self.others()
+
+    def others(self) -> set[int]:
+        """The other processes that use the channel, without those known to be dead. Under the lock."""
+        words = self.table.words
         return {words[p + PROCESS] for p in self.queue.participants.all() if not words[p + P_DEAD]} - {self.process}
 
     def _name_of(self, other: int) -> str:
@@ -192,6 +197,12 @@ class QueueEnd(Channel):
 
     def break_(self, why: str) -> None:
         self._attachment.run(self._attachment.queue.break_, why)
+
+    def reset(self) -> None:
+        attachment = self._attachment
+        attachment.run(attachment.queue.reset)
+        dead = [other for other in attachment.run(attachment.others) if not processes.alive(other)]
+        attachment.run(attachment.queue.end_of_processes, dead, time.monotonic())
 
     def stats(self) -> ChannelStats:
         attachment = self._attachment

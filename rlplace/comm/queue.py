@@ -57,6 +57,7 @@ class Put:
     owner: int = 0
     key: int = 0
     waiter: int = 0
+    epoch: int = 0  # of the channel when it began
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -70,6 +71,7 @@ class Get:
     owner: int = 0
     key: int = 0
     waiter: int = 0
+    epoch: int = 0
     taken: list[Taken] = dataclasses.field(default_factory=list)
 
 
@@ -92,7 +94,7 @@ class QueueMachine:
     def put(self, put: Put, waker: int, now: float) -> bool:
         """Whether credit was granted. If not, it waits from now on, unless `waker` is 0."""
         words, waiter = self.words, put.waiter
-        if words[t.BROKEN]:
+        if self._lost(put):
             raise self._broken(put)
         if not put.key:
             self._enter(put, t.P_PRODUCED)
@@ -123,7 +125,7 @@ class QueueMachine:
     def fill(self, put: Put, payload: Any, now: float) -> None:
         """The item of a put that holds credit enters its line."""
         entry, put.entry = put.entry, 0
-        if self.words[t.BROKEN]:
+        if self._lost(put):
             raise self._broken(put)
         self.words[put.key + t.K_RESERVED] -= 1
         self._append(entry, put.key, payload, now)
@@ -131,7 +133,7 @@ class QueueMachine:
     def cancel(self, put: Put, now: float) -> None:
         """The item of a put that holds credit will not come. Idempotent."""
         entry, put.entry = put.entry, 0
-        if entry and not self.words[t.BROKEN]:
+        if entry and not self._lost(put):
             self._cancel(entry, now)
 
     def _cancel(self, entry: int, now: float) -> None:
@@ -194,7 +196,7 @@ class QueueMachine:
     def get(self, get: Get, waker: int, now: float) -> bool:
         """Whether items were taken. If not, it waits from now on, unless `waker` is 0."""
         words, waiter = self.words, get.waiter
-        if words[t.BROKEN]:
+        if self._lost(get):
             raise self._broken(get)
         if not get.key:
             self._enter(get, t.P_CONSUMED)
@@ -226,14 +228,14 @@ class QueueMachine:
 
     def confirm(self, get: Get, now: float) -> None:
         """A remote client has what was taken for it."""
-        if not self.words[t.BROKEN]:
+        if not self._lost(get):
             self._confirm(get)
             self._wake(t.PUTTERS, self._credit(), now)
 
     def restore(self, get: Get, now: float) -> None:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
         words, line = self.words, get.key + t.K_ITEMS
-        if words[t.BROKEN]:
+        if self._lost(get):
             return
         for payload, weight, version in reversed(get.taken):
             entry = self._hold(get.owner, get.key, weight, version)
@@ -299,10 +301,11 @@ class QueueMachine:
                 raise channel_errors.unknown_key(self.spec, owner_name, key_name)
             entered = self._entered[name] = owner, self.keys.find(key_name, owner_name)
         request.owner, request.key = entered
+        request.epoch = words[t.EPOCH]
 
     def withdraw(self, request: Put | Get, now: float) -> None:
         """The request waits no longer. Idempotent."""
-        if request.waiter and not self.words[t.BROKEN]:
+        if request.waiter and not self._lost(request):
             self._leave(request.waiter, now)
         request.waiter = 0
 
@@ -430,6 +433,32 @@ class QueueMachine:
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
         for entry in self._all_entries():  # last: it fails where the job folder is gone
             self.store.drop(entry)
+
+    def reset(self) -> None:
+        """Serve again, empty, whether broken, closed or neither. What began before is as lost as if it stayed broken.
+
+        Names, counts and the newest version stay. As in `break_`, no line and no state of an entry is trusted.
+        """
+        words = self.words
+        self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
+        for entry in self._all_entries():
+            self.store.drop(entry)
+        lines = range(t.PUTTERS, t.UNCONFIRMED)
+        for word in (*lines, t.BROKEN, t.CLOSED, t.ITEMS, t.FREE_ENTRY, t.ENTRIES_USED, t.FREE_WAITER, t.UNCONFIRMED):
+            words[word] = 0
+        for waiter in self._waiting():
+            words[waiter + t.W_LINE] = 0
+        words[t.WAITERS_USED] = 0
+        for key in self.keys.all():
+            for word in range(key + t.K_RESERVED, key + t.K_GETTERS + t.LINE_WORDS):
+                words[word] = 0
+        for participant in self.participants.all():
+            words[participant + t.P_UNCONFIRMED] = 0
+        words[t.EPOCH] += 1
+
+    def _lost(self, request: Put | Get) -> bool:
+        """Whether nothing can come of a request: the channel is broken, or was since it began."""
+        return bool(self.words[t.BROKEN]) or (request.key != 0 and request.epoch != self.words[t.EPOCH])
 
     def broken_why(self) -> str:
         at = 8 * (t.REASON + 1)

@@ -44,9 +44,11 @@ LOCK = 0  # eight words, between processes
     NEWEST_VERSION,  # 0 if none was given so far
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
+    EPOCH,  # how often the channel was reset: what was granted before counts no more
     REASON,  # bytes, then text: why the channel is broken
-) = range(8, 32)
+) = range(8, 33)
 FIRST, LAST, COUNT = range(3)  # words of a line
+LINE_WORDS = 3
 NO_VERSION = -1
 MAX_REASON_BYTES = 2048
 _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
@@ -143,6 +145,8 @@ class Names:
             self.all()
             found = self._records.get((name, process))
         if found is None:
+            found = self._left_by_dead(name, process)
+        if found is None:
             table, encoded = self._table, name.encode("utf-8", "surrogatepass")
             if len(encoded) > MAX_NAME_BYTES:
                 raise channel_errors.name_too_long(table.spec, owner, name, MAX_NAME_BYTES)
@@ -153,4 +157,14 @@ class Names:
             table.data[8 * (found + _NAME) : 8 * (found + _NAME) + len(encoded)] = encoded
             table.words[self._used] += 1
             self.all()
+        return found
+
+    def _left_by_dead(self, name: str, process: int) -> int | None:
+        """Give the record that a dead process had under this name to `process`, if there is one."""
+        words = self._table.words
+        named = (record for record, known in self._names.items() if known == name and process)
+        found = next((record for record in named if words[record + P_DEAD]), None)
+        if found is not None:
+            words[found + PROCESS] = process
+            self._records[name, process] = found
         return found

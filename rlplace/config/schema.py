@@ -443,6 +443,7 @@ class FaultsConfig:
         "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
         "stop",
     )
+    restarts: int = knob("most replacements of lost env, rollout, reference or reward workers per hour", 6, minimum=0)
 
 
 EnvConfig = SimulatorEnvConfig | TextEnvConfig

@@ -118,9 +118,13 @@ def describe(config: SimulatorEnvConfig) -> Spaces:
     return find_adapter(config.kind).describe(config)
 
 
-def row_seeds(seed: int, first_row: int, rows: int) -> Sequence[int]:
-    """Seeds of the simulators of global rows first_row..first_row + rows - 1: the same simulator in every placement."""
-    return [random.Random(f"{seed}/{row}").getrandbits(31) for row in range(first_row, first_row + rows)]
+def row_seeds(seed: int, first_row: int, rows: int, iteration: int = 0) -> Sequence[int]:
+    """Seeds of the simulators of global rows first_row..first_row + rows - 1: the same simulator in every placement.
+
+    `iteration`: in which their episodes begin; not again those with which the run began.
+    """
+    begun = f"/{iteration}" if iteration else ""
+    return [random.Random(f"{seed}/{row}{begun}").getrandbits(31) for row in range(first_row, first_row + rows)]
 
 
 # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────

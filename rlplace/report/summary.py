@@ -152,6 +152,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
         ("seconds", f"{report['wall_s']:.1f} in all: {parts}"),
         ("overhead", f"{report['overhead_share']:.0%} of training was neither simulator, policy nor learning"),
         *usage_rows(report.get("utilisation", {})),
+        *_fault_rows(report.get("faults", {})),
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
         ("files", report["folder"]),
@@ -183,6 +184,14 @@ def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
     texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
     yield "tokens", f"{texts}; {report['iterations']} iterations"
+
+
+def _fault_rows(faults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if events := faults.get("events"):
+        replaced = ", ".join(name for event in events for name in event["replaced"]) or "none"
+        lost = f"recovery {faults['recovery_s']:.1f} s, done again {faults['redone_s']:.1f} s"
+        yield "faults", f"{len(events)}; workers replaced: {replaced}; {lost}"
+        yield "", f"{faults['effective_share']:.0%} of the time since all were ready went into work that counted"
 
 
 def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:

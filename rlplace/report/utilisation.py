@@ -81,6 +81,10 @@ class Usage:
             use = self._stages.pop().plus(use)
         self._stages.append(use)
 
+    def begin_again(self) -> None:
+        """Drop what was recorded of the iteration that runs."""
+        self._work, self._stages = {}, []
+
     def iteration_ended(self, seconds: float) -> dict[str, float]:
         """Close an iteration. Return its shares as metrics; none where no accelerator is used."""
         self.last, self._stages = tuple(self._stages), []

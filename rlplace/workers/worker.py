@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, RewardError
+from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
 
@@ -112,6 +113,13 @@ class Worker:
         Called by `Loop._move` as `placement.schedule.schedule_of` decided.
         """
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
+
+    def begin_again(self, iteration: int) -> Metrics:
+        """Drop what this rank has of an iteration that is done anew, because a worker of any group had to be replaced.
+
+        Called on all ranks, new ones too, while none is at work and all channels are empty.
+        """
+        return {}
 
     def onload(self) -> MoveReport:
         return self.move(Residency.FULL)

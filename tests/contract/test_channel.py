@@ -350,6 +350,28 @@ def test_breaking_wakes_everyone_with_the_first_reason(make: Make, start: Callab
     assert channel.stats().depth_items == 0
 
 
+def test_a_reset_channel_serves_again_and_nothing_of_before(make: Make, start: Callable[..., Future]) -> None:
+    channel = make(capacity_items=2)
+    for end in (lambda: channel.break_("env rank 3 died"), channel.close, lambda: None):
+        channel.put("lost", key="a")
+        channel.put(np.zeros(1 << 16), key="a")  # in memory of its own
+        blocked = [start(channel.put, "x"), start(channel.get)]
+        waiting(channel, puts=1, gets=1)
+        end()
+        channel.reset()
+        for waits in blocked:
+            with pytest.raises((ChannelBroken, ChannelClosed, EndOfStream)):
+                waits.result(PATIENCE_S)
+        assert channel.stats().depth_items == 0
+        with pytest.raises(ChannelEmpty):
+            channel.get_nowait(key="a")
+        channel.put("new", key="a")
+        channel.put("newer", key="a")
+        with pytest.raises(ChannelFull):
+            channel.put_nowait("too many", key="a")
+        assert [channel.get(key="a"), channel.get(key="a")] == ["new", "newer"]
+
+
 # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────
 
 

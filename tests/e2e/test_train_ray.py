@@ -63,6 +63,7 @@ def test_a_run_that_ends_early_says_why_and_leaves_nothing(
     """Ray would replace the handler of SIGTERM."""
     shm, disk = homes
     overrides = (*SMALL, *placed("0-1", "0", "1"), "runner.total_iterations=390625", f"cluster.comm.shm_folder={shm}")
+    overrides += ("faults.restarts=0",)
     process = start("hybrid_ppo", tmp_path, *overrides, env={**os.environ, "TMPDIR": str(disk)})
     seen = read_until(process, "    2 ")
     (folder,) = shm.iterdir()

@@ -6,6 +6,7 @@ missing shows as a request that waits for what is there.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import References, local_table
 from rlplace.comm.queue import STALLED_S, Get, Put, QueueMachine
 from rlplace.comm.table import NO_VERSION, SPARE_ENTRIES
-from rlplace.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream
+from rlplace.errors import ChannelBroken, ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream
 
 KEYS, OWNERS = ("a", "ü"), ("env rank 0", "env rank 1", "rollout rank 0")
 
@@ -36,6 +37,7 @@ class RandomWalk(RuleBasedStateMachine):
         self.lines: dict[str, list[int]] = {key: [] for key in KEYS}  # what is inside, in order
         self.remote: list[Get] = []  # whose items may still come back
         self.items, self.closed = 0, False
+        self.dropped = 0  # by resets
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -100,6 +102,25 @@ class RandomWalk(RuleBasedStateMachine):
             self.closed = True
             self.queue.close()
 
+    @rule(rarely=st.integers(0, 9), settled=st.booleans())
+    def reset(self, rarely: int, settled: bool) -> None:
+        """What began before comes to nothing, and changes nothing that began later."""
+        if rarely:
+            return
+        self.queue.reset()
+        for request in self.waiting:
+            step = self.queue.put if isinstance(request, Put) else self.queue.get
+            with pytest.raises(ChannelBroken):
+                step(request, 1, self.now)  # type: ignore[arg-type]
+        for put in self.reserved:
+            with pytest.raises(ChannelBroken) if settled else contextlib.nullcontext():
+                self.queue.fill(put, (0,), self.now) if settled else self.queue.cancel(put, self.now)
+        for get in self.remote:
+            self.queue.confirm(get, self.now) if settled else self.queue.restore(get, self.now)
+        self.dropped += sum(map(len, self.lines.values()))
+        self.waiting, self.reserved, self.remote, self.closed = [], [], [], False
+        self.lines = {key: [] for key in KEYS}
+
     # ── promises ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
@@ -112,7 +133,7 @@ class RandomWalk(RuleBasedStateMachine):
         unconfirmed = sum(len(get.taken) for get in self.remote)
         assert stats.depth_items == inside + len(self.reserved)
         assert stats.depth_items + unconfirmed <= self.capacity + SPARE_ENTRIES, "what comes back has a place"
-        assert stats.puts - stats.gets == inside
+        assert stats.puts - stats.gets == inside + self.dropped
         running = [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]
         for request in running:
             if isinstance(request, Put):

@@ -279,6 +279,9 @@ class RemoteChannel(Channel):
     def break_(self, why: str) -> None:
         self.connection.ask(self, "break_", why)
 
+    def reset(self) -> None:
+        self.connection.ask(self, "reset")
+
     def stats(self) -> ChannelStats:
         stats: ChannelStats = self.connection.ask(self, "stats").reply.value
         return stats

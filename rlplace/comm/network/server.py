@@ -336,6 +336,6 @@ class ChannelServer:
             session.held[request.serial] = end, get
             return answer
         else:
-            assert request.method in ("close", "break_", "stats"), f"no such request: {request.method}"
+            assert request.method in ("close", "break_", "reset", "stats"), f"no such request: {request.method}"
             value = getattr(end, request.method)(*request.arguments)
         return [wire.pack(Reply(request.serial, value=value))]

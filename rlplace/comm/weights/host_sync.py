@@ -116,6 +116,11 @@ class WeightSender:
         self._newest = version
         return dict(moved)
 
+    def begin_again(self) -> None:
+        """Forget what was sent: all ends of the channel begin again, and may be given the same version."""
+        self._newest, self._buffer = -1, None
+        self._streamed.clear()
+
     def close(self) -> None:
         """Leave the other members of a sync between devices."""
         if self._device is not None:
@@ -197,6 +202,11 @@ class CopyReceiver(WeightReceiver):
         self._folder = folder
         self._copy: DoubleBuffer | OwnCopy | None = None
         self._incoming: dict[int, _Incoming] = {}  # by actor rank
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self._incoming.clear()
+        self._copy = None
 
     def close(self) -> None:
         self._copy = None

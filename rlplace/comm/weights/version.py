@@ -128,6 +128,11 @@ class WeightReceiver(abc.ABC):
             self._given_up = max(self._given_up, version)
             raise
 
+    def begin_again(self) -> None:
+        """Forget all that has come: the channel was emptied, and versions that were pulled may come again."""
+        self._backlog.clear()
+        self._given_up = -1
+
     @abc.abstractmethod
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights: ...
 

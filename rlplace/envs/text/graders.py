@@ -58,7 +58,8 @@ class InlineGrader:
         return done
 
     def close(self) -> None:
-        pass
+        """Drop what is graded."""
+        self._done = []
 
 
 class _GraderProcess:
@@ -181,6 +182,8 @@ class ProcessGrader:
         return self._ended(worker, "reward-died", "died", why)
 
     def close(self) -> None:
+        """Drop all cases and end the processes; a case that is submitted later starts others."""
+        self._waiting.clear()
         for worker in self._processes:
             worker.close()
         self._processes = []

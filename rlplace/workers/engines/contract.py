@@ -128,6 +128,9 @@ class TextEngine(Engine, Protocol):
         An answer ends by "length" at the end of the context, even below its `max_new_tokens`.
         """
 
+    def drop(self) -> None:
+        """Forget all answers in flight and those that have finished and were not returned."""
+
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """log p(tokens[i] | tokens[:i]) for i >= 1 under the loaded weights, without temperature: verifies a sync."""
 

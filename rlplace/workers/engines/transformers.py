@@ -232,9 +232,12 @@ class TransformersEngine(ModuleEngine):
         logits = self._model(input_ids=given[None], use_cache=False).logits[0, :-1]
         return logits.float().log_softmax(-1).gather(-1, given[1:, None])[:, 0].tolist()
 
-    def close(self) -> None:
+    def drop(self) -> None:
         self._active = []
         self._waiting.clear()
+
+    def close(self) -> None:
+        self.drop()
         super().close()
 
 

@@ -203,6 +203,11 @@ class VllmEngine:
                 return list(output.prompt_logprobs.logprobs)
         raise AssertionError(f"{self._owner}: vLLM forgot a request")
 
+    def drop(self) -> None:
+        self._vllm.abort_request(list(self._asked))
+        self._asked.clear()
+        self._ready = []
+
     def close(self) -> None:
         """Shut vLLM's workers down and, with them, torch's process group of this process."""
         self._asked.clear()

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,7 +66,8 @@ class Cluster:
 
             self._launcher = RayLauncher(self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
         self._groups: dict[str, WorkerGroup] = {}
-        self._channels: set[str] = set()  # names
+        self._specs: dict[str, GroupSpec] = {}  # of the groups
+        self._channels: dict[str, Channel] = {}
         self._started = self._reserved = self._closed = False
 
     @classmethod
@@ -114,8 +115,8 @@ class Cluster:
                 why="the name stands for the channel in errors and statistics",
                 fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
-        self._channels.add(spec.name)
-        return self._launcher.channel(spec, locations)
+        channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
+        return channel
 
     def launch_all(self, launches: Mapping[str, Launch], *, seed: int = 0) -> dict[str, WorkerGroup]:
         """Start, verify, set up all or none. ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`."""
@@ -131,7 +132,44 @@ class Cluster:
             wait_all([g.setup() for g in groups.values()], max(1.0, left_s))
             failed.pop_all()
         self._groups.update(groups)
+        self._specs.update((spec.name, spec) for spec in specs)
         return groups
+
+    # ── starting workers again ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def restarts_workers(self) -> bool:
+        return self._launcher.restarts_workers
+
+    def with_peers(self, lost: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
+        """Add to lost ranks those that end with them: of the same process, or of a group that can only join anew."""
+        found = {name: set(ranks) for name, ranks in lost.items() if ranks}
+        while True:
+            for name in found:
+                if self._specs[name].worker.needs_own_process:
+                    found[name] = set(range(len(self._specs[name].slots)))
+            processes = {self._specs[name].slots[rank].process for name, ranks in found.items() for rank in ranks}
+            shared = [slot for spec in self._specs.values() for slot in spec.slots if slot.process in processes - {""}]
+            more = [slot for slot in shared if slot.rank not in found.get(slot.component, ())]
+            if not more:
+                return found
+            for slot in more:
+                found.setdefault(slot.component, set()).add(slot.rank)
+
+    def restart(self, lost: Mapping[str, Collection[int]]) -> None:
+        """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
+
+        For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
+        set up. Raises ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`.
+        """
+        specs = [self._specs[name] for name in lost]
+        slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
+        started = self._launcher.restart(specs, slots)
+        for name, group in self._groups.items():
+            group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
+        setups = [self._groups[name].execute_on(ranks).setup() for name, ranks in lost.items()]
+        wait_all(setups, self._ray.start_timeout_s)
+        self._launcher.empty(self._channels.values())
 
     def _spec(
         self,
@@ -201,6 +239,8 @@ class InlineLauncher:
     its method returns, but no caller waits for it.
     """
 
+    restarts_workers = False
+
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._account = MemoryAccount.of(topology)
@@ -225,6 +265,13 @@ class InlineLauncher:
                 fix=f"cluster.launcher=ray     (or one rank: cluster.component_placement.{crowded[0].name}=0)",
             )
         return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
+
+    def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
+        raise AssertionError("a thread cannot be ended, so none is replaced")
+
+    def empty(self, channels: Iterable[Channel]) -> None:
+        for channel in channels:
+            channel.reset()
 
     def _make(self, spec: GroupSpec, slot: Slot) -> WorkerHandle:
         device = make_device(slot, self._topology, self._account, index=next(iter(slot.local_accelerators), 0))
@@ -275,6 +322,12 @@ class InlineWorker(WorkerHandle):
 
     def cancel(self) -> None:
         self._host.cancel()
+
+    def proceed(self) -> Future[None]:
+        self._host.proceed()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     def end(self) -> None:
         self._host.cancel()

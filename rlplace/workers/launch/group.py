@@ -9,6 +9,7 @@
 
     wind down (in a thread of the group's own):
         cancel all ranks, break their channels ──▶ wait for their open calls, at most `grace_s` ──▶ stop all ranks
+                                                        or, where lost ranks are replaced, only those still at work
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.watchdog import report, view
 from rlplace.errors import (
     ChannelBroken,
     ChannelError,
+    ChannelTimeout,
     ClusterError,
     PlacementError,
     WorkerError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 600.0  # deadline of a wait that names none
 GRACE_S = 2.0  # how long cancelled ranks may take to give up before they are stopped
+GIVE_UP_S = 5.0  # the same where only those are stopped that do not: to start one again takes as long
 CLOSE_S = 5.0  # how long ranks may take to close by themselves
 SETTLE_S = 30.0  # longest wait for a group to wind down; its parts have shorter limits
 _ASK_S = 1.0  # how long a rank may take to answer where it is
@@ -83,6 +86,10 @@ class WorkerHandle(abc.ABC):
     @abc.abstractmethod
     def cancel(self) -> None:
         """Ask the worker to give up."""
+
+    @abc.abstractmethod
+    def proceed(self) -> concurrent.futures.Future[None]:
+        """Take `cancel` back. The future ends when the worker knows."""
 
     @abc.abstractmethod
     def end(self) -> None:
@@ -168,6 +175,11 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
+def gave_up(error: BaseException | None) -> bool:
+    """Return whether a failure says of its worker only that it waited for others: it is as sound as before."""
+    return isinstance(error, WorkerError) and isinstance(error.cause, (ChannelBroken, ChannelTimeout))
+
+
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late = {p: ranks for p in pending if (ranks := [call.slot.rank for call in p.calls if not call.done()])}
@@ -200,15 +212,22 @@ class WorkerGroup:
     """All ranks of a component. Any public method of the worker class can be called on it: `group.method(args)`.
 
     Owns the calls that have not ended, the group's failure and its end, which comes once: by `close`, or by winding
-    down after a failure. Thread-safe.
+    down after a failure, unless its ranks `outlast` failures. Thread-safe.
     """
+
+    # What the sound ranks do when a rank of any group has failed: stop with all others; give up, and be there for
+    # `go_on`; or end what they are at, as far as it does not need the others, and be there.
+    outlast: Literal["stop", "give up", "end the call"] = "stop"
+    patience_s = WAIT_S  # for a call to end
+    in_vain: Callable[[], bool] = staticmethod(lambda: False)  # whether there is nothing to be patient for
 
     def __init__(self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S) -> None:
         self.name, self.worker, self.channels = spec.name, spec.worker, spec.channels
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
+        self.late_calls: list[Call] = []  # of ranks that did not give up
         self.handles = tuple(handles)
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._open: set[Call] = set()
         self._lock = threading.Lock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
@@ -303,25 +322,58 @@ class WorkerGroup:
 
     # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def cancel(self, why: str) -> None:
-        """Start to wind the group down, in a thread of its own. Idempotent."""
+    @property
+    def at_work(self) -> bool:
+        return bool(self._open)
+
+    def cancel(self, why: str, patience_s: float | None = None) -> None:
+        """Start to wind the group down, in a thread of its own. Idempotent. `patience_s`: instead of the group's."""
         with self._lock:
             if self.closed:
                 return
             name = f"{self.name} winds down"
-            self._winding_down = threading.Thread(target=self._wind_down, args=(why,), name=name, daemon=True)
+            self._winding_down = threading.Thread(
+                target=self._wind_down, args=(why, patience_s), name=name, daemon=True
+            )
             self._winding_down.start()
 
-    def _wind_down(self, why: str) -> None:
+    def _wind_down(self, why: str, patience_s: float | None) -> None:
+        stop = self.outlast == "stop"
         try:
+            if self.outlast == "end the call":
+                self._let_end(self.patience_s if patience_s is None else patience_s)
             self._give_up(why)
-            with self._lock:
-                left = set(self._open)
-            concurrent.futures.wait(left, self._grace_s)
+            concurrent.futures.wait(self._left(), self.grace_s)
             if self.failure is None:
                 self.failure = _blamed(tuple(self.failed_calls))
         finally:
-            self._stop()
+            if stop:
+                self._stop()
+            else:
+                self.late_calls = self._left()
+                for call in self.late_calls:
+                    self._settle(call, _STOPPED)
+
+    def _let_end(self, patience_s: float) -> None:
+        """Wait for running calls until one fails, or another group's failure makes it vain."""
+        until = time.monotonic() + patience_s
+        while not (self.failed_calls or self.in_vain()) and (left := self._left()) and time.monotonic() < until:
+            concurrent.futures.wait(left, min(_ASK_S, patience_s), concurrent.futures.FIRST_EXCEPTION)
+
+    def _left(self) -> list[Call]:
+        with self._lock:
+            return list(self._open)
+
+    def lost(self) -> dict[int, Call]:
+        """Return the ranks that a failure ended, or that cannot go on, by the call that says so; once wound down."""
+        ended = [call for call in self.failed_calls if not gave_up(call.exception())]
+        return {call.slot.rank: call for call in (*self.late_calls, *ended)}
+
+    def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
+        """Take calls again after a failure that was outlasted, with new handles in place of those of lost ranks."""
+        self.handles = tuple(handles.get(rank, handle) for rank, handle in enumerate(self.handles))
+        concurrent.futures.wait([handle.proceed() for handle in self.handles], _ASK_S * 5)
+        self.failure, self.failed_calls, self.late_calls, self._winding_down = None, [], [], None
 
     def _give_up(self, why: str) -> None:
         for handle in self.handles:
@@ -342,7 +394,7 @@ class WorkerGroup:
     def wait_wound_down(self) -> None:
         """Wait until the ranks of a cancelled group are stopped."""
         if self._winding_down is not None:
-            self._winding_down.join(SETTLE_S)
+            self._winding_down.join(SETTLE_S + (self.patience_s if self.outlast == "end the call" else 0.0))
             if self._winding_down.is_alive():
                 logging.getLogger("rlplace").warning("%s: its ranks did not stop within %g s", self.name, SETTLE_S)
 

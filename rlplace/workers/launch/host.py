@@ -140,6 +140,10 @@ class WorkerHost:
     def cancel(self) -> None:
         self._cancelled.set()
 
+    def proceed(self) -> None:
+        """Take `cancel` back."""
+        self._cancelled.clear()
+
     def where(self) -> str:
         """Name the method that runs and the lines it is at, "" when none: `generate, at rollout.py:83 in generate`."""
         if (running := self._running) is None:

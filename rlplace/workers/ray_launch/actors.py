@@ -76,8 +76,8 @@ class RayHost:
             gc.enable()
         return outcome
 
-    def control(self, number: int, method: str) -> Any:
-        """Call `cancel` or `where` of a worker's host, beside the worker's own thread."""
+    def control(self, number: int, method: str, after: object = None) -> Any:
+        """Call `cancel`, `proceed` or `where` of a worker's host, beside the worker's own thread."""
         return getattr(self._hosts[number], method)()
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
@@ -119,6 +119,7 @@ class RayWorker(WorkerHandle):
         self._process = process
         self._number = number
         self._ended = False
+        self._cancelling: Any = None  # the reference to the last `cancel`
 
     def report(self, serve_at: str | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
@@ -142,7 +143,12 @@ class RayWorker(WorkerHandle):
         return answer
 
     def cancel(self) -> None:
-        self._beside("cancel")
+        self._cancelling = self._beside("cancel")
+
+    def proceed(self) -> Future[None]:
+        # The threads beside the worker's own take calls in any order: with its argument it waits for `cancel`.
+        answer: Future[None] = self._beside("proceed", self._cancelling).future()
+        return answer
 
     def end(self) -> None:
         """End one worker. In a shared process its call may go on until the last of the others ends."""
@@ -158,8 +164,9 @@ class RayWorker(WorkerHandle):
     def _in_its_thread(self, method: str) -> Any:
         return getattr(self._process.actor, method).options(concurrency_group=thread_of(self._number))
 
-    def _beside(self, method: str) -> Any:
-        return self._process.actor.control.options(concurrency_group=CONTROL).remote(self._number, method)
+    def _beside(self, method: str, after: Any = None) -> Any:
+        control = self._process.actor.control.options(concurrency_group=CONTROL)
+        return control.remote(self._number, method, after)
 
 
 def explain(error: BaseException) -> str:

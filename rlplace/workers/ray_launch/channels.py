@@ -102,6 +102,11 @@ class JobChannels:
             )
         return address
 
+    def drop_weights(self) -> None:
+        """Remove the double weight buffers of all nodes: the next push makes new ones."""
+        for node in self._nodes.values():
+            node.drop_weights()
+
     def folder(self, node: int) -> Path:
         return self._node(node).folder()
 
@@ -191,6 +196,12 @@ class NodeChannels:
             self._server.add(spec.name, channel)
         return channel.path
 
+    def drop_weights(self) -> None:
+        """Remove the double weight buffers; their memory goes with the last process that has them mapped."""
+        for buffer in self._folder.path.glob("weights-*.buffer"):
+            buffer.resolve().unlink(missing_ok=True)  # one that found no room lies on disk
+            buffer.unlink(missing_ok=True)
+
     def serve(self, host: str, keys: Keys) -> str:
         """Open the channel server at an address of the node. Returns its endpoint."""
         from rlplace.comm.network import ChannelServer  # here: where one node suffices ZeroMQ is not needed
@@ -262,6 +273,9 @@ class ProcessEnd(Channel):
 
     def break_(self, why: str) -> None:
         self._ask("break_", why)
+
+    def reset(self) -> None:
+        self._ask("reset")
 
     def stats(self) -> ChannelStats:
         stats: ChannelStats = self._ask("stats")

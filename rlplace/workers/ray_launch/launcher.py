@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -43,6 +43,8 @@ _END_S = 10.0  # for processes to be gone after they were asked to end
 class RayLauncher:
     """Owns the Ray session, the reservation, the actors and the channels of one cluster."""
 
+    restarts_workers = True
+
     def __init__(
         self, topology: Topology, config: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
     ) -> None:
@@ -59,7 +61,7 @@ class RayLauncher:
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
-        self._processes: list[psutil.Process] = []  # of workers on this host
+        self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,29 +116,48 @@ class RayLauncher:
         running = [name for name, process in self._shared.items() if not process.ended]
         reservation.check_reserved(slots, self._reserved)
         reservation.check_sharing(specs, running)
+        return self._launch(specs, slots)
+
+    def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
+        """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
+        for worker in [worker for worker in self._workers if worker.slot in slots]:
+            worker.end()
+            self._workers.remove(worker)
+        self._end_processes([self._processes.pop(slot) for slot in slots if slot in self._processes], patience_s=0.0)
+        return self._launch(specs, [slot for spec in specs for slot in spec.slots if slot in slots])
+
+    def empty(self, channels: Iterable[Channel]) -> None:
+        """Reset channels, and let the next push of weights make new double buffers."""
+        assert self._channels is not None, "start makes the channels' locations"
+        for channel in channels:
+            channel.reset()
+        self._channels.drop_weights()
+
+    def _launch(self, specs: Sequence[GroupSpec], slots: Sequence[Slot]) -> dict[str, list[WorkerHandle]]:
         started = {worker.slot: worker for sharing in reservation.processes(slots) for worker in self._process(sharing)}
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
         here = ray.get_runtime_context().get_node_id()
-        for found in reports.values():
+        for slot, found in reports.items():
             if found.machine == here:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
-                    self._processes.append(psutil.Process(found.pid))
+                    self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
             reservation.check_place(slot, self._machines[slot.node], self._reserved[slot.node], found)
         for spec in specs:
-            self._build(spec, [started[slot] for slot in spec.slots], reports[spec.slots[0]])
-        return {spec.name: [started[slot] for slot in spec.slots] for spec in specs}
+            self._build(spec, [started[slot] for slot in spec.slots if slot in started], reports)
+        return {spec.name: [started[slot] for slot in spec.slots if slot in started] for spec in specs}
 
-    def _build(self, spec: GroupSpec, workers: Sequence[RayWorker], first: WorkerReport) -> None:
-        """Have the workers of a group built. `first`: report of rank 0, where its ranks join."""
+    def _build(self, spec: GroupSpec, workers: Sequence[RayWorker], reports: Mapping[Slot, WorkerReport]) -> None:
+        """Have workers of a group built. Its ranks join where rank 0 serves, if it is among them."""
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
         addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
         pickled = ray.put(cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses)))
-        rendezvous = Rendezvous(host=first.address, port=first.port)
+        first = reports.get(spec.slots[0])
+        rendezvous = Rendezvous(host=first.address, port=first.port) if first else Rendezvous(host="", port=0)
         for worker in workers:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
@@ -219,12 +240,16 @@ class RayLauncher:
                 self._account, self._bundles, self._reserved = None, None, {}
         finally:
             self._session.close()
-            # Ray ends its processes without waiting for them; one that stays would hold its GPU's memory.
-            processes, self._processes = self._processes, []
-            _, alive = psutil.wait_procs(processes, timeout=_END_S)
-            for process in alive:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            processes, self._processes = list(self._processes.values()), {}
+            self._end_processes(processes, patience_s=_END_S)
+
+    def _end_processes(self, processes: Sequence[psutil.Process], patience_s: float) -> None:
+        """Kill what Ray has not ended by then: it does not wait for its processes. One would hold its GPU's memory."""
+        _, alive = psutil.wait_procs(processes, timeout=patience_s)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=_END_S)
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:

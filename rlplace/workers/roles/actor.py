@@ -40,6 +40,7 @@ from rlplace.workers.worker import out_of_step
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
+    from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard
     from rlplace.workers.training.experience import Experience
     from rlplace.workers.training.optimizer import Update
@@ -111,6 +112,12 @@ class Actor(TrainedWorker):
     def _enclosed(self) -> tuple[Shard, ...]:
         """Return what goes along with the weights of every push, the same tensors each time."""
         return ()
+
+    def begin_again(self, iteration: int) -> Metrics:
+        """Push all weights next, which a new rollout rank has none of, even of a version that was pushed before."""
+        self._sender.begin_again()
+        self._pushes = 0
+        return super().begin_again(iteration)
 
 
 class PolicyActor(Actor):
@@ -187,6 +194,7 @@ class LmActor(Actor):
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
+    _reference: WeightSender | None = None  # of its weights, where it is refreshed
 
     def setup(self) -> None:
         from rlplace.comm.weights.host_sync import WeightSender
@@ -207,6 +215,12 @@ class LmActor(Actor):
             self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
             self._opened.callback(self._reference.close)
         self.move(Residency.OFF)
+
+    def begin_again(self, iteration: int) -> Metrics:
+        self._groups = self._inferred = self._experience = None
+        if self._reference is not None:
+            self._reference.begin_again()
+        return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
         """Wait for all groups; keep what the algorithm asks of the weights of `version` for their response tokens."""
@@ -305,6 +319,7 @@ class LmActor(Actor):
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
+            assert self._reference is not None, "a reference that is refreshed has a channel"
             shards, began = self._model.shards(), time.perf_counter()
             self._reference.push(version, shards)
             seconds = time.perf_counter() - began
@@ -364,6 +379,10 @@ class Critic(TrainedWorker):
         trainer = self._train(lm, critic.optimizer)
         self._learner = CriticLearner(config, lm, trainer, ranks, critic.token_budget)
         self.move(Residency.OFF)
+
+    def begin_again(self, iteration: int) -> Metrics:
+        self._inferred = None
+        return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
         """Wait for all groups of `iteration`; put the values of their response tokens and keep them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Array, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, SimulatorArguments, WorkerArguments
-from rlplace.workers.roles.episodes import Episodes, RowState, read
+from rlplace.workers.roles.episodes import Episodes, read
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step
 
@@ -111,6 +111,30 @@ class StageGroup:
     observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
     lengths: NDArray[np.int64]  # [rows], steps of the episodes in progress
 
+    def begin(self, seed: int, iteration: int = 0) -> None:
+        """Begin all episodes, of rows that follow from the seed of the run and the iteration."""
+        rows = len(self.lengths)
+        self.observations = self.simulator.reset(row_seeds(seed, self.first_row, rows, iteration))
+        self.lengths = np.zeros(rows, np.int64)
+
+    def episodes(self) -> Episodes:
+        """Return all that the next steps follow from; what the group does later leaves it as it is."""
+        simulator = self.simulator
+        states = simulator.row_states() if isinstance(simulator, Restorable) else [{}] * len(self.lengths)
+        return Episodes(first_row=self.first_row, observations=self.observations, lengths=self.lengths, states=states)
+
+    def go_on(self, saved: Episodes) -> NDArray[np.int64]:
+        """Go on, after all episodes were begun, from `saved`; return the steps that are lost of rows that cannot."""
+        simulator, begun = self.simulator, dict(enumerate(self.observations))
+        if isinstance(simulator, Restorable):
+            begun = dict(simulator.restore(saved.states))
+        again = list(begun)
+        self.observations, self.lengths = saved.observations.copy(), saved.lengths.copy()
+        self.lengths[again] = 0
+        for row, observation in begun.items():
+            self.observations[row] = observation
+        return saved.lengths[again]
+
 
 class VectorEnvWorker(EnvWorker):
     """Owns the simulators of global rows from rank * rows_per_rank on; episodes outlast iterations and offloads."""
@@ -118,6 +142,8 @@ class VectorEnvWorker(EnvWorker):
     holds: ClassVar[str] = "simulator"
 
     config: SimulatorArguments
+    _new = True  # its episodes are those of the start of a run
+    _started: tuple[int, Sequence[Episodes]] = (-1, ())  # the last iteration that was begun, and from what
 
     def setup(self) -> None:
         config, context = self.config.config, self.context
@@ -148,6 +174,7 @@ class VectorEnvWorker(EnvWorker):
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times and send one trajectory; return when its last piece is put."""
         self._require(Residency.FULL, "run")
+        self._new, self._started = False, (iteration, [group.episodes() for group in self._groups])
         steps, watch = self.config.config.algorithm.rollout_steps, Stopwatch("sim", "wait", "put")
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         for group in self._groups:
@@ -188,15 +215,12 @@ class VectorEnvWorker(EnvWorker):
     def save_state(self, folder: str) -> Metrics:
         """Copy all that the next steps follow from; it is written into `folder` behind what follows."""
         began = time.perf_counter()
-        states: list[RowState] = []
-        for group in self._groups:
-            simulator = group.simulator
-            states += simulator.row_states() if isinstance(simulator, Restorable) else [{}] * len(group.lengths)
+        groups = [group.episodes() for group in self._groups]
         episodes = Episodes(
             first_row=self.context.rank * self._rows,
-            observations=np.concatenate([group.observations for group in self._groups]),
-            lengths=np.concatenate([group.lengths for group in self._groups]),
-            states=states,
+            observations=np.concatenate([each.observations for each in groups]),
+            lengths=np.concatenate([each.lengths for each in groups]),
+            states=[state for each in groups for state in each.states],
         )
         self._behind.start(Path(folder), lambda: [episodes.write(Path(folder))])
         return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
@@ -206,25 +230,26 @@ class VectorEnvWorker(EnvWorker):
 
         Raises ConfigError for the state of something else.
         """
-        began, lost, cut = time.perf_counter(), 0, 0
+        began, self._new, lost, cut = time.perf_counter(), False, 0, 0
         for group in self._groups:
             rows = range(group.first_row, group.first_row + len(group.observations))
-            saved = read(Path(folder), rows, group.observations)
-            simulator, begun = group.simulator, dict(enumerate(group.observations))
-            if isinstance(simulator, Restorable):
-                begun = dict(simulator.restore(saved.states))
-            again = list(begun)
-            lost += int(saved.lengths[again].sum())
-            cut += int(np.count_nonzero(saved.lengths[again]))
-            group.observations, group.lengths = saved.observations, saved.lengths
-            group.lengths[again] = 0
-            for row, observation in begun.items():
-                group.observations[row] = observation
+            steps = group.go_on(read(Path(folder), rows, group.observations))
+            lost, cut = lost + int(steps.sum()), cut + int(np.count_nonzero(steps))
         return {
             "env/steps_lost": Metric(lost, "sum"),
             "env/episodes_cut": Metric(cut, "sum"),
             "env/load_s": Metric(time.perf_counter() - began, "max"),
         }
+
+    def begin_again(self, iteration: int) -> Metrics:
+        """Go back to where this rank began `iteration`, if it has. A new rank begins all episodes anew."""
+        began_at, starts = self._started
+        back, cut = began_at == iteration, 0
+        new = self._new and iteration > 0
+        for number, group in enumerate(self._groups if back or new else ()):
+            group.begin(self.config.config.runner.seed, iteration)
+            cut += int(np.count_nonzero(group.go_on(starts[number]))) if back else len(group.observations)
+        return {"env/episodes_cut": Metric(cut, "sum")}
 
     def _ask(self, group: StageGroup, step: int) -> None:
         for rank, rows in self._cuts.items():

@@ -29,6 +29,7 @@ from rlplace.config.schema import RewardConfig
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.errors import ConfigError, RewardError
+from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 from rlplace.workers.roles.checks import endpoint_problems
@@ -61,6 +62,10 @@ class RewardFunctionWorker(Scorer):
             on_poison=config.faults.on_poison,
         )
         self._opened.callback(self._grader.close)
+
+    def begin_again(self, iteration: int) -> Metrics:
+        self._grader.close()
+        return super().begin_again(iteration)
 
     def _score(self, scoring: Scoring) -> None:
         grading: dict[tuple[int, int], Sample] = {}

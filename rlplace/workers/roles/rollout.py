@@ -77,6 +77,11 @@ class RolloutWorker(RoleWorker):
     def move(self, to: Residency) -> MoveReport:
         return MoveReport(residency=to, accelerator_bytes=self.engine.move(to), host_bytes=self.engine.host_bytes)
 
+    def begin_again(self, iteration: int) -> Metrics:
+        self._receiver.begin_again()
+        self._kept.close()
+        return super().begin_again(iteration)
+
     def pull_weights(self, version: int) -> Metrics:
         """Pull and load `version`, verified. On WeightSyncError, or the channel's, earlier weights stay in use."""
         began = time.perf_counter()
@@ -258,6 +263,11 @@ class TextRolloutWorker(RolloutWorker):
         from rlplace.workers.engines.vllm import VllmEngine
 
         return VllmEngine(settings, device=context.device, owner=context.owner)
+
+    def begin_again(self, iteration: int) -> Metrics:
+        self.engine.drop()
+        self._ahead = -1
+        return super().begin_again(iteration)
 
     def pull_weights(self, version: int) -> Metrics:
         """Pull as the base class, after earlier versions not yet pulled; nothing if generating has pulled it."""

@@ -42,6 +42,7 @@ from rlplace.workers.worker import RoleWorker, WorkerContext, out_of_step, score
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
 
+    from rlplace.comm.weights.host_sync import CopyReceiver
     from rlplace.models.causal_lm import FrozenLm
 
 Samples = tuple[Sample, ...]
@@ -231,6 +232,8 @@ class ModelScorer(Scorer, JoinedWorker):
 class ReferenceWorker(ModelScorer):
     """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
 
+    _receiver: CopyReceiver | None = None  # of the actor's weights, where it is refreshed
+
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
 
@@ -265,11 +268,17 @@ class ReferenceWorker(ModelScorer):
         weights = self._lm.module.lm.named_parameters()
         return {f"model.{name}": beside(weight, self._where(own(weight))) for name, weight in weights}
 
+    def begin_again(self, iteration: int) -> Metrics:
+        if self._receiver is not None:
+            self._receiver.begin_again()
+        return super().begin_again(iteration)
+
     def refresh(self, iteration: int, version: int) -> Metrics:
         """Load the actor's weights of `version`, sent in the same call, if this iteration is due."""
         if not self.config.refreshes(iteration):
             return {}
         self._require(Residency.WEIGHTS, "refresh")
+        assert self._receiver is not None, "a reference that is refreshed has a channel"
         began = time.perf_counter()
         with self._receiver.pull(version) as received:
             self._lm.load(received.tensors)

@@ -62,6 +62,10 @@ class TextEnvWorker(EnvWorker):
         )
         self._opened.callback(self.grader.close)
 
+    def begin_again(self, iteration: int) -> Metrics:
+        self.grader.close()
+        return super().begin_again(iteration)
+
     def run(self, iteration: int) -> Metrics:
         """Play this rank's groups until the last is put. RewardError: no finite number; ConfigError: a long prompt."""
         self._require(Residency.FULL, "run")

@@ -49,7 +49,8 @@ class Ranks:
         `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
         """
         self.rank, self.world_size = rank, world_size = context.rank, context.world_size
-        self._context, self._timeout_s, self._waits = context, timeout_s, 0
+        self._context, self._timeout_s = context, timeout_s
+        self._epoch = self._waits = 0
         device, meet = torch.device(context.device.torch_name), context.rendezvous
         self._on_host = device.type != "cuda"
         if not self._on_host:
@@ -132,7 +133,7 @@ class Ranks:
         All ranks call it equally often. Raises ChannelTimeout, ChannelBroken when the run is cancelled meanwhile.
         Leaves nothing in the store.
         """
-        number = self._waits
+        number = f"{self._epoch}.{self._waits}"
         self._waits += 1
         if self.rank == 0:
             for rank in range(1, self.world_size):
@@ -155,6 +156,10 @@ class Ranks:
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self.store.delete_key(key)
+
+    def begin_again(self) -> None:
+        """Agree anew on the number of calls: some ranks may have waited for a call of rank 0 that never came."""
+        self._epoch, self._waits = self._epoch + 1, 0
 
     def close(self) -> None:
         with Ranks._opening:

@@ -57,6 +57,10 @@ class JoinedWorker(RoleWorker):
             host_bytes=sum(part.host_bytes for part in self._parts) + self._host_bytes(),
         )
 
+    def begin_again(self, iteration: int) -> Metrics:
+        self._ranks.begin_again()
+        return super().begin_again(iteration)
+
     def _host_bytes(self) -> int:
         """Return the bytes that are always on the host."""
         return 0

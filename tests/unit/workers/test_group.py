@@ -42,6 +42,12 @@ class Handle(WorkerHandle):
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def proceed(self) -> Future[None]:
+        self.cancelled.clear()
+        told: Future[None] = Future()
+        told.set_result(None)
+        return told
+
     def end(self) -> None:
         self.ended += 1
 
@@ -114,6 +120,44 @@ def test_a_failure_breaks_the_channels_also_if_its_call_is_not_waited_for() -> N
     job.handles[1].raises(ValueError("bad action"))
     with pytest.raises(ChannelBroken, match="bad action"):
         channel.get(timeout_s=30)
+
+
+def test_ranks_that_give_up_outlast_a_failure_and_those_that_do_not_are_lost() -> None:
+    job = Job("env")
+    job.group.outlast = "give up"
+    pending = job.group.step()
+    job.handles[0].die()
+    job.handles[1].raises(broken())  # rank 2 reacts to nothing
+    with pytest.raises(WorkerError, match=r"env rank 0.*died"):
+        pending.wait(timeout_s=30)
+    assert set(job.group.lost()) == {0, 2}
+    assert job.handles[1].cancelled.is_set()
+    new = {rank: Handle("env", rank) for rank in (0, 2)}
+    job.group.go_on(new)
+    assert not job.handles[1].cancelled.is_set()
+    again = job.group.step()
+    for handle in (new[0], job.handles[1], new[2]):
+        handle.settle(Done("done"))
+    assert again.wait(timeout_s=30) == ["done"] * 3
+    assert [handle.ended for handle in job.handles] == [0, 0, 0]  # that is the launcher's
+
+
+@pytest.mark.parametrize("vain", [False, True])
+def test_a_call_may_end_while_others_have_failed_unless_that_is_vain(vain: bool) -> None:
+    actor, reward = Job("actor"), Job("reward")
+    actor.group.outlast, actor.group.in_vain = "end the call", lambda: vain
+    pending = [actor.group.step(), reward.group.step()]
+    for handle in reward.handles:
+        handle.die()
+    if vain:
+        actor.handles[0].raises(broken())
+    else:
+        assert not actor.handles[0].cancelled.wait(0.2)
+        for handle in actor.handles:
+            handle.settle(Done(None))
+    with pytest.raises(WorkerError, match=r"reward rank 0.*died"):
+        wait_all(pending, timeout_s=30)
+    assert set(actor.group.lost()) == ({1, 2} if vain else set())
 
 
 def test_calls_of_an_ended_worker_fail_at_once() -> None:

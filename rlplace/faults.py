@@ -1,0 +1,189 @@
+"""Faults of a run: which workers can be replaced, how often, what was lost; and the events that the summary lists.
+
+::
+
+    a call fails, or is late ──▶ all groups give up ──▶ lost ranks start again on their slots, channels are emptied
+                                                        ──▶ every rank drops what it has of the iteration ──▶ its sync
+
+An iteration is done anew as a whole, up to the moment at which weights may have changed: from there on a failure ends
+the run, as one of a group that trains does at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlplace.config.schema import FaultsConfig
+from rlplace.errors import (
+    AcceleratorOutOfMemory,
+    ChannelError,
+    ClusterError,
+    DivergedError,
+    ProblemsError,
+    WorkerError,
+    WorkerTimeout,
+)
+from rlplace.placement.language.slots import owner_of
+from rlplace.placement.language.spec import role_of
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, gave_up
+
+REPLACED = ("env", "rollout", "reference", "reward")  # roles
+_HOUR_S = 3600.0
+# Another try would end alike: settings that are wrong or too large, a policy that has diverged.
+_FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One failure that the run has outlasted."""
+
+    at_s: float  # since the workers were ready
+    iteration: int
+    stage: str
+    what: str  # the rank and the method, or the method that was late
+    why: str
+    replaced: tuple[str, ...]  # ranks, by name
+    redone_s: float  # of the iteration so far
+    recovery_s: float  # until it could begin again
+
+    def __str__(self) -> str:
+        again = f"restarted {', '.join(self.replaced)}; " if self.replaced else ""
+        seconds = f"recovery took {self.recovery_s:.1f} s, {self.redone_s:.1f} s of work are done again"
+        return f"fault in {self.stage} of iteration {self.iteration}: {self.what}: {self.why}; {again}{seconds}"
+
+
+class Recovery:
+    """Replaces lost workers while that may help. Owns the faults so far. Used by the thread of the loop.
+
+    From its making on, the groups outlast failures.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Mapping[str, WorkerGroup],
+        config: FaultsConfig,
+        *,
+        tell: Callable[[str], None],
+        kept: Sequence[str] = (),
+    ) -> None:
+        """`tell` is given a line for each fault. `kept`: what cannot be replaced in this job, beside what trains."""
+        self.faults: list[Fault] = []
+        self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
+        self._replaced = tuple(name for name in groups if role_of(name) in REPLACED and name not in kept)
+        self._recent: deque[float] = deque()  # when, of the last hour
+        self._before: tuple[int, str] | None = None  # of the last fault: iteration, error and where; texts may differ
+        self._began = time.monotonic()
+        for name, group in groups.items():
+            if role_of(name) in REPLACED:
+                group.outlast, group.grace_s = "give up", GIVE_UP_S
+            else:
+                group.outlast, group.in_vain = "end the call", self._in_vain
+
+    def _in_vain(self) -> bool:
+        return any(group.lost() for name, group in self._groups.items() if name not in self._replaced)
+
+    def recover(self, error: WorkerError | WorkerTimeout, *, iteration: int, stage: str, redone_s: float) -> Fault:
+        """Replace what `error` and the failures behind it have cost. Raises `error` where nothing can be done."""
+        came = time.monotonic()
+        failures = [call.failed_at_s for group in self._groups.values() for call in group.failed_calls]
+        began = min([came, *failures])
+        late = isinstance(error, WorkerTimeout)
+        for group in self._groups.values():
+            if late and group.at_work:  # it will not end by itself
+                group.cancel("a worker is late", patience_s=0.0)
+        self._check(error, iteration, began)
+        lost = self._lost()
+        if not lost.keys() <= set(self._replaced):
+            raise error
+        self._restart(lost, error)
+        replaced = tuple(owner_of(name, rank) for name, ranks in lost.items() for rank in sorted(ranks))
+        if isinstance(error, WorkerTimeout):
+            what, why = error.problem.key, error.problem.what
+        else:
+            what, why = f"{owner_of(error.component, error.rank)} in {error.method}", error.what
+        if lost and (late or gave_up(error)):
+            what, why = f"{', '.join(replaced)} stood still", f"{what}: {why}"
+        fault = Fault(
+            at_s=began - self._began,
+            iteration=iteration,
+            stage=stage,
+            what=what,
+            why=why.partition("\n")[0],
+            replaced=replaced,
+            redone_s=max(0.0, redone_s - (came - began)),
+            recovery_s=time.monotonic() - began,
+        )
+        self.faults.append(fault)
+        self._tell(str(fault))
+        return fault
+
+    def _lost(self) -> dict[str, set[int]]:
+        for group in self._groups.values():
+            group.wait_wound_down()
+        return self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
+
+    def _restart(self, lost: Mapping[str, set[int]], error: WorkerError | WorkerTimeout) -> None:
+        """Restart lost ranks; once more what dies meanwhile. Raises `error` where a node does not let it."""
+        try:
+            try:
+                self._cluster.restart(lost)
+            except WorkerError:
+                self._cluster.restart(self._lost())
+        except (ChannelError, ClusterError) as refusal:
+            raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
+
+    def _check(self, error: WorkerError | WorkerTimeout, iteration: int, now: float) -> None:
+        """Raise `error` where another try would end alike, or there were too many."""
+        cause = error.cause if isinstance(error, WorkerError) else error
+        if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith("-not-finite"):  # for faults.on_poison
+            raise error
+        before, self._before = self._before, None
+        if cause is not None:
+            where = f"{error.component}.{error.method}" if isinstance(error, WorkerError) else error.problem.key
+            self._before = (iteration, f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}")
+            if before == self._before:
+                raise noted(error, f"the same again after iteration {iteration} was begun anew") from cause
+        while self._recent and now - self._recent[0] > _HOUR_S:
+            self._recent.popleft()
+        if len(self._recent) >= self._most:
+            many = f"{self._most} restart{'s' * (self._most > 1)}"
+            raise noted(error, f"after {many} within an hour; faults.restarts: {self._most}") from cause
+        self._recent.append(now)
+
+
+def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | WorkerTimeout:
+    """Return the same error with a note in its text."""
+    if isinstance(error, WorkerError):
+        return dataclasses.replace(error, what=f"{error.what}\n  {note}")
+    problem = error.problem
+    return WorkerTimeout(dataclasses.replace(problem, why="\n".join(filter(None, [problem.why, note]))))
+
+
+def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
+    """Return the metrics of an iteration with these faults; none without."""
+    if not faults:
+        return {}
+    return {
+        "faults/restarts": float(len(faults)),
+        "faults/recovery_s": sum(fault.recovery_s for fault in faults),
+        "faults/redone_s": sum(fault.redone_s for fault in faults),
+    }
+
+
+def faults_of(faults: Sequence[Fault], *, train_s: float, ready_s: float) -> dict[str, Any]:
+    """Return the faults of a run as summary.json has them.
+
+    `train_s`: of iterations that were not begun anew, or of their last begin. `ready_s`: since workers were ready.
+    """
+    return {
+        "events": [dataclasses.asdict(fault) for fault in faults],
+        "recovery_s": sum(fault.recovery_s for fault in faults),
+        "redone_s": sum(fault.redone_s for fault in faults),
+        "effective_share": train_s / ready_s if ready_s else 0.0,
+    }

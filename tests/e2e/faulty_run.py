@@ -1,0 +1,56 @@
+"""A run of which workers are killed or stopped at given moments; its arguments as JSON. For tests of what it outlasts.
+
+`python -m tests.e2e.faulty_run '{"config": ..., "overrides": [...], "faults": [["env", 0, 2, 0.1, "SIGKILL"], ...]}'`:
+rank 0 of env gets SIGKILL 0.1 s after iteration 2 began.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import rlplace.run
+from rlplace.loop import Loop
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.ray_launch.launcher import RayLauncher
+
+
+def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) -> None:
+    launcher = cluster._launcher
+    assert isinstance(launcher, RayLauncher)
+    time.sleep(after_s)
+    while True:  # it may be starting again at this moment
+        for slot, process in dict(launcher._processes).items():
+            if (slot.component, slot.rank) == (name, rank) and process.is_running():
+                process.send_signal(signal.Signals[number])
+                print(f"sent {number} to {name} rank {rank}", flush=True)
+                return
+        time.sleep(0.01)
+
+
+def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
+    launched, iterate = rlplace.run.launch, Loop.iteration
+
+    def launch(cluster: Cluster, job: Any) -> Any:
+        clusters.append(cluster)
+        return launched(cluster, job)
+
+    def iteration(self: Loop, index: int, *, evaluate: bool = False) -> dict[str, float]:
+        for name, rank, at, after_s, number in faults:
+            if at == index:
+                threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
+        return iterate(self, index, evaluate=evaluate)
+
+    clusters: list[Cluster] = []
+    rlplace.run.launch, Loop.iteration = launch, iteration  # type: ignore[method-assign]
+    from rlplace.train import main as train
+
+    return train(["--config-name", config, *overrides])
+
+
+if __name__ == "__main__":
+    sys.exit(main(**json.loads(sys.argv[1])))

@@ -1,0 +1,138 @@
+"""Workers that die or stand still in a run: they are replaced, and the run ends with the samples it would have had."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.training import INLINE_LAUNCHER, ROOT, Finished, finish, placed, train
+
+pytestmark = pytest.mark.ray
+
+SIMULATED = (
+    "cluster.accelerators_per_node=4",
+    "cluster.accelerator.kind=emulated",
+    "env.total_num_envs=16",
+    "algorithm.rollout_steps=256",
+    "algorithm.epochs=2",
+)
+TEXT = (
+    "cluster.accelerators_per_node=4",
+    "algorithm.prompts=8",
+    "algorithm.max_new_tokens=24",
+    "critic.warmup_iterations=0",
+    *placed("0", "0", "0-1"),
+    "cluster.component_placement.critic=1",
+    "cluster.component_placement.reference=2",
+    "cluster.component_placement.reward=3",
+)
+Hurt = tuple[str, int, int, float, str]  # component, rank, iteration, seconds after it began, signal
+
+
+def hurt(config: str, output: Path, *overrides: str, faults: Sequence[Hurt]) -> Finished:
+    asked = {"config": config, "overrides": [f"runner.output_dir={output}", *overrides], "faults": faults}
+    command = [sys.executable, "-u", "-m", "tests.e2e.faulty_run", json.dumps(asked)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = finish(process, output)
+    assert run.out.count("sent SIG") == len(faults), run.out
+    return run
+
+
+def test_simulators_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
+    """Not even a number changes: episodes go on from where the iteration began, and the first began them all."""
+    where, short = placed("0", "0", "1"), "runner.total_iterations=3"
+    faults = [("env", 0, 0, 0.4, "SIGKILL"), ("rollout", 0, 2, 0.4, "SIGKILL")]
+    run = hurt("hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, short, faults=faults)
+    whole = train("hybrid_ppo", tmp_path / "whole", *SIMULATED, *where, short, INLINE_LAUNCHER)
+    assert run.code == whole.code == 0, run.err + whole.err
+    lines = run.metrics()
+    assert [line["env/steps"] for line in lines] == [line["actor/samples"] for line in lines] == [4096.0] * 3
+    assert [line["faults/restarts"] for line in lines if "faults/restarts" in line] == [1.0, 1.0]
+    assert not any(line.get("env/episodes_cut") for line in lines)
+    for number in ("env/return", "actor/entropy", "actor/grad_norm"):
+        assert [line[number] for line in lines] == [line[number] for line in whole.metrics()]
+    recorded = run.summary()["faults"]
+    assert [event["replaced"] for event in recorded["events"]] == [["env rank 0"], ["rollout rank 0"]]
+    assert 0 < recorded["effective_share"] < 1
+    assert "fault in rollout of iteration 0: env rank 0 in run: the worker process died" in run.out
+
+
+def test_a_language_model_learns_from_the_same_answers(models: tuple[str, ...], tmp_path: Path) -> None:
+    short = ("runner.total_iterations=3", *models)
+    faults = [("rollout", 1, 0, 0.1, "SIGKILL"), ("env", 0, 1, 0.05, "SIGKILL"), ("reward", 0, 1, 0.05, "SIGKILL")]
+    run = hurt("rlhf_tiny", tmp_path / "hurt", *TEXT, *short, faults=faults)
+    whole = train("rlhf_tiny", tmp_path / "whole", *TEXT, *short, INLINE_LAUNCHER)
+    assert run.code == 0, run.err
+    assert whole.code == 0, whole.err
+    for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):
+        assert ours["actor/samples"] == 64.0
+        for number in ("actor/reward", "actor/tokens_learned", "actor/grad_norm", "critic/value"):
+            assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), number
+
+
+MOMENTS = 20
+KINDS = {
+    "env": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
+    "rollout": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
+    "text env": ("rlhf_tiny", TEXT, 1),
+    "text rollout": ("rlhf_tiny", TEXT, 2),
+    "reference": ("rlhf_tiny", TEXT, 1),
+    "reward": ("rlhf_tiny", TEXT, 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tuple[str, ...], tmp_path: Path) -> None:
+    """Each iteration's numbers of steps and samples are exact, so none is lost and none is counted twice."""
+    config, overrides, ranks = KINDS[kind]
+    moments, component = random.Random(kind), kind.rpartition(" ")[2]
+    faults = [
+        (component, moments.randrange(ranks), at + 1, round(moments.uniform(0.0, 1.2), 3), "SIGKILL")
+        for at in range(MOMENTS)
+    ]
+    lasting = (f"runner.total_iterations={MOMENTS + 3}", "faults.restarts=100")
+    run = hurt(config, tmp_path, *overrides, *lasting, *(models if config == "rlhf_tiny" else ()), faults=faults)
+    assert run.code == 0, run.err
+    lines = run.metrics()
+    assert [line["policy/version"] for line in lines] == list(range(1, MOMENTS + 4))
+    assert {line["actor/samples"] for line in lines} == {4096.0 if config == "hybrid_ppo" else 64.0}
+    events = run.summary()["faults"]["events"]
+    assert all(event["recovery_s"] < 60 for event in events)
+    print(kind, [round(event["recovery_s"], 1) for event in events])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("component", ["env", "rollout"])
+def test_a_worker_that_stands_still_is_replaced_when_it_is_late(component: str, tmp_path: Path) -> None:
+    limits = ("runner.channel_timeout_s=4", "runner.total_iterations=3")
+    faults = [(component, 0, 1, 0.4, "SIGSTOP")]
+    run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *placed("0-1", "0-1", "2-3"), *limits, faults=faults)
+    assert run.code == 0, run.err
+    assert f"{component} rank 0 stood still" in run.out
+    assert {line["actor/samples"] for line in run.metrics()} == {4096.0}
+
+
+@pytest.mark.slow
+def test_an_error_that_comes_again_ends_the_run(models: tuple[str, ...], tmp_path: Path) -> None:
+    asked = ("env.rewards=[{name: tests.odd_rewards:raises}]", "runner.total_iterations=2")
+    run = train("rlhf_tiny", tmp_path, *TEXT, *asked, *models)
+    assert run.code == 1
+    assert run.out.count("fault in rollout of iteration 0") == 1
+    assert "the same again after iteration 0 was begun anew" in run.err
+
+
+@pytest.mark.slow
+def test_more_faults_than_are_allowed_end_the_run(tmp_path: Path) -> None:
+    faults = [("env", 0, 1, 0.3, "SIGKILL"), ("env", 1, 2, 0.3, "SIGKILL")]
+    allowed = ("faults.restarts=1", "runner.total_iterations=4")
+    run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *placed("0-1", "0-1", "2-3"), *allowed, faults=faults)
+    assert run.code == 1
+    assert "after 1 restart within an hour; faults.restarts: 1" in run.err
+    assert [len(line) > 0 for line in run.metrics()] == [True, True]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,16 +49,22 @@ class Loop:
     recovery: Recovery | None = None  # None: the first failure is raised
 
     def __init__(
-        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
+        self,
+        schedule: Schedule,
+        groups: Mapping[str, WorkerGroup],
+        memory: MemoryMonitor,
+        runner: RunnerConfig,
+        first: int = 0,
     ) -> None:
-        self.version = 0
+        """`first`: number of the iteration to begin with."""
+        self.version = first  # each iteration makes the next
         self.memory = memory
         self._held = dict.fromkeys(groups, Residency.OFF)
-        self._weights_change = False  # whether the iteration can no longer begin anew
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self._at: str | None = None  # the stage it is in
+        self._updating = False  # some of what learns has begun with an update that not all have made
         self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
             "refresh": self._refresh,
@@ -106,7 +112,7 @@ class Loop:
 
     def _through_faults(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
-        self._weights_change, faults = False, list[Fault]()
+        self._updating, faults = False, list[Fault]()
         lost: dict[str, float] = {}
         while True:
             began = time.perf_counter()
@@ -115,7 +121,7 @@ class Loop:
                     lost = self._begin_again(index)
                 return self._through(works, index) | lost | fault_metrics(faults)
             except (WorkerError, WorkerTimeout) as error:
-                if self.recovery is None or self._weights_change:
+                if self.recovery is None or self._updating:
                     raise
                 redone_s, stage = time.perf_counter() - began, self._at or self._schedule.stages[0]
                 faults.append(self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s))
@@ -131,6 +137,23 @@ class Loop:
             self._move([move for move in moves if move.after < move.before])
             self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
         return reduce_metrics([rank for group in dropped for rank in group])
+
+    def save_state(self, folder: Path, components: Iterable[str]) -> None:
+        """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
+        with self._in(self._at or "sync"):
+            self._wait([self._groups[c].save_state(str(folder / c)) for c in components])
+
+    def load_state(self, folder: Path, components: Iterable[str]) -> dict[str, float]:
+        """Have the workers take what `save_state` saved, before the first iteration. Return their metrics."""
+        with self._in("sync"):
+            loaded = self._wait([self._groups[c].load_state(str(folder / c)) for c in components])
+        return reduce_metrics([rank for group in loaded for rank in group])
+
+    @property
+    def between_updates(self) -> bool:
+        """Whether the state of what learns is that after a whole iteration, and can be asked for."""
+        learning = [self._groups[c] for c in self._groups if role_of(c) in ("actor", "critic")]
+        return not self._updating and not any(group.busy or group.closed for group in learning)
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
@@ -201,9 +224,10 @@ class Loop:
         return metrics
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
-        self._weights_change = True
+        self._updating = True
         learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.active[stage]])
-        self.version += stage == self._learned
+        if stage == self._learned:
+            self.version, self._updating = self.version + 1, False
         return learned
 
     def _gather(self, pending: Sequence[Pending]) -> list[Metrics]:
@@ -259,12 +283,12 @@ class Generated(NamedTuple):
 class Generation:
     """Tracks and advances the iteration that env and engines are at. No method waits."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int) -> None:
+    def __init__(self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int, first: int = 0) -> None:
         self.under_way: tuple[Pending, ...] = ()
         self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
         self.admitting = True
         self._groups, self._ahead, self._iterations = groups, ahead, iterations
-        self._begun = 0  # iterations
+        self._begun = first  # iterations
         self._began_s: float | None = None  # when the one that is under way was
         self._over_s = 0.0  # of those that are over
         self._pushed = -1  # newest version that the actor has pushed, or is pushing
@@ -305,20 +329,30 @@ class Generation:
 
 
 def make_loop(
-    schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
+    schedule: Schedule,
+    groups: Mapping[str, WorkerGroup],
+    memory: MemoryMonitor,
+    runner: RunnerConfig,
+    first: int = 0,
 ) -> Loop:
     """Make the loop of a schedule. A rollout that runs ahead stops after `runner.total_iterations`."""
-    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner)
+    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner, first)
 
 
 class Overlap(Loop):
     """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
     def __init__(
-        self, schedule: Schedule, groups: Mapping[str, WorkerGroup], memory: MemoryMonitor, runner: RunnerConfig
+        self,
+        schedule: Schedule,
+        groups: Mapping[str, WorkerGroup],
+        memory: MemoryMonitor,
+        runner: RunnerConfig,
+        first: int = 0,
     ) -> None:
-        super().__init__(schedule, groups, memory, runner)
-        self._generation = Generation(groups, ahead=schedule.needs.ahead, iterations=runner.total_iterations)
+        super().__init__(schedule, groups, memory, runner, first)
+        ahead, last = schedule.needs.ahead, runner.total_iterations
+        self._generation = Generation(groups, ahead=ahead, iterations=last, first=first)
         self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:

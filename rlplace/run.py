@@ -14,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
+from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
-from rlplace.errors import OutputError
+from rlplace.errors import OutputError, WorkerError
 from rlplace.faults import Recovery, faults_of
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
@@ -37,6 +39,8 @@ from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.utilisation import render_timeline
+from rlplace.saving import Saving
+from rlplace.signals import Signals, Stopped
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup
@@ -103,57 +107,78 @@ def worker_of(config: Config, component: str) -> type[Worker]:
     return (workers | {"reference": ReferenceWorker})[role]
 
 
-def run(job: JobSpec, report: PlanView, *, resolved: Mapping[str, Any]) -> Path:
-    """Train until the goal or the end is reached. Return the run's folder.
+def run(
+    job: JobSpec,
+    report: PlanView,
+    *,
+    resolved: Mapping[str, Any],
+    signals: Signals | None = None,
+    resumed: Checkpoint | None = None,
+) -> Path:
+    """Train until the goal or the end is reached, or a signal asks to end. Return the run's folder.
 
-    Raises ClusterError before anything trains, WorkerError when a worker fails; all processes are gone afterwards.
+    `resumed`: go on with this checkpoint, in the folder of its run. Raises ClusterError before anything trains,
+    WorkerError when a worker fails, Stopped; all processes are gone afterwards.
     """
+    folder = make_folder(Path(job.config.runner.output_dir) / report.name) if resumed is None else resumed.run
+    with lock(folder):
+        texts = {
+            CONFIG: yaml.safe_dump(dict(resolved), sort_keys=False),
+            PLAN: json.dumps(render_json(report), indent=1) + "\n",
+        }
+        for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
+            write_whole(folder / name, text)
+        _run(job, folder, texts, signals or Signals(), resumed)
+    return folder
+
+
+def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals, resumed: Checkpoint | None) -> None:
     began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
-    folder = make_folder(Path(runner.output_dir) / report.name)
-    write_whole(folder / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False))
-    write_whole(folder / "plan.txt", render_text(report) + "\n")
-    write_whole(folder / "plan.json", json.dumps(render_json(report), indent=1) + "\n")
-    write_whole(folder / "plan.svg", render_svg(report))
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
-    ledger = job.case.ledger()
-    shared_bytes = {node.rank: ledger.shared_bytes(node.rank) for node in job.plan.topology.nodes}
-    scored = "infer" in map(base_stage, schedule.stages)
-    console = RUN_CONSOLE if job.config.kind == "mlp" else SCORED_CONSOLE if scored else TEXT_CONSOLE
+    shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in job.plan.topology.nodes}
+    console = RUN_CONSOLE if job.config.kind == "mlp" else TEXT_CONSOLE
+    if job.config.kind != "mlp" and "infer" in map(base_stage, schedule.stages):
+        console = SCORED_CONSOLE
+    progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
+    if before:
+        progress.resume(before["progress"])
+    trained_s = progress.seconds.get("time/iteration_s", 0.0)
     with (
-        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared_bytes) as cluster,
-        open_sinks(runner.sinks, folder, console) as sinks,
+        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared) as cluster,
+        open_sinks(runner.sinks, folder, console, before.get("files")) as sinks,
     ):
         groups = launch(cluster, job)
-        channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
-        job.progress.start_s = time.perf_counter() - began
-        print(f"ready after {job.progress.start_s:.1f} s: {cluster.describe()}", flush=True)
-        print(f"files: {folder}", flush=True)
-        loop, ready = make_loop(schedule, groups, MemoryMonitor(job.case), runner), time.perf_counter()
+        loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
+        saving = Saving(job.config, job.plan, loop, folder, texts)
+        if resumed is not None:
+            print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
         loop.recovery = recovery_of(job, cluster, groups)
+        progress.start_s, ready = progress.start_s + time.perf_counter() - began, time.perf_counter()
+        print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
+        print(f"files: {folder}", flush=True)
+        channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
+        policies: dict[str, Path] = {}
+        patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
-            with watchdog:
-                _train(job, loop, sinks)
-            saved = {"actor": folder / ("policy.safetensors" if job.config.kind == "mlp" else "policy")}
-            loop.save(saved | ({"critic": folder / "critic"} if "critic" in placement.components else {}))
+            with watchdog, signals.patient(patience_s):
+                try:
+                    _train(job, loop, sinks, saving, signals)
+                    saving.last(progress)
+                    loop.save(_policies(job, folder))
+                    policies = _policies(job, folder)
+                except (WorkerError, Stopped):
+                    if not signals.at_once:
+                        saving.rescue(progress)
+                    raise
+            signals.check()
         finally:
-            usage, held = loop.usage, loop.memory.held
-            ended = summary(job.progress, folder) | {
-                "memory": compare_memory(ledger, held),
-                "waits": waits_of(view(channels)),
-                "utilisation": usage.record(count_active(placement, schedule.needs)),
-            }
+            ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | saving.record()
             if loop.recovery is not None:
-                ready_s = time.perf_counter() - ready
-                ended["faults"] = faults_of(loop.recovery.faults, train_s=ended["train_s"], ready_s=ready_s)
-            write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
-            if usage.last:
-                picture = render_timeline(usage.last, usage.accelerators, placement.components, "last iteration")
-                write_whole(folder / "timeline.svg", picture)
-            write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-            print(summary_text(ended), flush=True)
-    return folder
+                train_s, ready_s = ended["train_s"] - trained_s, time.perf_counter() - ready
+                ended["faults"] = faults_of(loop.recovery.faults, train_s=train_s, ready_s=ready_s)
+            _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
 
 
 def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]) -> Recovery | None:
@@ -170,8 +195,27 @@ def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup
     return Recovery(cluster, groups, config.faults, tell=lambda line: print(line, flush=True), kept=kept)
 
 
-def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:
-    """Run iterations until the last one or the goal, with evaluations on held-out prompts in between."""
+def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
+    """Return where the models of a run are saved, by component."""
+    saved = {"actor": folder / ("policy.safetensors" if job.config.kind == "mlp" else "policy")}
+    return saved | ({"critic": folder / "critic"} if "critic" in job.plan.placement.components else {})
+
+
+def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop) -> None:
+    """Write what was measured, and the summary, which is also printed."""
+    usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
+    ended["memory"] = compare_memory(job.case.ledger(), held)
+    ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
+    write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
+    if usage.last:
+        picture = render_timeline(usage.last, usage.accelerators, placement.components, "last iteration")
+        write_whole(folder / "timeline.svg", picture)
+    write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
+    print(summary_text(ended), flush=True)
+
+
+def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, signals: Signals) -> None:
+    """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
     config, progress, runner = job.config, job.progress, job.config.runner
     simulated = config.kind == "mlp"
     eval_every = 0 if simulated else runner.eval_every
@@ -187,9 +231,10 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink]) -> None:
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
-        if progress.reached(runner.stop_at_return):
+        saving.after_iteration(progress)
+        if signals.asked or progress.reached(runner.stop_at_return):
             break
-    if eval_every:
+    if eval_every and not signals.asked:
         progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
 
 

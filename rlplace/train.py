@@ -7,29 +7,21 @@ Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
+from rlplace.checkpoints.find import AUTO, find
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
 from rlplace.placement.show.text import render_text
 from rlplace.prepare import check_launch, planned_only, prepare_composed
+from rlplace.resume import resumed
+from rlplace.signals import Signals, Stopped
 
 USAGE = Path(__file__).with_name("train_usage.txt")
 
 DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
-
-
-class Stopped(BaseException):
-    """A signal asked the run to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
         return DONE
-    stop_on_signals()
+    signals = Signals()
+    signals.listen()
     try:
-        return max((_job(composed) for composed in compose.with_hydra(argv)), default=DONE)
+        jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
+        return max((_job(composed, signals) for composed in jobs), default=DONE)
     except (ProblemsError, ClusterError) as error:
         print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
         return WRONG
@@ -59,21 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else FAILED
 
 
-def stop_on_signals() -> None:
-    """Turn SIGINT and SIGTERM into Stopped, once: while stopping, where every wait is bounded, more are ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
-
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, stop)
+def _config_of_the_run(argv: Sequence[str]) -> list[str]:
+    """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
+    resume = next((word.removeprefix("resume=") for word in argv if word.startswith("resume=")), AUTO)
+    if resume == AUTO or compose.CommandLine.of(argv).name is not None:
+        return []
+    found = find(resume, Path())
+    assert found is not None, "a checkpoint that is named is found, or it is an error"
+    return ["--config-dir", str(found.folder), "--config-name", "config"]
 
 
-def _job(composed: compose.Composed) -> int:
+def _job(composed: compose.Composed, signals: Signals) -> int:
     job = prepare_composed(composed)
     if not job.config.dry_run:
         lacking = job.not_run or check_launch(job.config, job.plan, job.sources)
@@ -87,12 +77,16 @@ def _job(composed: compose.Composed) -> int:
         return DOES_NOT_FIT
     if job.shortages:
         print(job.shortages, file=sys.stderr)
+    found = resumed(job)
+    if job.config.resume is not None:
+        _show("\nno checkpoint of this job yet: it starts anew" if found is None else f"\n{found.text}")
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
     from rlplace.run import job_spec, run
 
-    run(job_spec(job.config, job.plan), job.view, resolved=job.mapping)
+    spec = job_spec(job.config, job.plan)
+    run(spec, job.view, resolved=job.mapping, signals=signals, resumed=None if found is None else found.checkpoint)
     return DONE
 
 

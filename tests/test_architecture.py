@@ -16,14 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("codes", "errors", "units"),
+    ("codes", "errors", "signals", "units"),
     ("checkpoints", "config", "metrics", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "faults", "memory_monitor", "report"),
+    ("saving",),
     ("run",),
     ("prepare",),
+    ("resume",),
     ("export", "plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
@@ -64,7 +66,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm"},
-    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "run"},
+    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "resume", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others

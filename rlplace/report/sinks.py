@@ -115,6 +115,13 @@ class WholeAppends:
         except OSError as error:
             raise OutputError.of(self._path, error) from error
 
+    def cut(self, size: int) -> None:
+        """Drop what follows the first `size` bytes. Raises OutputError."""
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise OutputError.of(self._path, error) from error
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -142,16 +149,28 @@ def tensorboard_record(**event: object) -> bytes:
     return record.getvalue()
 
 
+def metric_files(directory: Path) -> dict[str, int]:
+    """Return the size of each file of metrics below a run's folder, by its path there."""
+    files = [directory / METRICS_FILE, *sorted((directory / TENSORBOARD_FOLDER).glob("events.*"))]
+    return {str(file.relative_to(directory)): file.stat().st_size for file in files if file.is_file()}
+
+
 @contextlib.contextmanager
-def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE) -> Iterator[list[Sink]]:
+def open_sinks(
+    names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE, sizes: Mapping[str, int] | None = None
+) -> Iterator[list[Sink]]:
     """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close their files.
 
+    `sizes`: what `metric_files` returned at a checkpoint; what was written since is dropped, for it is done again.
     Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
     """
     with contextlib.ExitStack() as opened:
 
         def append_to(path: Path) -> WholeAppends:
             return opened.enter_context(contextlib.closing(WholeAppends(path)))
+
+        for name, size in metric_files(directory).items() if sizes is not None else ():
+            append_to(directory / name).cut(min(size, (sizes or {}).get(name, 0)))
 
         sinks: list[Sink] = []
         for name in names:
@@ -161,7 +180,9 @@ def open_sinks(names: Iterable[str], directory: Path, console: Console = RUN_CON
                 sinks.append(functools.partial(_append_json, append_to(directory / METRICS_FILE)))
             else:
                 events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-                file = append_to(directory / TENSORBOARD_FOLDER / events)
-                file.append(tensorboard_record(file_version="brain.Event:2"))
+                begun = [known for known in sizes or () if known.startswith(TENSORBOARD_FOLDER)]  # one curve, one file
+                file = append_to(directory / (begun[-1] if begun else f"{TENSORBOARD_FOLDER}/{events}"))
+                if not begun:
+                    file.append(tensorboard_record(file_version="brain.Event:2"))
                 sinks.append(functools.partial(_append_event, file))
         yield sinks

@@ -17,6 +17,7 @@ from rlplace.report.utilisation import usage_rows
 from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
+_KEPT = ("start_s", "steps", "iterations", "first_return", "counts", "seconds", "evaluations")  # of a Progress
 _LEAST_WAIT_S = 0.05  # less is shown as no time at all
 
 
@@ -53,6 +54,24 @@ class Progress:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     episodes: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)  # (mean return, episodes)
     evaluations: dict[int, float] = dataclasses.field(default_factory=dict)  # policy version -> mean reward
+    earlier_s: float = 0.0  # wall time of the commands whose checkpoint this one goes on with
+
+    @property
+    def wall_s(self) -> float:
+        return self.earlier_s + time.perf_counter() - self.began
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later command needs to go on, as JSON has it."""
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return kept | {"episodes": [list(pair) for pair in self.episodes], "earlier_s": self.wall_s}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        self.evaluations = {int(version): value for version, value in self.evaluations.items()}
+        self.episodes = deque((score, episodes) for score, episodes in state["episodes"])
+        self.earlier_s = state["earlier_s"]
 
     def add(self, numbers: Mapping[str, float], steps: int) -> None:
         """Count one iteration of `steps` env steps or answers."""
@@ -83,6 +102,11 @@ class Progress:
         total = sum(n for _, n in self.episodes)
         return sum(r * n for r, n in self.episodes) / total if total else None
 
+    @property
+    def score(self) -> float | None:
+        """What checkpoints are compared by: the last reward of held-out prompts, if any, else the mean return."""
+        return self.evaluations[max(self.evaluations)] if self.evaluations else self.mean_return
+
     def reached(self, goal: float | None) -> bool:
         """Whether a full window of episodes has a mean return of `goal` or more."""
         full = sum(n for _, n in self.episodes) >= self.measures.window
@@ -103,7 +127,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "return_last": progress.mean_return,
         **(held_out if progress.measures.episodes is None else {}),
         **{name: int(value) for name, value in progress.counts.items()},
-        "wall_s": time.perf_counter() - progress.began,
+        "wall_s": progress.wall_s,
         "start_s": progress.start_s,
         "train_s": total,
         f"{steps}_per_s": progress.steps / total if total else 0.0,
@@ -155,9 +179,21 @@ def summary_text(report: Mapping[str, Any]) -> str:
         *_fault_rows(report.get("faults", {})),
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
+        *_kept_rows(report),
         ("files", report["folder"]),
     ]
     return "\n".join(["", *(f"{head:<11}{text}" for head, text in rows)])
+
+
+def _kept_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say where the policy and the newest checkpoint are."""
+    policy, checkpoint = report.get("policy"), report.get("checkpoint")
+    if policy:
+        yield "policy", policy
+    elif checkpoint:
+        yield "policy", f"in the checkpoint: python -m rlplace.export {checkpoint} <new file or folder>"
+    if checkpoint:
+        yield "checkpoint", f"{checkpoint}   (saving took {report['save_s']:.1f} s; goes on with resume=auto)"
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,166 @@
+"""Go on with a checkpoint: find and verify it, compare its job with the one at hand, refuse another experiment.
+
+::
+
+    resume=auto ── newest checkpoint of the job ── files as written? ── keys that differ ── plans that differ ──▶ launch
+                                                    no: refused          another experiment: refused
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
+from rlplace.checkpoints.find import find, verify
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
+from rlplace.config.yaml_text import show
+from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
+from rlplace.placement.plan import Plan
+from rlplace.placement.show.text import render_diff
+from rlplace.placement.show.view import PlanView
+from rlplace.prepare import Prepared, prepare
+
+# Patterns of keys, the first list before the second; a key in neither changes the numbers of what follows.
+_SAFE = (
+    *("cluster.*", "checkpoint.*", "memory.*", "faults.*", "resume", "resume_allow", "dry_run"),
+    *("runner.total_iterations", "runner.stop_at_return", "runner.eval_*", "runner.output_dir", "runner.sinks"),
+    *("runner.*_s", "*.enable_offload", "*.accelerator_memory", "*.host_memory", "*.workspace_memory"),
+    *("*.gpu_memory_utilization", "*.kv_cache_memory", "*.sleep_level", "*.enforce_eager", "env.reward_*"),
+    *("*.sync.verify*", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
+)
+_EXPERIMENT = (
+    *("env", "env.*", "algorithm.*", "reward", "reward.*", "*.model", "*.model.*", "runner.seed", "critic.on_actor"),
+    *("*.lora_rank", "*.lora_alpha", "*.lora_targets", "*.ema_decay", "*.weights", "*.optimizer.kind"),
+)
+Differences = Mapping[str, tuple[object, object]]  # key -> value of then, value of now
+_LONGEST = 40  # characters of a value that is shown
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A checkpoint that a job may go on with."""
+
+    checkpoint: Checkpoint
+    text: str  # what it is, and what differs
+
+
+def resumed(job: Prepared) -> Resumed | None:
+    """Find what `resume` names; None where it names nothing, or is auto and there is none yet.
+
+    Raises ConfigError where there is no whole checkpoint, or it is one of another experiment.
+    """
+    config = job.config
+    if config.resume is None:
+        return None
+    checkpoint = find(config.resume, Path(config.runner.output_dir) / job.view.name)
+    if checkpoint is None:
+        return None
+    verify(checkpoint)
+    mapping = yaml.safe_load(checkpoint.text(CONFIG))
+    differences = _differences(read_config(mapping), read_config(job.mapping))
+    problems = [*_other_experiment(job, differences), *_over(job, checkpoint)]
+    if problems:
+        raise ConfigError(problems)
+    return Resumed(checkpoint=checkpoint, text=_text(job, checkpoint, differences, mapping))
+
+
+def _differences(before: Config, now: Config) -> Differences:
+    old, new = dict(_flat(before)), dict(_flat(now))
+    keys = (key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key))
+    return {key: (old.get(key), new.get(key)) for key in keys}
+
+
+def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every key with its value; blocks of the placement language and lists are values."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping) and key.count(".") < 3:
+        for name, each in value.items():
+            yield from _flat(each, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _is(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Problem]:
+    allowed = job.config.resume_allow
+    for key, (old, new) in differences.items():
+        if _is(key, _SAFE) or not _is(key, _EXPERIMENT):
+            continue
+        if not any(key == name or key.startswith(f"{name}.") for name in allowed):
+            yield Problem(
+                code="other-experiment",
+                key=key,
+                what="differs from the run that is to go on",
+                got=_short(new),
+                source=source_of(key, job.sources),
+                why=f"the checkpoint was made with {_short(old)}; with another value it is another experiment",
+                fix=f"{key}={_short(old)}        (or on purpose: resume_allow=[{key}])",
+            )
+
+
+def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:
+    last, done = job.config.runner.total_iterations, checkpoint.iteration
+    if done >= last:
+        yield Problem(
+            code="nothing-left",
+            key="runner.total_iterations",
+            what="all iterations are done",
+            got=str(last),
+            source=source_of("runner.total_iterations", job.sources),
+            why=f"{checkpoint.folder} was saved after iteration {done}",
+            fix=f"runner.total_iterations={2 * done}        (any number above {done})",
+        )
+
+
+def _text(job: Prepared, checkpoint: Checkpoint, differences: Differences, mapping: Mapping[str, Any]) -> str:
+    """Say what goes on, which keys differ, how the plans differ, and what that changes."""
+    total = job.config.runner.total_iterations
+    lines = [*checkpoint.notes, f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done"]
+    for key, (old, new) in differences.items():
+        if key not in ("resume", "resume_allow"):
+            note = "" if _is(key, _SAFE) else "        changes the numbers of what follows"
+            lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
+    if job.config.actor.optimizer.schedule != "constant" and "runner.total_iterations" in differences:
+        lines.append("    the learning rate falls over the new number of iterations")
+    if any(key.startswith("cluster.") for key in differences):
+        lines += _placements(job, mapping)
+    return "\n".join(lines)
+
+
+def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
+    """Compare the plans; say what is cut anew."""
+    try:
+        old = prepare(mapping, name="saved")
+    except ProblemsError as error:  # machines or folders of then are not those of now
+        return [f"    the plan of then cannot be made here: {error.problems[0].what}"]
+    view: PlanView = dataclasses.replace(job.view, name="now")
+    return [render_diff(old.view, view), *_cut_anew(old.plan, job.plan)]
+
+
+def _cut_anew(old: Plan, new: Plan) -> list[str]:
+    lines = []
+    for component in ("actor", "critic", "reference", "env"):
+        if component in old.placement.components and component in new.placement.components:
+            before, now = old.placement.world_size(component), new.placement.world_size(component)
+            if before != now:
+                what = "simulators are dealt to" if component == "env" else "state is sharded over"
+                lines.append(f"    {component}: its {what} {now} rank{'s' * (now > 1)} instead of {before}")
+    if lines:
+        lines.append("    sums over ranks are added in another order: numbers agree to rounding, not to the bit")
+    return lines
+
+
+def _short(value: object) -> str:
+    text = show(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,129 @@
+"""Save a run: a checkpoint every few iterations, one when it ends, and what can be saved of one that fails.
+
+::
+
+    iteration 9 │ copy to host │ iteration 10            │ iteration 11
+                               └ workers write their files ─▶ manifest, rename ─▶ it is said
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplace.checkpoints.checkpoint import RUN, Checkpoint
+from rlplace.checkpoints.store import Contents, Saver, Store
+from rlplace.config.schema import Config
+from rlplace.errors import OutputError, RlplaceError
+from rlplace.loop import Loop
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.plan import Plan
+from rlplace.report.sinks import metric_files
+from rlplace.report.summary import Progress
+
+_LIBRARIES = ("rlplace", "torch", "ray", "transformers", "vllm", "gymnasium", "mujoco", "numpy")
+_WRITE_S = 3600.0  # longest that files may take behind the iterations
+
+
+class Saving:
+    """Saves through the loop's workers. Owns the run's folder of checkpoints."""
+
+    def __init__(self, config: Config, plan: Plan, loop: Loop, folder: Path, texts: Mapping[str, str]) -> None:
+        """`texts`: what goes into each checkpoint, by file name."""
+        self._config, self._loop, self._folder, self._texts = config.checkpoint, loop, folder, texts
+        self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
+        self._store = Store(folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
+        self._saver = Saver(self._store, timeout_s=_WRITE_S)
+        self._saved = -1  # the iteration after which the last one was begun
+        self.newest: Path | None = None
+        self.seconds = 0.0  # in which the run stood still for it
+
+    def load(self, checkpoint: Checkpoint) -> str:
+        """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
+        kept = tuple(c for c in self._ranks if (checkpoint.folder / c).is_dir())
+        numbers = self._loop.load_state(checkpoint.folder, kept)
+        self._saved, self.newest = checkpoint.iteration, checkpoint.folder
+        if "env" in self._ranks and "env" not in kept:
+            return "; all episodes begin anew"
+        lost, cut = (int(numbers.get(f"env/{name}", 0)) for name in ("steps_lost", "episodes_cut"))
+        return f"; {cut} episodes begin anew, {lost} steps of them are lost" if cut else ""
+
+    def record(self) -> dict[str, Any]:
+        """Return what the summary says: where the newest one is, and the seconds that saving took."""
+        return {"checkpoint": None if self.newest is None else str(self.newest), "save_s": self.seconds}
+
+    def after_iteration(self, progress: Progress) -> None:
+        """Save if it is due; say which one has become whole."""
+        self._said()
+        if self._config.every and progress.iterations % self._config.every == 0:
+            self._begin(progress, tuple(self._ranks))
+
+    def last(self, progress: Progress) -> None:
+        """Save after the last iteration and wait until it is whole."""
+        self._begin(progress, tuple(self._ranks))
+        self._said(wait_s=_WRITE_S)
+
+    def rescue(self, progress: Progress) -> None:
+        """Save what learns as it was after the last whole iteration, if it can be asked; simulators begin anew."""
+        if self._loop.between_updates and progress.iterations and self._saved != progress.iterations:
+            try:
+                self._begin(progress, tuple(c for c in self._ranks if role_of(c) in ("actor", "critic")))
+            except RlplaceError as error:
+                print(f"no checkpoint: {error}", file=sys.stderr)
+        self._said(wait_s=self._config.grace_s / 2)
+
+    def _begin(self, progress: Progress, components: tuple[str, ...]) -> None:
+        if self._saved == progress.iterations:
+            return
+        self._said(wait_s=_WRITE_S)  # one at a time
+        began = time.perf_counter()
+        try:
+            part = self._store.begin(progress.iterations, components)
+        except OutputError as error:
+            print(f"no checkpoint after iteration {progress.iterations}: {error}", file=sys.stderr)
+            return
+        self._loop.save_state(part, components)
+        state = {"progress": progress.state(), "files": metric_files(self._folder)}
+        contents = Contents(
+            ranks={c: self._ranks[c] for c in components},
+            texts={**self._texts, RUN: json.dumps(state, indent=1)},
+            version=self._loop.version,
+            score=progress.score,
+            libraries=_versions(),
+        )
+        self._saver.start(part, contents)
+        self._saved = progress.iterations
+        self.seconds += time.perf_counter() - began
+
+    def _said(self, wait_s: float = 0.0) -> None:
+        """Say what became of the one that is being written, after waiting so long for it."""
+        saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
+        if saved is not None and saved.checkpoint is not None:
+            self.newest = saved.checkpoint.folder
+        if saved is not None and saved.error is not None:
+            print(saved.error, file=sys.stderr)
+
+
+def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
+    """Return the components whose state outlasts an iteration."""
+    kept = {"actor", "critic"}
+    if config.kind == "mlp":
+        kept.add("env")
+    elif config.reference.refresh_every:
+        kept.add("reference")
+    return tuple(c for c in plan.placement.components if role_of(c) in kept)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

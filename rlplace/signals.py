@@ -1,0 +1,80 @@
+"""Ctrl-C and SIGTERM: the first asks a run to end, which then has a while to save; the second ends it at once.
+
+::
+
+    outside `patient`    signal ──▶ Stopped
+    inside               signal ──▶ asked ── the run sees it between two iterations, saves and ends
+                                      ├── half of the grace is over ──▶ Stopped
+                                      └── another signal ──▶ Stopped
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class Signals:
+    """Turn SIGINT and SIGTERM into Stopped. Once it was raised for a second signal, more do nothing.
+
+    While a run ends, every wait of it is bounded.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None  # the first signal
+        self.at_once = False  # nothing is to be saved any more
+        self._grace_s = 0.0
+
+    def listen(self) -> None:
+        """Take the signals of this process from now on; only in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            for each in _STOPPING:
+                signal.signal(each, self._stop)
+            signal.signal(signal.SIGALRM, self._out_of_patience)
+
+    @contextlib.contextmanager
+    def patient(self, grace_s: float) -> Iterator[None]:
+        """Let the first signal inside only ask, for half of `grace_s`; 0: it stops at once."""
+        self._grace_s = grace_s
+        try:
+            yield
+        finally:
+            self._grace_s = 0.0
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def check(self) -> None:
+        """Raise Stopped if a signal has asked."""
+        if self.asked is not None:
+            raise Stopped(self.asked)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        first, self.asked = self.asked is None, self.asked or number
+        if first and self._grace_s:
+            # Not print: the signal may have come in the middle of one.
+            text = f"\n{signal.Signals(number).name}: ends after this iteration and saves, within {self._grace_s:g} s"
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}; again: ends now\n".encode())
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
+            return
+        self.at_once = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for each in _STOPPING:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(self.asked)
+
+    def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
+        self.check()

@@ -1,0 +1,178 @@
+"""Runs that go on: to the bit where nothing differs, under other placements, after a signal and after SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+from tests.e2e.training import INLINE, LIMIT_S, ROOT, SMALL, Finished, finish, placed, read_until, start, train
+
+CONSTANT = ("actor.optimizer.schedule=constant", "env.id=CartPole-v1", "runner.stop_at_return=null")
+ONE_EACH = (*INLINE, *placed("0", "0", "1"), *CONSTANT)
+TIMES = ("time/", "util/", "_s", "_per_s", "_share")  # what differs from run to run
+
+
+def numbers(run: Finished) -> list[dict[str, Any]]:
+    """Return the metrics that follow from the seed."""
+    return [
+        {k: v for k, v in line.items() if not k.startswith(TIMES) and not k.endswith(TIMES)} for line in run.metrics()
+    ]
+
+
+def steps_of(run: Finished, tag: str) -> list[int]:
+    """Return the steps of a curve in TensorBoard, as its files have them."""
+    assert run.folder is not None
+    files = sorted((run.folder / "tensorboard").iterdir())
+    events = (event for file in files for event in LegacyEventFileLoader(str(file)).Load())
+    return [event.step for event in events for value in event.summary.value if value.tag == tag]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of four iterations that nothing interrupted."""
+    return train("hybrid_ppo", tmp_path_factory.mktemp("whole"), *ONE_EACH, "runner.total_iterations=4")
+
+
+def resume(output: Path, *overrides: str, job: Sequence[str] = ONE_EACH) -> Finished:
+    return train("hybrid_ppo", output, *job, "resume=auto", "runner.total_iterations=4", *overrides)
+
+
+def test_a_run_goes_on_to_the_bit(whole: Finished, tmp_path: Path) -> None:
+    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=2")
+    run = resume(tmp_path)
+    assert run.code == 0, run.err
+    assert "2 of 4 iterations are done" in run.out
+    assert numbers(run) == numbers(whole)
+    assert steps_of(run, "actor/policy_loss") == steps_of(whole, "actor/policy_loss") == [256, 512, 768, 1024]
+    assert run.folder is not None
+    assert whole.folder is not None
+    ours, theirs = (load_file(r.folder / "policy.safetensors") for r in (run, whole) if r.folder)
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert run.summary()["iterations"] == 4
+    assert run.summary()["return_first"] == whole.summary()["return_first"]
+
+
+def test_what_came_after_the_checkpoint_is_done_again_once(whole: Finished, tmp_path: Path) -> None:
+    """SIGKILL leaves metrics of iterations that no checkpoint has."""
+    job = (*ONE_EACH, "checkpoint.every=2", "runner.total_iterations=390625")
+    process = start("hybrid_ppo", tmp_path, *job)
+    seen = read_until(process, "    4 ")
+    while not [*tmp_path.glob("*/*/checkpoints/latest")]:
+        seen += process.stdout.readline() if process.stdout else ""
+    process.kill()
+    killed = finish(process, tmp_path, seen)
+    assert len(killed.metrics()) >= 3
+    assert killed.folder is not None
+    saved = int((killed.folder / "checkpoints" / "latest").read_text())
+    run = train("hybrid_ppo", tmp_path, *job[:-1], "resume=auto", f"runner.total_iterations={saved + 2}")
+    assert run.code == 0, run.err
+    assert [line["iteration"] for line in run.metrics()] == list(range(1, saved + 3))
+    assert numbers(run)[:4] == numbers(whole)
+    assert steps_of(run, "env/return") == sorted(set(steps_of(run, "env/return")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_first(tmp_path: Path, number: signal.Signals) -> None:
+    process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=390625", "checkpoint.every=0")
+    seen = read_until(process, "    3 ")
+    process.send_signal(number)
+    run = finish(process, tmp_path, seen)
+    assert run.code == 128 + number
+    assert f"{number.name}: ends after this iteration and saves" in run.err
+    assert run.folder is not None
+    done = run.summary()["iterations"]
+    assert run.summary()["checkpoint"] == str(run.folder / "checkpoints" / f"{done:06}")
+    assert run.summary()["policy"] == str(run.folder / "policy.safetensors")
+    assert len(run.metrics()) == done
+    again = train("hybrid_ppo", tmp_path, *ONE_EACH, "resume=auto", f"runner.total_iterations={done + 1}")
+    assert [line["iteration"] for line in again.metrics()] == list(range(1, done + 2))
+
+
+def test_without_a_config_a_run_goes_on_by_its_own(tmp_path: Path) -> None:
+    first = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
+    words = [f"resume={first.folder}", "runner.total_iterations=2"]
+    command = [sys.executable, "-m", "rlplace.train", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(first.metrics()) == 2
+
+
+def test_another_experiment_is_refused_unless_it_is_named(tmp_path: Path) -> None:
+    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
+    refused = resume(tmp_path, "algorithm.gamma=0.9", "actor.model.hidden=[32]")
+    assert refused.code == 2
+    assert refused.err.count("[other-experiment]") == 2
+    assert "algorithm.gamma=0.99        (or on purpose: resume_allow=[algorithm.gamma])" in refused.err
+    allowed = resume(tmp_path, "algorithm.gamma=0.9", "resume_allow=[algorithm.gamma]")
+    assert allowed.code == 0, allowed.err
+    assert "algorithm.gamma: 0.99 -> 0.9        changes the numbers of what follows" in allowed.out
+
+
+def test_a_job_that_is_done_has_nothing_left(tmp_path: Path) -> None:
+    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
+    done = train("hybrid_ppo", tmp_path, *ONE_EACH, "resume=auto", "runner.total_iterations=1")
+    assert done.code == 2
+    assert "[nothing-left]" in done.err
+    assert "runner.total_iterations=2" in done.err
+
+
+def test_the_first_start_with_auto_starts_anew(tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "resume=auto", "runner.total_iterations=1")
+    assert run.code == 0, run.err
+    assert "no checkpoint of this job yet: it starts anew" in run.out
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
+    process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=4", "checkpoint.every=1")
+    read_until(process, "files: ")
+    (folder,) = tmp_path.glob("*/*")
+    (folder / "checkpoints").write_text("in the way", encoding="utf-8")
+    run = finish(process, tmp_path)
+    assert len(run.metrics()) == 4
+    assert "no checkpoint after iteration" in run.err
+
+
+@pytest.mark.ray
+def test_another_placement_goes_on_with_the_same_curve(whole: Finished, tmp_path: Path) -> None:
+    """Two actor ranks instead of one, two env ranks instead of one."""
+    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=2")
+    job = (*SMALL, *placed("0-1", "0-1", "2-3"), *CONSTANT)
+    run = resume(tmp_path, job=job)
+    assert run.code == 0, run.err
+    assert "actor: its state is sharded over 2 ranks instead of 1" in run.out
+    assert "env: its simulators are dealt to 2 ranks instead of 1" in run.out
+    for line, expected in zip(numbers(run), numbers(whole), strict=True):
+        assert line["env/return"] == pytest.approx(expected["env/return"], rel=1e-3)
+        assert line["actor/policy_loss"] == pytest.approx(expected["actor/policy_loss"], rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.ray
+def test_the_policy_of_a_run_whose_worker_dies_is_kept(tmp_path: Path) -> None:
+    """The actor is whole when an env worker dies: what it has learned is saved."""
+    job = (
+        *SMALL,
+        *placed("0", "1", "2"),
+        *CONSTANT,
+        "runner.total_iterations=390625",
+        "checkpoint.every=0",
+        "faults.restarts=0",
+    )
+    process = start("hybrid_ppo", tmp_path, *job)
+    seen = read_until(process, "    2 ")
+    workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "RayHost" in " ".join(p.cmdline())]
+    simulating = next(p for p in workers if not any("libtorch" in m.path for m in p.memory_maps()))
+    simulating.kill()
+    run = finish(process, tmp_path, seen)
+    assert run.code == 1
+    saved = json.loads((Path(run.summary()["checkpoint"]) / "run.json").read_text())
+    assert saved["progress"]["iterations"] == run.summary()["iterations"] >= 2

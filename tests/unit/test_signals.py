@@ -1,0 +1,63 @@
+"""The first signal asks where a run can save, the second ends it; a run that does not come to an end is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rlplace.signals import Signals, Stopped
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    listening = Signals()
+    listening.listen()
+    yield listening
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def _send(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)  # the interpreter runs handlers between two instructions
+
+
+def test_a_signal_stops_at_once_where_there_is_nothing_to_save(signals: Signals) -> None:
+    with pytest.raises(Stopped, match="SIGTERM") as stopped:
+        _send(signal.SIGTERM)
+    assert stopped.value.exit_code == 143
+
+
+def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    with signals.patient(60.0):
+        _send(signal.SIGINT)
+        assert signals.asked == signal.SIGINT
+        assert "SIGINT: ends after this iteration and saves, within 60 s; again: ends now" in capfd.readouterr().err
+        with pytest.raises(Stopped, match="SIGINT"):
+            _send(signal.SIGTERM)
+        assert signals.at_once
+        _send(signal.SIGINT)  # a third does nothing
+    with pytest.raises(Stopped):
+        signals.check()
+
+
+def test_half_of_the_grace_is_for_the_iteration(signals: Signals) -> None:
+    with signals.patient(0.2):
+        _send(signal.SIGINT)
+        with pytest.raises(Stopped, match="SIGINT") as stopped:
+            time.sleep(30.0)
+    assert stopped.value.exit_code == 130
+    with pytest.raises(Stopped):  # what is saved meanwhile can be ended, too
+        _send(signal.SIGINT)
+
+
+def test_no_alarm_is_left_behind(signals: Signals) -> None:
+    with signals.patient(0.2):
+        _send(signal.SIGINT)
+    time.sleep(0.3)
+    assert signals.asked == signal.SIGINT

@@ -73,9 +73,10 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
             return super().learn(iteration, version)
 
         def _receive(self, iteration: int, part: int) -> Any:
-            share, groups = super()._receive(iteration, part)
+            share, experience = super()._receive(iteration, part)
+            groups = [] if experience is None else experience.groups
             learned.extend((self.version, sample) for group in groups for sample in group)
-            return share, groups
+            return share, experience
 
     class Engines(TextRolloutWorker):
         iteration, steps = -1, 0

@@ -73,7 +73,11 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
     working = {component: ledger.working(component) for component in placement.components}
     if spaces is None:
         arguments = WorkerArguments(
-            config=with_share(config, case), ranks=ranks, deliveries=plan.deliveries, working=working
+            config=with_share(config, case),
+            ranks=ranks,
+            deliveries=plan.deliveries,
+            working=working,
+            copies_checkpoints=case.copies_checkpoints,
         )
     else:
         arguments = SimulatorArguments(
@@ -81,6 +85,7 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
             ranks=ranks,
             deliveries=plan.deliveries,
             working=working,
+            copies_checkpoints=case.copies_checkpoints,
             spaces=spaces,
             routes=plan.row_routes,
         )

@@ -25,6 +25,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+STATE_FILE_BYTES = 1 << 28  # of a rank's tensors in one file, which is in memory twice more while it is written
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,26 @@ import pytest
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import build_policy
+from rlplace.models.sharding import own
 from rlplace.placement.memory.demands import (
     Footprint,
+    HostPart,
     Placed,
     PolicyRolloutDemand,
     PolicyShape,
     PolicyTrainingDemand,
+    TrainingDemand,
     policy_shape,
 )
+from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, Scenario, make_actor
+from tests.lm_ranks import LmScenario, make_lm_worker
 from tests.open_calls import slot_of
-from tests.worker_ranks import in_processes
+from tests.worker_ranks import in_processes, listen, rendezvous_at
 
 Sizes = dict[Residency, tuple[int, int]]  # bytes on the accelerator, bytes on the host
 CONTINUOUS = ContinuousActions(shape=(3, 2), low=(-1.0,) * 6, high=(1.0,) * 6)
@@ -69,6 +75,27 @@ def _moves(scenario: Scenario, rank: int, rendezvous: Rendezvous, _: Path) -> Si
         return {r: (report.accelerator_bytes, report.host_bytes) for r, report in reports.items()}
     finally:
         actor.close()
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        {"ema_decay": 0.9},
+        {"lora_rank": 3},
+        {"weights": "bf16", "compute": "bf16"},
+        {"weights": "bf16", "compute": "bf16", "optimizer": {"on_host": True}},
+    ],
+    ids=lambda trained: " ".join(trained),
+)
+def test_a_copy_for_a_checkpoint_is_what_was_predicted(trained: dict[str, object], qwen: Path) -> None:
+    scenario = LmScenario(model=qwen, trained=trained)
+    actor = make_lm_worker(scenario, 0, rendezvous_at(listen()))
+    copied = sum(own(tensor).nbytes for tensor in actor._state().values())
+    actor.close()
+    model = read_model(json.loads((qwen / "config.json").read_text()))
+    demand = TrainingDemand(model=model, block=scenario.job.config.actor, sequence_length=8, saved=True)
+    host = demand.footprint(placed(1)).host
+    assert {kept[HostPart.CHECKPOINT] for kept in host.values()} == {3 * (copied - 8)}  # a small state is one file
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

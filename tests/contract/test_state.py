@@ -124,6 +124,24 @@ def test_a_language_model_goes_on_to_the_bit(kind: str, qwen: Path, tmp_path: Pa
         other.close()
 
 
+def test_without_room_for_a_copy_the_state_is_written_before_it_returns(qwen: Path, tmp_path: Path) -> None:
+    scenario = LmScenario(model=qwen)
+    one = make_lm_worker(scenario, 0, rendezvous_at(listen()))
+    one.config = dataclasses.replace(one.config, copies_checkpoints=False)
+    iterate(one, 0)
+    one.move(Residency.OFF)
+    one.save_state(str(tmp_path))
+    assert written(tmp_path, 1)
+    iterate(one, 1)
+    expected = shown(one)
+    one.close()
+    other = make_lm_worker(scenario, 0, rendezvous_at(listen()))
+    other.load_state(str(tmp_path))
+    iterate(other, 1)
+    assert shown(other) == expected
+    other.close()
+
+
 def test_what_is_frozen_is_left_to_the_folder_of_the_model(qwen: Path, tmp_path: Path) -> None:
     worker = make_lm_worker(LmScenario(model=qwen, **LORA), 0, rendezvous_at(listen()))
     worker.save_state(str(tmp_path))

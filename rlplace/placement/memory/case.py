@@ -69,6 +69,8 @@ _FLOAT32, _INT64 = 4, 8
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
 _NO_MODEL = "the model is not known: its memory is not counted"
 _ONLY_MEASURED = "its model cannot be counted; known is what an earlier run measured, not what it needs while it works"
+_NO_COPIES = "the hosts have no room for copies of checkpoints: the next iteration waits until one is written"
+_SAVED = (TrainingDemand, ScoringDemand, PolicyTrainingDemand)
 _WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 
@@ -120,8 +122,19 @@ def memory_case(
         reserve=config.memory.reserve,
         job=lambda lines: _with_lines(config, plan.topology, lines, spaces, measured),
     )
+    case = _without_copies(case)
     automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"
     return fill_share(case) if automatic else case
+
+
+def _without_copies(case: MemoryCase) -> MemoryCase:
+    """Return the case without copies for checkpoints where a host has no room for them, else the same."""
+    saved = {c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.saved}
+    if not saved or all(account.fits for account in case.ledger().hosts):
+        return case
+    demands = {c: dataclasses.replace(demand, saved=False) for c, demand in saved.items()}
+    notes = (*case.notes, _NO_COPIES)
+    return dataclasses.replace(case, demands={**case.demands, **demands}, notes=notes, copies_checkpoints=False)
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
@@ -199,11 +212,19 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 compute=trained.compute,
                 samples=samples,
                 minibatch=minibatch,
+                saved=config.checkpoint.saves,
             )
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
             algorithm = config.algorithm
             samples = algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt
-            found = TrainingDemand(model=model, block=trained, sequence_length=length, packed=packed, samples=samples)
+            found = TrainingDemand(
+                model=model,
+                block=trained,
+                sequence_length=length,
+                packed=packed,
+                samples=samples,
+                saved=config.checkpoint.saves,
+            )
             return _sending(found, trained, plan) if isinstance(trained, ActorConfig) else found
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
@@ -213,6 +234,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 sequence_length=length,
                 packed=packed,
                 refreshed=config.actor.compute if refreshed else None,
+                saved=refreshed and config.checkpoint.saves,
             )
         case _:
             return None

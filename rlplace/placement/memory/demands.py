@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from rlplace.checkpoints import STATE_FILE_BYTES
 from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, MlpConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
@@ -25,6 +26,7 @@ from rlplace.placement.schedule import Residency
 _OFF, _WEIGHTS, _FULL = Residency
 _GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
 _FLOAT32, _FLOAT64 = 4, 8
+_MOMENTS = 2  # of Adam, beside a float32 copy of the weights where it keeps one
 
 
 class Part(enum.Enum):
@@ -58,6 +60,7 @@ class HostPart(enum.Enum):
     AVERAGE = "averaged weights"
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
     GRADIENTS = "gradients"  # on their way to an optimizer there
+    CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
@@ -119,8 +122,8 @@ class Footprint:
         return sum(size for part, size in self.held[residency].items() if part not in _PROCESS)
 
     def host_bytes(self, residency: Residency) -> int:
-        """What the worker itself reports: the copies, neither the pool they are taken from nor what passes through."""
-        passing = (HostPart.POOL, HostPart.GRADIENTS)
+        """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
+        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT)
         return sum(size for part, size in self.host.get(residency, {}).items() if part not in passing)
 
     def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
@@ -151,6 +154,15 @@ def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensor
     pool = 0 if placed.kind == "emulated" else sum(formulas.pinned(size) * times for size, times in off)
     sizes = {Residency.OFF: total(off), Residency.WEIGHTS: total(weights), Residency.FULL: 0}
     return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
+
+
+def saved_copy(tensors: Tensors) -> int:
+    """Bytes on a rank's host while a checkpoint is written: a copy, which is not pinned, and one file twice more.
+
+    Accuracy: upper bound; the last file is smaller than the others.
+    """
+    largest = max((size for size, _ in tensors), default=0)
+    return total(tensors) + 2 * min(total(tensors), STATE_FILE_BYTES + largest)
 
 
 class Demand(Protocol):
@@ -220,6 +232,7 @@ class TrainingDemand:
     sync: DeviceSync = DeviceSync()
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
+    saved: bool = False  # in checkpoints, by way of a copy
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
@@ -240,16 +253,20 @@ class TrainingDemand:
         work, whole = self._pass(placed), formulas.parameters(self.model, number, parallel)
         forward = _parts(work.forward())
         syncing = {Part.SYNC: self.sync.working(whole)}
-        kept = {HostPart.OPTIMIZER: total(there)}
+        kept, average = {HostPart.OPTIMIZER: total(there)}, list[tuple[int, int]]()
         if isinstance(block, ActorConfig):
             if block.lora_rank is not None and block.sync.mode != "lora":
                 syncing[Part.SYNC] += self._merged(shards, number)
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
-                kept[HostPart.AVERAGE] = _FLOAT32 * sum(n * times for n, times in trained)
+                average = _sized(trained, _FLOAT32)
+                kept[HostPart.AVERAGE] = total(average)
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
+        if self.saved:  # of the weights, the copies that the optimizer steps
+            stepped = [] if tensors > _MOMENTS else _sized(trained, DTYPE_BYTES[block.weights])
+            kept[HostPart.CHECKPOINT] = saved_copy(stepped + state + average)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
         host = {at: {**copied, **kept} for at, copied in copies.items()}
         if block.optimizer.on_host:
@@ -315,6 +332,7 @@ class ScoringDemand:
     sequence_length: int
     packed: bool = False  # as of a model that learns
     refreshed: Dtype | None = None  # by weights that come to each rank's host, whole and in this type; None: never
+    saved: bool = False  # in checkpoints, by way of a copy
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
@@ -334,6 +352,9 @@ class ScoringDemand:
         if self.refreshed is not None:
             whole = {HostPart.RECEIVED: formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])}
             host = {at: kept if at is _OFF else {**kept, **whole} for at, kept in host.items()}
+            if self.saved:
+                copy = {HostPart.CHECKPOINT: saved_copy(tensors)}
+                host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there},
             working={"infer": forward, "rollout": forward},  # whichever it works in
@@ -491,6 +512,7 @@ class PolicyTrainingDemand:
     compute: Dtype = "fp32"
     samples: int = 0  # of an iteration, on the rank with the most
     minibatch: int = 0  # of them at once
+    saved: bool = False  # in checkpoints, by way of a copy
 
     def footprint(self, placed: Placed) -> Footprint:
         parts = [(w.part(1, placed.ranks) * _FLOAT32, 1) for w in self.policy.weights]
@@ -498,10 +520,14 @@ class PolicyTrainingDemand:
         state = [(size, 2) for size, _ in parts] + [(_FLOAT32, len(parts))]  # two moments, and a step count per tensor
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
+        host = host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state)
+        if self.saved:
+            copy = {HostPart.CHECKPOINT: saved_copy(weights + state)}
+            host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
             working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed, total(parts))},
-            host=host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state),
+            host=host,
         )
 
     def _learning(self, placed: Placed, shard: int) -> Bytes:

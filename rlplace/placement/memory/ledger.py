@@ -279,6 +279,7 @@ class MemoryCase:
     reserve: Reserve = 0
     # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
     batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    copies_checkpoints: bool = True  # on the hosts, until they are written
     # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
     job: Callable[[Mapping[str, object]], MemoryCase | None] | None = None
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)  # that it has more than the config

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from rlplace.checkpoints import STATE_FILE_BYTES
 from rlplace.models.sharding import own
 from rlplace.workers.saving import FilesBehind, other_state, unreadable_state
 from rlplace.workers.training.optimizer import Trainer
@@ -37,8 +38,6 @@ from rlplace.workers.worker import WorkerContext
 
 State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
 Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
-
-FILE_BYTES = 1 << 28  # of a rank's part in one file, which is also in memory once more while it is written
 
 
 def beside(parameter: Tensor, local: Tensor) -> Tensor:
@@ -79,26 +78,30 @@ def take_over(state: State, model: TrainedModel, trainer: Trainer, where: Where)
 class StateFiles:
     """Saves and loads the state of a rank. Owns the copy that is being written, and the thread that writes it."""
 
-    def __init__(self, context: WorkerContext, ranks: Ranks) -> None:
-        self._ranks, self._component = ranks, context.slot.component
+    def __init__(self, context: WorkerContext, ranks: Ranks, *, copies: bool) -> None:
+        """`copies`: the host has room for one of this rank's state."""
+        self._ranks, self._component, self._copies = ranks, context.slot.component, copies
         self._behind = FilesBehind(context)
         self._group = ranks.beside()
         # Both are right here: a single rank saves by itself, and every rank reads its own rows by itself.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def save(self, folder: Path, state: State) -> None:
-        """Copy to the host, and write into `folder` behind; first wait for the save before. A collective."""
-        self._behind.wait()
-        copies = {name: _copied(tensor) for name, tensor in state.items()}
-        if any(own(tensor).is_cuda for tensor in state.values()):
-            torch.cuda.synchronize()
-        self._behind.start(folder, lambda: self._write(folder, copies))
+        """Copy to the host, and write into `folder` behind; first wait for the save before. A collective.
 
-    def _write(self, folder: Path, copies: dict[str, Tensor]) -> list[str]:
-        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(copies, self._ranks), save_distributed=True)
+        Without room for a copy, return when the state itself is written.
+        """
+        self._behind.wait()
+        there = {name: _copied(tensor) if self._copies else _at_least_1d(tensor) for name, tensor in state.items()}
+        self._behind.start(folder, lambda: self._write(folder, there))
+        if not self._copies:
+            self._behind.wait()
+
+    def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
+        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(state, self._ranks), save_distributed=True)
         writer.per_thread_copy_ahead = 0  # from a GPU: there is nothing to copy, and this thread has none
         try:
-            state_dict_saver.save(copies, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            state_dict_saver.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None  # of the lowest rank
         return sorted(file.name for file in folder.glob(f"shard-{self._ranks.rank + 1:05}-*.safetensors"))
@@ -137,9 +140,9 @@ def _at_least_1d(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
+    # Not pinned: what torch has pinned once, it keeps, and rounds up to a power of two.
     local = _at_least_1d(own(tensor))
-    copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-    return beside(tensor, copy.copy_(local, non_blocking=True))
+    return beside(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
@@ -147,7 +150,7 @@ def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
     numbers, written = dict[str, int](), 0
     for name, tensor in state.items():
         written += tensor.nbytes // ranks.world_size
-        numbers[name] = 1 + written // FILE_BYTES
+        numbers[name] = 1 + written // STATE_FILE_BYTES
     return numbers
 
 

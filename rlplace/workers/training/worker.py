@@ -83,7 +83,7 @@ class JoinedWorker(RoleWorker):
         from rlplace.workers.training.state import StateFiles
 
         if self._files is None:
-            self._files = StateFiles(self.context, self._ranks)
+            self._files = StateFiles(self.context, self._ranks, copies=self.config.copies_checkpoints)
             self._opened.callback(self._files.close)
         return self._files
 

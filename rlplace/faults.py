@@ -70,9 +70,13 @@ class Recovery:
         config: FaultsConfig,
         *,
         tell: Callable[[str], None],
+        patience_s: float,
         kept: Sequence[str] = (),
     ) -> None:
-        """`tell` is given a line for each fault. `kept`: what cannot be replaced in this job, beside what trains."""
+        """`tell` is given a line for each fault; `patience_s`: for a call of what trains to end.
+
+        `kept`: what cannot be replaced in this job, beside what trains.
+        """
         self.faults: list[Fault] = []
         self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
         self._replaced = tuple(name for name in groups if role_of(name) in REPLACED and name not in kept)
@@ -83,7 +87,7 @@ class Recovery:
             if role_of(name) in REPLACED:
                 group.outlast, group.grace_s = "give up", GIVE_UP_S
             else:
-                group.outlast, group.in_vain = "end the call", self._in_vain
+                group.outlast, group.in_vain, group.patience_s = "end the call", self._in_vain, patience_s
 
     def _in_vain(self) -> bool:
         return any(group.lost() for name, group in self._groups.items() if name not in self._replaced)

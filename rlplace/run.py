@@ -197,7 +197,14 @@ def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup
     kept = [c for c in groups if role_of(c) == "reference" and config.reference.refresh_every]  # it has no other copy
     if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
         kept.append("rollout")  # the actor's ranks cannot leave a transfer between devices that lacks a member
-    return Recovery(cluster, groups, config.faults, tell=lambda line: print(line, flush=True), kept=kept)
+    return Recovery(
+        cluster,
+        groups,
+        config.faults,
+        tell=lambda line: print(line, flush=True),
+        patience_s=config.runner.stage_timeout_s,
+        kept=kept,
+    )
 
 
 def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:

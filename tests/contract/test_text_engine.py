@@ -423,6 +423,18 @@ def test_a_load_with_answers_in_flight_keeps_them_and_goes_on_by_the_new_weights
         assert np.abs(answer.logprobs[old:] - after).max() < CLOSE
 
 
+def test_dropped_answers_never_come_and_leave_their_room(bench: Bench) -> None:
+    engine = bench.ready(OPEN)
+    expected = by_number(run(engine, request_of(0, samples=2, longest=6)))
+    engine.submit(request_of(1, samples=SLOTS, longest=30))
+    engine.submit(request_of(2, samples=2, longest=30))  # they wait
+    engine.step()
+    engine.drop()
+    assert (engine.in_flight, engine.room) == (0, SLOTS)
+    assert by_number(run(engine, request_of(0, samples=2, longest=6))) == expected
+    engine.move(OFF)  # refused with answers in flight
+
+
 def test_closing_frees_everything_also_with_answers_in_flight(bench: Bench) -> None:
     engine = bench.ready(OPEN)
     engine.submit(request_of(0))

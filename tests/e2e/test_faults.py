@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.training import INLINE_LAUNCHER, ROOT, Finished, finish, placed, train
+from tests.e2e.training import INLINE_LAUNCHER, LIMIT_S, ROOT, Finished, finish, placed, train
 
 pytestmark = pytest.mark.ray
 
@@ -39,7 +39,7 @@ def hurt(config: str, output: Path, *overrides: str, faults: Sequence[Hurt]) -> 
     asked = {"config": config, "overrides": [f"runner.output_dir={output}", *overrides], "faults": faults}
     command = [sys.executable, "-u", "-m", "tests.e2e.faulty_run", json.dumps(asked)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    run = finish(process, output)
+    run = finish(process, output, limit_s=LIMIT_S + 15.0 * len(faults))
     assert run.out.count("sent SIG") == len(faults), run.out
     return run
 
@@ -109,9 +109,11 @@ def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tup
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("component", ["env", "rollout"])
-def test_a_worker_that_stands_still_is_replaced_when_it_is_late(component: str, tmp_path: Path) -> None:
-    limits = ("runner.channel_timeout_s=4", "runner.total_iterations=3")
+@pytest.mark.parametrize(
+    ("component", "limit"), [("env", "runner.channel_timeout_s=5"), ("rollout", "runner.stage_timeout_s=15")]
+)
+def test_a_worker_that_stands_still_is_replaced_when_it_is_late(component: str, limit: str, tmp_path: Path) -> None:
+    limits = (limit, "runner.total_iterations=3")
     faults = [(component, 0, 1, 0.4, "SIGSTOP")]
     run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *placed("0-1", "0-1", "2-3"), *limits, faults=faults)
     assert run.code == 0, run.err

@@ -67,10 +67,10 @@ def start(
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-def finish(process: subprocess.Popen[str], output: Path, before: str = "") -> Finished:
+def finish(process: subprocess.Popen[str], output: Path, before: str = "", limit_s: float = LIMIT_S) -> Finished:
     """Waits for the end. `before` is what was read of its output already."""
     try:
-        out, err = process.communicate(timeout=LIMIT_S)
+        out, err = process.communicate(timeout=limit_s)
     except BaseException:
         process.kill()
         process.communicate()

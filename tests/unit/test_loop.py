@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from rlplace.config.schema import ClusterConfig, RunnerConfig
+from rlplace.errors import WorkerError
+from rlplace.faults import Fault, Recovery
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
@@ -27,11 +31,15 @@ class Group:
 
     def __init__(self, name: str, log: list[str], slots: tuple[Slot, ...]) -> None:
         self.name, self.slots, self._log = name, slots, log
+        self.fails: list[str] = []  # methods of which the next call fails
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         def call(*args: object) -> Pending:
             word = args[0].word if isinstance(args[0], Residency) else method
             self._log.append(f"{self.name} {word}")
+            if method in self.fails:
+                self.fails.remove(method)
+                raise WorkerError(component=self.name, rank=0, node=0, method=method, what="died")
             future = Call(slot_of(self.name), method)
             numbers = {f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)}
             moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0)
@@ -127,3 +135,45 @@ def test_each_model_is_saved_where_it_is() -> None:
     log.clear()
     made.save({"actor": Path("policy"), "critic": Path("critic")})
     assert log == ["actor save_model", "actor off", "critic full", "critic save_model"]
+
+
+class Replacing:
+    """A Recovery that replaces nothing."""
+
+    def recover(self, error: WorkerError, *, iteration: int, stage: str, redone_s: float) -> Fault:
+        what, why = f"{error.component} in {error.method}", error.what
+        times = {"at_s": 1.0, "redone_s": redone_s, "recovery_s": 2.0}
+        return Fault(iteration=iteration, stage=stage, what=what, why=why, replaced=(), **times)
+
+
+def test_an_iteration_begins_anew_until_weights_may_have_changed() -> None:
+    made, log = loop(reward="1")
+    made.recovery = cast(Recovery, Replacing())
+    made.iteration(0)
+    log.clear()
+    groups = cast(dict[str, Group], made._groups)
+    groups["rollout"].fails, groups["reward"].fails = ["generate"], ["infer"]
+    numbers = made.iteration(1)
+    once = ["actor push_weights", "rollout pull_weights", "env run", "rollout generate"]
+    again = [f"{name} begin_again" for name in groups]
+    rest = ["reward infer", "actor compute_advantages", "actor learn"]
+    assert works(log) == [*once, *again, *once, "reward infer", *again, *once, *rest]
+    assert (made.version, numbers["faults/restarts"], numbers["faults/recovery_s"]) == (2, 2.0, 4.0)
+    assert "faults/restarts" not in made.iteration(2)
+    groups["actor"].fails = ["learn"]
+    with pytest.raises(WorkerError, match=r"actor rank 0 .*learn failed: died"):
+        made.iteration(3)
+
+
+def test_ranks_of_an_iteration_that_begins_anew_are_taken_from_where_they_are() -> None:
+    made, log = loop()
+    made.recovery = cast(Recovery, Replacing())
+    made.iteration(0)
+    groups = cast(dict[str, Group], made._groups)
+    groups["env"].fails = ["run"]
+    log.clear()
+    made.iteration(1)
+    begun = max(at for at, call in enumerate(log) if call.endswith("begin_again"))
+    second = log[begun + 1 : log.index("actor push_weights", begun)]
+    assert second[:2] == ["rollout weights", "env off"], "what leaves goes first"
+    assert "actor weights" in second[2:]

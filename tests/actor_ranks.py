@@ -199,7 +199,7 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
 def state_digest(actor: TrainedWorker) -> str:
     """Of the whole weights and of this rank's optimizer state."""
     states = {f"{i}/{key}": value for i, s in enumerate(actor._trainer.optimizer.state()) for key, value in s.items()}
-    return digest(dict(actor._model.whole_weights()) | states)
+    return digest([*actor._model.whole_weights(), *states.items()])
 
 
 def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:

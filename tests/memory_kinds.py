@@ -1,23 +1,31 @@
 """What workers at work hold by torch's own record of allocations, beside what the ledger says of it.
 
-Frozen scorers, the transformers engine, simulator policies. The accelerator is emulated and its memory the host's, so
-every allocation of the worker's thread is seen, temporary buffers inside operations included. Ranks are processes with
-real FSDP and gloo; no launcher.
+Frozen scorers, both engines of language models, simulator policies. The accelerator is emulated and its memory the
+host's, so every allocation of the worker's thread is seen, temporary buffers inside operations included. Ranks are
+processes with real FSDP and gloo; no launcher.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import gc
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
+from safetensors.torch import load_file
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
+from rlplace.comm.weights.host_sync import WeightSender
+from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.config.read import read_config
 from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import Footprint
@@ -30,6 +38,7 @@ from rlplace.workers.arguments import (
     ACTIONS,
     COMPLETIONS,
     OBSERVATIONS,
+    REFERENCE_WEIGHTS,
     REQUESTS,
     TRAJECTORIES,
     WEIGHTS,
@@ -73,6 +82,7 @@ class FrozenJob:
     component: str = "reference"
     ranks: int = 1
     prompts: int = 4
+    answer: int = ANSWER  # tokens that an engine really answers with
     block: Blocks = dataclasses.field(default_factory=dict)
 
     @property
@@ -125,6 +135,8 @@ def _scorer_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
     channels: dict[str, Channel] = {
         name: LocalChannel(spec_of(name)) for name in (samples_for(component), scores_of(component))
     }
+    if "refresh_every" in job.block:
+        channels[REFERENCE_WEIGHTS] = LocalChannel(spec_of(REFERENCE_WEIGHTS))
     context = context_of(component, rank, job.ranks, rendezvous, channels, folder=folder)
     worker: Any = spec.workers[component](spec.arguments, context)
     worker.setup()
@@ -136,11 +148,52 @@ def _scorer_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
             channels[samples_for(component)].put(group, key="")
         stages("infer", Residency.FULL, lambda i=iteration: worker.infer(i, i))
         worker.move(Residency.OFF)
+    if REFERENCE_WEIGHTS in channels:
+        refresh(job, stages, worker, WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1)))
     worker.close()
     return list(stages.found.values())
 
 
+def refresh(job: FrozenJob, stages: Stages, worker: Any, sender: WeightSender) -> None:
+    """Another thread sends, whose allocations are not of the record."""
+    shards = [
+        Shard(
+            names=(name,), dtype="float32", shape=tuple(weight.shape), blocks=row_blocks(weight.shape, 1), data=weight
+        )
+        for name, weight in load_file(job.model / "model.safetensors").items()
+    ]
+    for iteration in (1, 2):
+        with ThreadPoolExecutor(1) as thread:
+            pushing = thread.submit(sender.push, iteration, shards)
+            stages("refresh", Residency.WEIGHTS, lambda i=iteration: worker.refresh(i, i))
+            pushing.result()
+    sender.close()
+
+
+class _AllocatorState(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple((f"of_{place}", ctypes.c_size_t) for place in range(10))
+
+
+def allocated_bytes() -> int:
+    """What this process has allocated and not freed, by any library: of the C allocator's own count."""
+    count = ctypes.CDLL(None).mallinfo2
+    count.restype = _AllocatorState
+    state = count()
+    return int(state.of_7 + state.of_4)  # of its arenas (uordblks), and mapped (hblkhd)
+
+
+PACKED = 2 * VOCABULARY * 256 * 4  # that vLLM adds on a CPU: the embedding and the head, packed for its products
+
+
+def vllm_block(sleep_level: int) -> Blocks:
+    sizes = {"kv_cache_memory": 64 << 20, "step_tokens": 512, "step_sequences": 16}
+    return {"engine": "vllm", "enforce_eager": True, "sleep_level": sleep_level, **sizes}
+
+
 def engine_readings(job: FrozenJob) -> list[list[Reading]]:
+    """Of the stages; then, after a first iteration, of the process at each residency, beside what it has when off."""
     return in_processes(_engine_rank, job, 1, channels=(spec_of(WEIGHTS),))
 
 
@@ -159,20 +212,36 @@ def _engine_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
     worker.setup()
     stages = Stages(worker, footprint)
     rng = np.random.default_rng(0)
-    for iteration in range(2):
-        actor.push_weights(iteration)
-        stages("sync", Residency.WEIGHTS, lambda i=iteration: worker.pull_weights(i))
+
+    def generate(iteration: int, answer: int = job.answer) -> None:
         for group in range(job.prompts):
             tokens = rng.integers(2, VOCABULARY, PROMPT).astype(np.int32)
-            sizes = {"samples": 4, "first_sample": 0, "max_new_tokens": ANSWER}
+            sizes = {"samples": 4, "first_sample": 0, "max_new_tokens": answer}
             request = Request(iteration=iteration, env_rank=0, group=group, turn=0, tokens=tokens, **sizes)
             channels[REQUESTS].put(request)
         channels[REQUESTS].put(EndOfIteration(iteration=iteration))
-        stages("rollout", Residency.FULL, lambda i=iteration: worker.generate(i))
+        worker.generate(iteration)
+
+    for iteration in range(2):
+        actor.push_weights(iteration)
+        stages("sync", Residency.WEIGHTS, lambda i=iteration: worker.pull_weights(i))
+        stages("rollout", Residency.FULL, lambda i=iteration: generate(i))
         worker.move(Residency.OFF)
+    # Once more by the allocator's count: torch's record does not see what vLLM packs.
+    actor.push_weights(2)
+    works = {Residency.WEIGHTS: lambda: worker.pull_weights(2), Residency.FULL: lambda: generate(2, answer=1)}
+    gc.collect()
+    held, off = list[Reading](), allocated_bytes()
+    for residency in (Residency.WEIGHTS, Residency.FULL, Residency.OFF):
+        resident = worker.move(residency).accelerator_bytes
+        works.get(residency, lambda: None)()
+        gc.collect()
+        measured, predicted = allocated_bytes() - off, sum(footprint.held[residency].values())
+        held.append(Reading(stage=residency.word, resident=resident, measured=measured, predicted=predicted))
     worker.close()
-    actor.close()
-    return list(stages.found.values())
+    if dist.is_initialized():  # vLLM has ended the group of its process, which was the actor's too
+        actor.close()
+    return [*stages.found.values(), *held]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

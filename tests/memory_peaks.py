@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from rlplace.comm.channel import Channel
@@ -29,7 +30,7 @@ from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.run import JobSpec, job_spec
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, samples_for, scores_of
+from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, WEIGHTS, samples_for, scores_of
 from rlplace.workers.worker import Rendezvous
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
 
@@ -80,13 +81,19 @@ def freed_in_time() -> None:
 
     Gloo's own thread holds a finished exchange for a moment longer, and what it frees is not recorded.
     """
-    exchange = dist.all_to_all_single
+    exchange, gather = dist.all_to_all_single, DTensor.full_tensor
 
     def exchange_and_wait(*arguments: Any, **settings: Any) -> None:
         exchange(*arguments, **settings)
         time.sleep(0.01)
 
+    def gather_and_wait(tensor: DTensor) -> Any:
+        found = gather(tensor)
+        time.sleep(0.01)
+        return found
+
     dist.all_to_all_single = exchange_and_wait
+    DTensor.full_tensor = gather_and_wait
 
 
 def language_model(folder: Path, **config: Any) -> Path:
@@ -133,6 +140,7 @@ class LmJob:
     ranks: int = 1
     prompts: int = 1  # of four samples
     value_head: bool = False
+    refreshes: bool = False  # a reference
     trained: Blocks = dataclasses.field(default_factory=dict)
     algorithm: Blocks = dataclasses.field(default_factory=dict)
 
@@ -149,6 +157,9 @@ class LmJob:
         blocks[self.component] = blocks.get(self.component, {}) | own
         if self.value_head:
             blocks["critic"] = {"on_actor": True}
+        if self.refreshes:
+            components.append("reference")
+            blocks["reference"] = {"refresh_every": 1}
         for component in components:
             blocks.setdefault(component, {})["enable_offload"] = True
         sizes = {"prompts": self.prompts, "samples_per_prompt": 4}
@@ -182,6 +193,7 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
         "weights in bfloat16": job(ranks=2, prompts=2, trained=rounded),
         "Adam in bfloat16": job(trained={**bf16, "weights": "bf16"}),
         "low-rank factors": job(ranks=2, prompts=2, trained={"lora_rank": 8, **bf16}),
+        "factors, and a reference refreshed": job(refreshes=True, trained={"lora_rank": 8}),
         "Adam on the host": job(trained={"optimizer": {"on_host": True}}),
         "gathered once": job(ranks=2, prompts=2, trained={"zero_stage": 2}),
         "value head": job(value_head=True),
@@ -201,6 +213,9 @@ def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> lis
     (footprint,) = spec.case.ledger().footprints[component]
     names = (SAMPLES, WEIGHTS) if component == "actor" else (samples_for("critic"), scores_of("critic"), RETURNS)
     channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in names}
+    if job.refreshes:
+        channels |= {name: LocalChannel(spec_of(name)) for name in (REFERENCE_WEIGHTS, scores_of("reference"))}
+        channels[samples_for("reference")] = LocalChannel(spec_of(samples_for("reference")))
     if component == "actor":
         channels[WEIGHTS] = attached(WEIGHTS, folder, f"actor rank {rank}")
     context = context_of(component, rank, job.ranks, rendezvous, channels, folder=folder)
@@ -222,16 +237,42 @@ def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> lis
             stages("infer", Residency.FULL, lambda i=iteration: worker.infer(i, i))
         if component == "actor" and spec.config.actor_infers:
             worker.compute_advantages(iteration)
-        if component == "critic" and rank == 0:
+        scored = RETURNS if component == "critic" else scores_of("reference") if job.refreshes else None
+        if scored is not None and rank == 0:
             for group in groups:
                 values = [Scores(group=s.group, sample=s.sample, values=s.logprobs[s.mask] * 0) for s in group]
-                channels[RETURNS].put(tuple(values), key="")
+                channels[scored].put(tuple(values), key="")
         stages("learn", Residency.FULL, lambda i=iteration: worker.learn(i, i))
         worker.move(Residency.OFF)
+    if job.refreshes:
+        refresh(stages, worker, CopyReceiver(channels[REFERENCE_WEIGHTS], 0))
+    if component == "actor":
+        save(job, rank, stages, worker, folder)
     if receiver is not None:
         receiver.close()
     worker.close()
     return list(stages.found.values())
+
+
+def refresh(stages: Stages, worker: Any, receiver: CopyReceiver) -> None:
+    for iteration in (1, 2):
+        stages("refresh", Residency.WEIGHTS, lambda i=iteration: worker.refresh(i, i))
+        with receiver.pull(iteration):
+            pass
+    receiver.close()
+
+
+def save(job: LmJob, rank: int, stages: Stages, worker: Any, folder: Path) -> None:
+    """Rank 0 has the weights on its host until they are written, where the record sees them too."""
+    worker.move(Residency.WEIGHTS)
+    sizes = [weight.nbytes for _, weight in worker._model.whole_weights()]
+    last = max(sizes) if job.ranks > 1 else 0  # the head: not there yet while it is put together
+    for _ in range(2):
+        there = 0 if rank else sum(sizes) - last
+        stages("save_model", Residency.WEIGHTS, lambda: worker.save_model(str(folder / "saved")), host=there)
+        copied = max(0, max(sizes) - stages.working("digest"))  # of one weight, after it is whole
+        stages("digest", Residency.WEIGHTS, worker.digest, host=copied)
+    worker.move(Residency.OFF)
 
 
 class Stages:
@@ -241,11 +282,15 @@ class Stages:
         self._worker, self._footprint = worker, footprint
         self.found: dict[str, Reading] = {}
 
-    def __call__(self, stage: str, residency: Residency, work: Callable[[], object]) -> None:
+    def working(self, stage: str) -> int:
+        return sum(self._footprint.working.get(stage, {}).values())
+
+    def __call__(self, stage: str, residency: Residency, work: Callable[[], object], *, host: int = 0) -> None:
+        """`host`: bytes that the work has on its host, which the record sees too."""
         resident = self._worker.move(residency).accelerator_bytes
         with allocations() as made:
             work()
-        predicted = sum(self._footprint.held[residency].values()) + sum(self._footprint.working.get(stage, {}).values())
+        predicted = sum(self._footprint.held[residency].values()) + self.working(stage) + host
         reading = Reading(
             stage=stage,
             resident=resident,

@@ -106,12 +106,20 @@ def write_model(
 def _by_file(weights: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
     """Yield copies on the host, as many at once as a file may have."""
     held: dict[str, Tensor] = {}
-    for name, tensor in weights:
+    for name, tensor in _on_host(weights):
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:
             yield held
             held = {}
-        held[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        held[name] = tensor
     yield held
+
+
+def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield copies, and let go of each weight before the next one is gathered."""
+    for name, tensor in weights:
+        copy = tensor.detach().to("cpu", copy=True).contiguous()
+        del tensor
+        yield name, copy
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
@@ -141,7 +149,7 @@ def _complete(part: Path, stored: Sequence[Sequence[str]], size: int, changed: M
 
 def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights})
+    content = save(dict(_on_host(weights)))
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as out:

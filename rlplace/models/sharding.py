@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -33,15 +34,20 @@ def own_rows(parameter: Tensor) -> tuple[int, int]:
     return start, stop
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes, whatever the order and the device."""
-    fingerprint = hashlib.sha256()
-    for name in sorted(tensors):
-        # A copy: a storage that numpy has referenced can not be resized, as offloading does.
-        tensor = tensors[name].detach().to("cpu", copy=True).contiguous()
-        fingerprint.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        fingerprint.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return fingerprint.hexdigest()
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes, whatever the order and the device.
+
+    They are taken one after the other: each is let go of before the next, and no more than one is copied to the host.
+    """
+    prints = sorted(itertools.starmap(_fingerprint, tensors))
+    return hashlib.sha256("\n".join(prints).encode()).hexdigest()
+
+
+def _fingerprint(name: str, tensor: Tensor) -> str:
+    # A copy: a storage that numpy has referenced can not be resized, as offloading does.
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    found = hashlib.sha256(copy.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return f"{name} {copy.dtype} {list(copy.shape)} {found}"
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

@@ -225,7 +225,10 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 samples=samples,
                 saved=config.checkpoint.saves,
             )
-            return _sending(found, trained, plan) if isinstance(trained, ActorConfig) else found
+            if not isinstance(trained, ActorConfig):
+                return found
+            refreshes = "reference" in plan.placement.components and config.reference.refresh_every > 0
+            return _sending(dataclasses.replace(found, refreshes=refreshes), trained, plan)
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
             return ScoringDemand(

@@ -212,6 +212,10 @@ def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
     return [(elements * each, times) for elements, times in tensors]
 
 
+def _larger(*parts: Bytes) -> Bytes:
+    return max(parts, key=lambda found: sum(found.values()))
+
+
 def _parts(moment: Moment) -> Bytes:
     return {
         Part.GRADIENTS: moment.gradients,
@@ -233,6 +237,7 @@ class TrainingDemand:
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
     saved: bool = False  # in checkpoints, by way of a copy
+    refreshes: bool = False  # a reference, by its weights
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
@@ -254,9 +259,10 @@ class TrainingDemand:
         forward = _parts(work.forward())
         syncing = {Part.SYNC: self.sync.working(whole)}
         kept, average = {HostPart.OPTIMIZER: total(there)}, list[tuple[int, int]]()
+        refreshing = {Part.SYNC: 0 if block.lora_rank is None else self._merged(shards, number)}
         if isinstance(block, ActorConfig):
-            if block.lora_rank is not None and block.sync.mode != "lora":
-                syncing[Part.SYNC] += self._merged(shards, number)
+            if block.sync.mode != "lora":
+                syncing[Part.SYNC] += refreshing[Part.SYNC]
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
@@ -271,9 +277,17 @@ class TrainingDemand:
         host = {at: {**copied, **kept} for at, copied in copies.items()}
         if block.optimizer.on_host:
             host[_FULL] = {**host[_FULL], HostPart.GRADIENTS: _FLOAT32 * total(trained)}
+        saving = {Part.GATHERED: self._saving(shards)}
+        working = {
+            "sync": _larger(syncing, refreshing) if self.refreshes else syncing,
+            "infer": forward,
+            "learn": _larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
+            "save_model": saving,
+            "digest": saving,
+        }
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
-            working={"sync": syncing, "infer": forward, "learn": _parts(self._learning(placed, work))},
+            working={**working, "refresh": refreshing} if self.refreshes else working,
             loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[block.weights]},
             host=host,
         )
@@ -306,6 +320,14 @@ class TrainingDemand:
             earlier=not self.samples or each * self.sequence_length > work.tokens,
             master=DTYPE_BYTES[block.weights] if rounded else 0,
         )
+
+    def _saving(self, shards: int) -> int:
+        """One whole weight after the other, as it is trained; with factors merged, as it is computed with."""
+        block, projection = self.block, 0
+        each = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
+        if block.lora_rank is not None:
+            projection = max(w.elements for w, _ in self.model.weights() if w.projection)
+        return formulas.whole_weight(self.model.largest_weight_elements, projection, each, shared=shards > 1)
 
     def _merged(self, shards: int, number: int) -> int:
         """Weights with their factors, in memory of their own until they are sent; made by way of float32."""
@@ -371,7 +393,7 @@ class ScoringDemand:
             Part.ACTIVATIONS: formulas.layer_pass(model, tokens, number, parallel),
         }
         scoring = {Part.GATHERED: root + layer, Part.LOGITS: formulas.scores(model, tokens, number, parallel)}
-        return max(layers, scoring, key=lambda parts: sum(parts.values()))
+        return _larger(layers, scoring)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,8 +432,8 @@ class EngineDemand:
         lacking = None
         if known and room < self.sequence_length:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
-        # From the host, weights are copied one by one to where they stay; vLLM may pack or cut them first.
-        buckets = 0 if simple else formulas.sync_buckets(weights)
+        # Weights are copied one by one from the host to where they stay; vLLM makes each module anew first.
+        anew = 0 if simple else formulas.reloading(model, number, parallel)
         awake = process | {Part.PARAMETERS: weights}
         # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []
@@ -419,7 +441,7 @@ class EngineDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: max(self.sync.working(weights), buckets)},
+                "sync": {Part.SYNC: max(self.sync.working(weights), anew)},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host_copies(placed, HostPart.SLEEP, off=copies),
@@ -520,13 +542,20 @@ class PolicyTrainingDemand:
         state = [(size, 2) for size, _ in parts] + [(_FLOAT32, len(parts))]  # two moments, and a step count per tensor
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
+        largest = max((w.elements for w in self.policy.weights), default=0)
+        saving = {Part.GATHERED: formulas.whole_weight(largest, 0, _FLOAT32, shared=placed.ranks > 1)}
         host = host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state)
         if self.saved:
             copy = {HostPart.CHECKPOINT: saved_copy(weights + state)}
             host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
-            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed, total(parts))},
+            working={
+                **self.sync.stages(self.policy.weights_bytes),
+                "learn": _larger(self._learning(placed, total(parts)), saving),
+                "save_model": saving,
+                "digest": saving,
+            },
             host=host,
         )
 
@@ -550,7 +579,7 @@ class PolicyTrainingDemand:
             )
         if not alone:  # summed in float32, by way of a whole copy
             moments.append({Part.ACTIVATIONS: saved, Part.GRADIENTS: 2 * whole + shard})
-        return max(moments, key=lambda parts: sum(parts.values()))
+        return _larger(*moments)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

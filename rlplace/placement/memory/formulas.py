@@ -148,6 +148,14 @@ def engine_workspace(model: ModelShape, tokens: int, sequences: int, compute: in
     return one_layer(model, tokens, compute, parallel) + scores
 
 
+def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
+    """max(largest weight, largest layer) / t x bytes: made anew, loaded, and copied to where the old weights stay.
+    Source: vLLM 0.32, model_loader/reload/layerwise.py, one module after the other; fused ones have several weights.
+    Accuracy: exact where the embedding is the largest; of layers of experts near, of dense ones an upper bound.
+    """
+    return -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel) * each
+
+
 def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:
     """The larger of a step, 2 x answers x length x q x c: keys and values for every query head; and of a draw, answers
     x V x (c + 24), in float64; 8 more where top_k or top_p cut it. Or a pass over one sequence: a layer, and its own
@@ -159,6 +167,16 @@ def generation(model: ModelShape, answers: int, length: int, compute: int, cut: 
     draw = answers * model.vocabulary * (compute + (32 if cut else 24))
     prompt = layer_pass(model, length, compute) + kv_sequence(model, length, length, compute)
     return max(step, draw, prompt)
+
+
+def whole_weight(largest: int, projection: int, each: int, *, shared: bool) -> int:
+    """Elements x bytes of the largest weight, twice where ranks share it: as it comes, and put together. Of a
+    projection with factors: their sum in float32, made beside the weight in float32, and rounded.
+    Source: torch 2.13, DTensor.full_tensor; rlplace.models.lora.
+    Accuracy: exact, but for the factors.
+    """
+    merged = projection * (8 + each * (1 + shared))
+    return max(2 * largest * each * shared, merged)
 
 
 def communicator(groups: int) -> int:

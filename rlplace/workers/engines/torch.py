@@ -123,4 +123,4 @@ class TorchEngine(ModuleEngine):
     def digest(self) -> str:
         """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""
         require(self, self._owner, "digest", needs=Residency.WEIGHTS)
-        return digest(self._tensors)
+        return digest(self._tensors.items())

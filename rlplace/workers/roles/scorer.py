@@ -280,7 +280,7 @@ class ReferenceWorker(ModelScorer):
         self._require(Residency.WEIGHTS, "refresh")
         assert self._receiver is not None, "a reference that is refreshed has a channel"
         began = time.perf_counter()
-        with self._receiver.pull(version) as received:
+        with self._working("refresh"), self._receiver.pull(version) as received:
             self._lm.load(received.tensors)
         return {"reference/refresh_s": Metric(time.perf_counter() - began, "max")}
 

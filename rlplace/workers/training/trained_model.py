@@ -7,6 +7,7 @@ has no factors.
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -118,6 +119,7 @@ class TrainedModel(abc.ABC):
             if not is_factor(name):
                 with_factors = self._merged(name, tensor, whole)
                 yield checkpoint_name(name), whole(tensor) if with_factors is None else with_factors
+                del with_factors
 
     def save(self, path: Path, rank: int) -> None:
         """Save the whole weights; rank 0 replaces `path` once everything is on the disk. A collective.
@@ -129,8 +131,7 @@ class TrainedModel(abc.ABC):
             if rank == 0:
                 self._write(path, weights)
         finally:
-            for _ in weights:  # the other ranks gather them all, also where they cannot be written
-                pass
+            deque(weights, maxlen=0)  # the other ranks gather them all, also where they cannot be written
 
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...

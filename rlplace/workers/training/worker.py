@@ -182,7 +182,7 @@ class TrainedWorker(JoinedWorker):
         from rlplace.models.sharding import digest
 
         with self._computing("digest", Residency.WEIGHTS):
-            return digest({name: tensor.cpu() for name, tensor in self._model.whole_weights()})
+            return digest(self._model.whole_weights())
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:

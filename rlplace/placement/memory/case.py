@@ -215,20 +215,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 saved=config.checkpoint.saves,
             )
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
-            algorithm = config.algorithm
-            samples = algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt
-            found = TrainingDemand(
-                model=model,
-                block=trained,
-                sequence_length=length,
-                packed=packed,
-                samples=samples,
-                saved=config.checkpoint.saves,
-            )
-            if not isinstance(trained, ActorConfig):
-                return found
-            refreshes = "reference" in plan.placement.components and config.reference.refresh_every > 0
-            return _sending(dataclasses.replace(found, refreshes=refreshes), trained, plan)
+            return _training(config, trained, model, plan)
         case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
             return ScoringDemand(
@@ -241,6 +228,22 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             )
         case _:
             return None
+
+
+def _training(config: Config, trained: TrainedConfig, model: ModelShape, plan: Plan) -> TrainingDemand:
+    algorithm = config.algorithm
+    found = TrainingDemand(
+        model=model,
+        block=trained,
+        sequence_length=algorithm.longest,
+        packed=config.runs,
+        samples=algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt,
+        saved=config.checkpoint.saves,
+    )
+    if not isinstance(trained, ActorConfig):
+        return found
+    refreshes = "reference" in plan.placement.components and config.reference.refresh_every > 0
+    return _sending(dataclasses.replace(found, refreshes=refreshes), trained, plan)
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:

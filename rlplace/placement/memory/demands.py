@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from rlplace.checkpoints import STATE_FILE_BYTES
 from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, MlpConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
@@ -157,12 +156,7 @@ def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensor
 
 
 def saved_copy(tensors: Tensors) -> int:
-    """Bytes on a rank's host while a checkpoint is written: a copy, which is not pinned, and one file twice more.
-
-    Accuracy: upper bound; the last file is smaller than the others.
-    """
-    largest = max((size for size, _ in tensors), default=0)
-    return total(tensors) + 2 * min(total(tensors), STATE_FILE_BYTES + largest)
+    return formulas.checkpoint_copy(total(tensors), max((size for size, _ in tensors), default=0))
 
 
 class Demand(Protocol):
@@ -282,8 +276,7 @@ class TrainingDemand:
             "sync": _larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
             "learn": _larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
-            "save_model": saving,
-            "digest": saving,
+            **dict.fromkeys(("save_model", "digest"), saving),
         }
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
@@ -553,8 +546,7 @@ class PolicyTrainingDemand:
             working={
                 **self.sync.stages(self.policy.weights_bytes),
                 "learn": _larger(self._learning(placed, total(parts)), saving),
-                "save_model": saving,
-                "digest": saving,
+                **dict.fromkeys(("save_model", "digest"), saving),
             },
             host=host,
         )

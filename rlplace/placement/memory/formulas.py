@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from rlplace.checkpoints import STATE_FILE_BYTES
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES
 from rlplace.placement.memory.model import ModelShape
@@ -154,6 +155,13 @@ def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
     Accuracy: exact where the embedding is the largest; of layers of experts near, of dense ones an upper bound.
     """
     return -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel) * each
+
+
+def checkpoint_copy(whole: int, largest: int) -> int:
+    """On a rank's host while a checkpoint is written: a copy, which is not pinned, and one file twice more.
+    `largest`: bytes of a tensor, with which a file may end. Accuracy: upper bound; the last file is smaller.
+    """
+    return whole + 2 * min(whole, STATE_FILE_BYTES + largest)
 
 
 def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:

@@ -19,7 +19,7 @@ from tests.unit.placement.reports import LLAMA_8B
 
 HYBRID = {"actor": "0-1", "env": "0", "rollout": "1-3"}  # one engine beside an actor rank, two alone
 BUCKETS = 2 * (64 << 20)
-EMBEDDING = 128_256 * 4_096 * 2  # the largest module, which vLLM makes anew while it reloads
+EMBEDDING = 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]  # the largest that an engine makes anew, in bfloat16
 
 
 def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:

@@ -74,6 +74,12 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     ],
     formulas.kv_share: [(lambda f: f(1000, 0.6, 250), 350), (lambda f: f(1000, 0.2, 250), 0)],
     formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
+    formulas.whole_weight: [
+        (lambda f: f(10, 0, 4, shared=True), 2 * 10 * 4),
+        (lambda f: f(10, 0, 4, shared=False), 0),
+        (lambda f: f(10, 7, 2, shared=True), 7 * (2 * 4 + 2 * 2)),
+    ],
+    formulas.reloading: [(lambda f: f(TINY, 4), 30 * 4), (lambda f: f(TINY, 4, parallel=4), 8 * 4)],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
     formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],
     formulas.pinned: [(lambda f: f(1025), 2048), (lambda f: f(1024), 1024), (lambda f: f(0), 0)],

@@ -101,12 +101,8 @@ class Recovery:
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself
                 group.cancel("a worker is late", patience_s=0.0)
-        self._check(error, iteration, began)
-        lost = self._lost()
-        if not lost.keys() <= set(self._replaced):
-            raise error
-        self._restart(lost, error)
-        replaced = tuple(owner_of(name, rank) for name, ranks in lost.items() for rank in sorted(ranks))
+        lost = self._restart(error, iteration)
+        replaced = tuple(owner_of(name, rank) for name, rank in sorted(lost))
         if isinstance(error, WorkerTimeout):
             what, why = error.problem.key, error.problem.what
         else:
@@ -127,20 +123,24 @@ class Recovery:
         self._tell(str(fault))
         return fault
 
-    def _lost(self) -> dict[str, set[int]]:
-        for group in self._groups.values():
-            group.wait_wound_down()
-        return self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
-
-    def _restart(self, lost: Mapping[str, set[int]], error: WorkerError | WorkerTimeout) -> None:
-        """Restart lost ranks; once more what dies meanwhile. Raises `error` where a node does not let it."""
-        try:
+    def _restart(self, error: WorkerError | WorkerTimeout, iteration: int) -> set[tuple[str, int]]:
+        """Restart lost ranks, again those that are lost meanwhile; return all. Raises the last error if it may not."""
+        found = set[tuple[str, int]]()
+        while True:
+            for group in self._groups.values():
+                group.wait_wound_down()
+            self._check(error, iteration, time.monotonic())
+            lost = self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
+            if not lost.keys() <= set(self._replaced):
+                raise error
+            found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
             try:
                 self._cluster.restart(lost)
-            except WorkerError:
-                self._cluster.restart(self._lost())
-        except (ChannelError, ClusterError) as refusal:
-            raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
+                return found
+            except WorkerError as another:
+                error = another
+            except (ChannelError, ClusterError) as refusal:
+                raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
 
     def _check(self, error: WorkerError | WorkerTimeout, iteration: int, now: float) -> None:
         """Raise `error` where another try would end alike, or there were too many."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,8 @@ def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _fault_rows(faults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if events := faults.get("events"):
-        replaced = ", ".join(name for event in events for name in event["replaced"]) or "none"
+        counted = Counter(name for event in events for name in event["replaced"])
+        replaced = ", ".join(f"{name} ({times})" for name, times in sorted(counted.items())) or "none"
         lost = f"recovery {faults['recovery_s']:.1f} s, done again {faults['redone_s']:.1f} s"
         yield "faults", f"{len(events)}; workers replaced: {replaced}; {lost}"
         yield "", f"{faults['effective_share']:.0%} of the time since all were ready went into work that counted"

@@ -40,7 +40,7 @@ def hurt(config: str, output: Path, *overrides: str, faults: Sequence[Hurt]) -> 
     command = [sys.executable, "-u", "-m", "tests.e2e.faulty_run", json.dumps(asked)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = finish(process, output, limit_s=LIMIT_S + 15.0 * len(faults))
-    assert run.out.count("sent SIG") == len(faults), run.out
+    assert run.out.count("sent SIG") == len(faults), run.out + run.err
     return run
 
 

@@ -112,14 +112,19 @@ class Loop:
 
     def _through_faults(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
-        self._updating, faults = False, list[Fault]()
+        self._updating = False
+        return self._outlasting(lambda: self._through(works, index), index)
+
+    def _outlasting(self, work: Callable[[], dict[str, float]], index: int) -> dict[str, float]:
+        """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start."""
+        faults = list[Fault]()
         lost: dict[str, float] = {}
         while True:
             began = time.perf_counter()
             try:
                 if faults:
                     lost = self._begin_again(index)
-                return self._through(works, index) | lost | fault_metrics(faults)
+                return work() | lost | fault_metrics(faults)
             except (WorkerError, WorkerTimeout) as error:
                 if self.recovery is None or self._updating:
                     raise
@@ -140,8 +145,22 @@ class Loop:
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
-        with self._in(self._at or "sync"):
-            self._wait([self._groups[c].save_state(str(folder / c)) for c in components])
+        left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}  # ranks that have not
+
+        def save() -> dict[str, float]:
+            asked = [
+                self._groups[c].execute_on(ranks).save_state(str(folder / c)) for c, ranks in left.items() if ranks
+            ]
+            try:
+                with self._in(self._at or "sync"):
+                    self._wait(asked)
+            finally:
+                for call in (call for pending in asked for call in pending.calls):
+                    if call.done() and call.exception() is None:
+                        left[call.slot.component].discard(call.slot.rank)
+            return {}
+
+        self._outlasting(save, self.version)
 
     def load_state(self, folder: Path, components: Iterable[str]) -> dict[str, float]:
         """Have the workers take what `save_state` saved, before the first iteration. Return their metrics."""

@@ -33,6 +33,9 @@ class Group:
         self.name, self.slots, self._log = name, slots, log
         self.fails: list[str] = []  # methods of which the next call fails
 
+    def execute_on(self, ranks: set[int]) -> Group:
+        return self
+
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         def call(*args: object) -> Pending:
             word = args[0].word if isinstance(args[0], Residency) else method
@@ -177,3 +180,18 @@ def test_ranks_of_an_iteration_that_begins_anew_are_taken_from_where_they_are() 
     second = log[begun + 1 : log.index("actor push_weights", begun)]
     assert second[:2] == ["rollout weights", "env off"], "what leaves goes first"
     assert "actor weights" in second[2:]
+
+
+def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked_again(tmp_path: Path) -> None:
+    made, log = loop()
+    made.recovery = cast(Recovery, Replacing())
+    made.iteration(0)
+    groups = cast(dict[str, Group], made._groups)
+    groups["env"].fails = ["save_state"]
+    log.clear()
+    made.save_state(tmp_path, ["actor", "env"])
+    saves = ["actor save_state", "env save_state"]
+    assert works(log) == [*saves, *[f"{name} begin_again" for name in groups], *saves]
+    log.clear()
+    assert made.iteration(1)["policy/version"] == 2
+    assert log[0] == "actor push_weights", "all ranks are where an iteration begins"

@@ -55,7 +55,9 @@ class LmSpec:
     key: str = "actor.model.path"  # that names the folder, for errors
 
     @classmethod
-    def of(cls, trained: TrainedConfig, component: str, seed: int, *, job_folder: Path, own_folder: Path | None) -> LmSpec:
+    def of(
+        cls, trained: TrainedConfig, component: str, seed: int, *, job_folder: Path, own_folder: Path | None
+    ) -> LmSpec:
         """Describe the model of a component: of its `own_folder`, or of that of the job."""
         lora = None
         if trained.lora_rank is not None:

@@ -1,7 +1,7 @@
 """The weights in the saved state of a trained model: whole, merged, under the names that a saved model has.
 
-Nothing but the files is needed: no ranks, no accelerator, and no more memory than a batch of tensors. Names in the files
-are those of `workers.training.state`.
+Nothing but the files is needed: no ranks, no accelerator, and no more memory than a batch of tensors. Names in the
+files are those of `workers.training.state`.
 """
 
 from __future__ import annotations

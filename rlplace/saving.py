@@ -21,13 +21,14 @@ from rlplace.checkpoints.store import Contents, Saver, Store
 from rlplace.config.schema import Config
 from rlplace.errors import OutputError, RlplaceError
 from rlplace.loop import Loop
+from rlplace.placement.language.slots import component_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.plan import Plan
 from rlplace.report.sinks import metric_files
 from rlplace.report.summary import Progress
 
 _LIBRARIES = ("rlplace", "torch", "ray", "transformers", "vllm", "gymnasium", "mujoco", "numpy")
-_WRITE_S = 3600.0  # longest that files may take behind the iterations
+_DEAD_S = 5.0  # for a checkpoint of which a rank was replaced: it has written its part by now, or never will
 
 
 class Saving:
@@ -38,7 +39,9 @@ class Saving:
         self._config, self._loop, self._folder, self._texts = config.checkpoint, loop, folder, texts
         self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
         self._store = Store(folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
-        self._saver = Saver(self._store, timeout_s=_WRITE_S)
+        self._longest_s = config.runner.stage_timeout_s  # that files may take
+        self._saver = Saver(self._store, timeout_s=self._longest_s)
+        self._faults = 0  # that were seen
         self._saved = -1  # the iteration after which the last one was begun
         self.newest: Path | None = None
         self.seconds = 0.0  # in which the run stood still for it
@@ -59,14 +62,14 @@ class Saving:
 
     def after_iteration(self, progress: Progress) -> None:
         """Save if it is due; say which one has become whole."""
-        self._said()
+        self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
         if self._config.every and progress.iterations % self._config.every == 0:
             self._begin(progress, tuple(self._ranks))
 
     def last(self, progress: Progress) -> None:
         """Save after the last iteration and wait until it is whole."""
         self._begin(progress, tuple(self._ranks))
-        self._said(wait_s=_WRITE_S)
+        self._said(wait_s=self._longest_s)
 
     def rescue(self, progress: Progress) -> None:
         """Save what learns as it was after the last whole iteration, if it can be asked; simulators begin anew."""
@@ -80,7 +83,7 @@ class Saving:
     def _begin(self, progress: Progress, components: tuple[str, ...]) -> None:
         if self._saved == progress.iterations:
             return
-        self._said(wait_s=_WRITE_S)  # one at a time
+        self._said(wait_s=self._longest_s)  # one at a time
         began = time.perf_counter()
         try:
             part = self._store.begin(progress.iterations, components)
@@ -99,6 +102,12 @@ class Saving:
         self._saver.start(part, contents)
         self._saved = progress.iterations
         self.seconds += time.perf_counter() - began
+
+    def _writer_was_replaced(self) -> bool:
+        """Whether a rank was replaced, since this was last asked, that may have been writing."""
+        faults = self._loop.recovery.faults if self._loop.recovery is not None else []
+        recent, self._faults = faults[self._faults :], len(faults)
+        return any(component_of(owner) in self._ranks for fault in recent for owner in fault.replaced)
 
     def _said(self, wait_s: float = 0.0) -> None:
         """Say what became of the one that is being written, after waiting so long for it."""

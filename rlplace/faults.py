@@ -139,7 +139,7 @@ class Recovery:
                 return found
             except WorkerError as another:
                 error = another
-            except (ChannelError, ClusterError) as refusal:
+            except (ChannelError, ClusterError, WorkerTimeout) as refusal:
                 raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
 
     def _check(self, error: WorkerError | WorkerTimeout, iteration: int, now: float) -> None:

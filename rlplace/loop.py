@@ -64,6 +64,7 @@ class Loop:
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self._at: str | None = None  # the stage it is in
+        self._meanwhile: dict[str, float] = {}  # metrics of faults since the last iteration
         self._updating = False  # some of what learns has begun with an update that not all have made
         self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
@@ -94,6 +95,7 @@ class Loop:
         if self._scored is not None:
             bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
         numbers = self._through_faults(bodies, index)
+        numbers, self._meanwhile = numbers | _added(numbers, self._meanwhile), {}
         return numbers | overhead(numbers, self._schedule.active)
 
     def evaluate(self, index: int) -> dict[str, float]:
@@ -123,7 +125,7 @@ class Loop:
             began = time.perf_counter()
             try:
                 if faults:
-                    lost = self._begin_again(index)
+                    lost = _added(lost, self._begin_again(index))
                 return work() | lost | fault_metrics(faults)
             except (WorkerError, WorkerTimeout) as error:
                 if self.recovery is None or self._updating:
@@ -160,7 +162,7 @@ class Loop:
                         left[call.slot.component].discard(call.slot.rank)
             return {}
 
-        self._outlasting(save, self.version)
+        self._meanwhile = self._outlasting(save, self.version)
 
     def load_state(self, folder: Path, components: Iterable[str]) -> dict[str, float]:
         """Have the workers take what `save_state` saved, before the first iteration. Return their metrics."""
@@ -168,11 +170,10 @@ class Loop:
             loaded = self._wait([self._groups[c].load_state(str(folder / c)) for c in components])
         return reduce_metrics([rank for group in loaded for rank in group])
 
-    @property
-    def between_updates(self) -> bool:
-        """Whether the state of what learns is that after a whole iteration, and can be asked for."""
-        learning = [self._groups[c] for c in self._groups if role_of(c) in ("actor", "critic")]
-        return not self._updating and not any(group.busy or group.closed for group in learning)
+    def can_save(self, components: Iterable[str]) -> bool:
+        """Whether the state of these components is that after a whole iteration, and can be asked for."""
+        groups = [self._groups[c] for c in components]
+        return not self._updating and not any(group.at_work or group.closed for group in groups)
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
@@ -269,6 +270,11 @@ class Loop:
         except WorkerError as error:
             explained = self.memory.explain(error.at(stage=stage, version=self.version))
             raise explained from explained.cause
+
+
+def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of those that `more` has."""
+    return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
 
 
 # Stage -> the metrics of a component that are work, not waiting.

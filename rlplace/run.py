@@ -20,7 +20,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
-from rlplace.errors import OutputError, WorkerError
+from rlplace.errors import OutputError, RlplaceError
 from rlplace.faults import Recovery, faults_of
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
@@ -173,7 +173,7 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
                     saving.last(progress)
                     loop.save(_policies(job, folder))
                     policies = _policies(job, folder)
-                except (WorkerError, Stopped):
+                except (RlplaceError, Stopped):
                     if not signals.at_once:
                         saving.rescue(progress)
                     raise

@@ -48,7 +48,7 @@ class Saving:
 
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
-        kept = tuple(c for c in self._ranks if (checkpoint.folder / c).is_dir())
+        kept = tuple(c for c in self._ranks if c != "env" or (checkpoint.folder / c).is_dir())
         numbers = self._loop.load_state(checkpoint.folder, kept)
         self._saved, self.newest = checkpoint.iteration, checkpoint.folder
         if "env" in self._ranks and "env" not in kept:
@@ -72,10 +72,15 @@ class Saving:
         self._said(wait_s=self._longest_s)
 
     def rescue(self, progress: Progress) -> None:
-        """Save what learns as it was after the last whole iteration, if it can be asked; simulators begin anew."""
-        if self._loop.between_updates and progress.iterations and self._saved != progress.iterations:
+        """Save all but simulators as it was after the last whole iteration, if it can be asked for."""
+        kept = tuple(c for c in self._ranks if role_of(c) != "env")
+        if self._saved == progress.iterations or not progress.iterations:
+            pass  # there is nothing more to save
+        elif not self._loop.can_save(kept) or self._loop.version != progress.iterations:
+            print("no checkpoint of this moment: what learns has begun another update", file=sys.stderr)
+        else:
             try:
-                self._begin(progress, tuple(c for c in self._ranks if role_of(c) in ("actor", "critic")))
+                self._begin(progress, kept)
             except RlplaceError as error:
                 print(f"no checkpoint: {error}", file=sys.stderr)
         self._said(wait_s=self._config.grace_s / 2)

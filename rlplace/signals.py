@@ -39,6 +39,7 @@ class Signals:
         self.asked: int | None = None  # the first signal
         self.at_once = False  # nothing is to be saved any more
         self._grace_s = 0.0
+        self._cut = False  # half of it was over
 
     def listen(self) -> None:
         """Take the signals of this process from now on; only in the main thread."""
@@ -77,4 +78,8 @@ class Signals:
         raise Stopped(self.asked)
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
+        """Cut the iteration; then, after the other half, what is being saved."""
+        self.at_once, self._cut = self._cut, True
+        if not self.at_once:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
         self.check()

@@ -434,11 +434,6 @@ class CheckpointConfig:
         "longest time from Ctrl-C or SIGTERM to the end: the iteration ends, then it is saved", 30.0, above=0
     )
 
-    @property
-    def saves(self) -> bool:
-        """Whether there can be any: then hosts need room for them."""
-        return self.every > 0 or self.on_signal
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,8 +47,9 @@ class FilesBehind:
             self._context.log.warning("cannot save: %s", text)
             try:
                 report_failed(folder, rank, text)
-            except OSError as unreported:
-                self._context.log.warning("nor report it: %s", unreported)
+            except OSError:  # of a full disk, most likely, which has room for a name
+                with contextlib.suppress(OSError):
+                    (folder / f"rank_{rank:05}.failed").touch()
 
     def close(self) -> None:
         self.wait(_CLOSE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def test_a_language_model_learns_from_the_same_answers(models: tuple[str, ...], 
             assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), number
 
 
-MOMENTS = int(os.environ.get("RLPLACE_KILLS", "2"))  # 20 take half an hour
+MOMENTS = 20
 KINDS = {
     "env": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
     "rollout": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
@@ -89,6 +88,8 @@ KINDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tuple[str, ...], tmp_path: Path) -> None:
     """Each iteration's numbers of steps and samples are exact, so none is lost and none is counted twice."""

@@ -129,10 +129,10 @@ def memory_case(
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
     """Return the case without copies for checkpoints where a host has no room for them, else the same."""
-    saved = {c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.saved}
+    saved = {c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied}
     if not saved or all(account.fits for account in case.ledger().hosts):
         return case
-    demands = {c: dataclasses.replace(demand, saved=False) for c, demand in saved.items()}
+    demands = {c: dataclasses.replace(demand, copied=False) for c, demand in saved.items()}
     notes = (*case.notes, _NO_COPIES)
     return dataclasses.replace(case, demands={**case.demands, **demands}, notes=notes, copies_checkpoints=False)
 
@@ -212,7 +212,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 compute=trained.compute,
                 samples=samples,
                 minibatch=minibatch,
-                saved=config.checkpoint.saves,
+                copied=True,
             )
         case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
             return _training(config, trained, model, plan)
@@ -224,7 +224,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 sequence_length=length,
                 packed=packed,
                 refreshed=config.actor.compute if refreshed else None,
-                saved=refreshed and config.checkpoint.saves,
+                copied=True if refreshed else None,
             )
         case _:
             return None
@@ -238,7 +238,7 @@ def _training(config: Config, trained: TrainedConfig, model: ModelShape, plan: P
         sequence_length=algorithm.longest,
         packed=config.runs,
         samples=algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt,
-        saved=config.checkpoint.saves,
+        copied=True,
     )
     if not isinstance(trained, ActorConfig):
         return found

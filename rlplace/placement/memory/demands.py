@@ -155,8 +155,8 @@ def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensor
     return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
 
 
-def saved_copy(tensors: Tensors) -> int:
-    return formulas.checkpoint_copy(total(tensors), max((size for size, _ in tensors), default=0))
+def saved_copy(tensors: Tensors, copied: bool) -> int:
+    return formulas.checkpoint_copy(total(tensors), max((size for size, _ in tensors), default=0), copied)
 
 
 class Demand(Protocol):
@@ -230,7 +230,7 @@ class TrainingDemand:
     sync: DeviceSync = DeviceSync()
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
-    saved: bool = False  # in checkpoints, by way of a copy
+    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
     refreshes: bool = False  # a reference, by its weights
 
     def footprint(self, placed: Placed) -> Footprint:
@@ -264,9 +264,9 @@ class TrainingDemand:
                 kept[HostPart.AVERAGE] = total(average)
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
-        if self.saved:  # of the weights, the copies that the optimizer steps
+        if self.copied is not None:  # of the weights, the copies that the optimizer steps
             stepped = [] if tensors > _MOMENTS else _sized(trained, DTYPE_BYTES[block.weights])
-            kept[HostPart.CHECKPOINT] = saved_copy(stepped + state + average)
+            kept[HostPart.CHECKPOINT] = saved_copy(stepped + state + average, self.copied)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
         host = {at: {**copied, **kept} for at, copied in copies.items()}
         if block.optimizer.on_host:
@@ -347,7 +347,7 @@ class ScoringDemand:
     sequence_length: int
     packed: bool = False  # as of a model that learns
     refreshed: Dtype | None = None  # by weights that come to each rank's host, whole and in this type; None: never
-    saved: bool = False  # in checkpoints, by way of a copy
+    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
@@ -367,8 +367,8 @@ class ScoringDemand:
         if self.refreshed is not None:
             whole = {HostPart.RECEIVED: formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])}
             host = {at: kept if at is _OFF else {**kept, **whole} for at, kept in host.items()}
-            if self.saved:
-                copy = {HostPart.CHECKPOINT: saved_copy(tensors)}
+            if self.copied is not None:
+                copy = {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
                 host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there},
@@ -527,7 +527,7 @@ class PolicyTrainingDemand:
     compute: Dtype = "fp32"
     samples: int = 0  # of an iteration, on the rank with the most
     minibatch: int = 0  # of them at once
-    saved: bool = False  # in checkpoints, by way of a copy
+    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
 
     def footprint(self, placed: Placed) -> Footprint:
         parts = [(w.part(1, placed.ranks) * _FLOAT32, 1) for w in self.policy.weights]
@@ -538,8 +538,8 @@ class PolicyTrainingDemand:
         largest = max((w.elements for w in self.policy.weights), default=0)
         saving = {Part.GATHERED: formulas.whole_weight(largest, 0, _FLOAT32, shared=placed.ranks > 1)}
         host = host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state)
-        if self.saved:
-            copy = {HostPart.CHECKPOINT: saved_copy(weights + state)}
+        if self.copied is not None:
+            copy = {HostPart.CHECKPOINT: saved_copy(weights + state, self.copied)}
             host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},

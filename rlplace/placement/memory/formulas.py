@@ -157,11 +157,11 @@ def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
     return -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel) * each
 
 
-def checkpoint_copy(whole: int, largest: int) -> int:
-    """On a rank's host while a checkpoint is written: a copy, which is not pinned, and one file twice more.
+def checkpoint_copy(whole: int, largest: int, copied: bool) -> int:
+    """On a rank's host while a checkpoint is written: a copy, which is not pinned, if any; and one file twice.
     `largest`: bytes of a tensor, with which a file may end. Accuracy: upper bound; the last file is smaller.
     """
-    return whole + 2 * min(whole, STATE_FILE_BYTES + largest)
+    return whole * copied + 2 * min(whole, STATE_FILE_BYTES + largest)
 
 
 def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:

@@ -243,11 +243,6 @@ class WorkerGroup:
         return self._closed or self._winding_down is not None
 
     @property
-    def busy(self) -> bool:
-        """Whether a call has not ended."""
-        return bool(self._open)
-
-    @property
     def slots(self) -> tuple[Slot, ...]:
         return tuple(handle.slot for handle in self.handles)
 

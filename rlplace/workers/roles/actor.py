@@ -194,6 +194,7 @@ class LmActor(Actor):
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
+    _before: Tensor | None = None  # state of the estimator, from its estimates to the end of the iteration's learn
     _reference: WeightSender | None = None  # of its weights, where it is refreshed
 
     def setup(self) -> None:
@@ -218,6 +219,9 @@ class LmActor(Actor):
 
     def begin_again(self, iteration: int) -> Metrics:
         self._groups = self._inferred = self._experience = None
+        if self._before is not None:
+            self._estimate_advantages.take_over(self._before)
+            self._before = None
         if self._reference is not None:
             self._reference.begin_again()
         return super().begin_again(iteration)
@@ -269,6 +273,7 @@ class LmActor(Actor):
                 taken += [] if experience is None else [experience]
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
+        self._before = None
         poisoned = sum(len(experience.poisoned) for experience in taken)
         return {
             **sample_metrics([group for experience in taken for group in experience.groups], version),
@@ -299,6 +304,8 @@ class LmActor(Actor):
             scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner, skip=skip)
             for scorer in self.config.scorers
         }
+        if self._before is None:
+            self._before = self._estimate_advantages.state()
         experience = self._estimate_advantages(groups, scores, self._inferred or {})
         if "critic" in self.config.ranks:
             for returns in experience.returns():
@@ -326,7 +333,7 @@ class LmActor(Actor):
         return {"actor/refresh_s": Metric(seconds, "max")}
 
     def _carried(self) -> dict[str, Tensor]:
-        ours = self._estimate_advantages.state()
+        ours = self._estimate_advantages.state() if self._before is None else self._before.clone()
         ours = ours if self.context.rank == 0 else ours.zero_()  # rank 0 alone has seen what it is about
         return {"advantages": self._ranks.sum(ours.to(self._model.device))}
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rlplace import checkpoints
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
 from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import ChannelSpec
@@ -291,14 +291,8 @@ def make_folder(parent: Path) -> Path:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """The file with all of `text`, or not at all."""
-    part = file.with_name(file.name + ".part")
+    """The file with all of `text`, or not at all. Raises OutputError."""
     try:
-        with open(part, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, file)
+        checkpoints.write_whole(file, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OutputError.of(file, error) from error

@@ -73,17 +73,18 @@ class Saving:
 
     def rescue(self, progress: Progress) -> None:
         """Save all but simulators as it was after the last whole iteration, if it can be asked for."""
-        kept = tuple(c for c in self._ranks if role_of(c) != "env")
-        if self._saved == progress.iterations or not progress.iterations:
-            pass  # there is nothing more to save
-        elif not self._loop.can_save(kept) or self._loop.version != progress.iterations:
-            print("no checkpoint of this moment: what learns has begun another update", file=sys.stderr)
-        else:
-            try:
-                self._begin(progress, kept)
-            except RlplaceError as error:
-                print(f"no checkpoint: {error}", file=sys.stderr)
+        if progress.iterations and self._saved != progress.iterations:
+            self._rescue(progress, tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
+
+    def _rescue(self, progress: Progress, kept: tuple[str, ...]) -> None:
+        if not self._loop.can_save(kept) or self._loop.version != progress.iterations:
+            print("no checkpoint of this moment: what learns has begun another update", file=sys.stderr)
+            return
+        try:
+            self._begin(progress, kept)
+        except RlplaceError as error:
+            print(f"no checkpoint: {error}", file=sys.stderr)
 
     def _begin(self, progress: Progress, components: tuple[str, ...]) -> None:
         if self._saved == progress.iterations:

@@ -23,6 +23,7 @@ WRITTEN, FAILED, WRONG = 0, 1, 2
 
 _TRAINED = ("actor", "critic")
 _KEY = "CHECKPOINT"
+_FILE = ".safetensors"
 _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
 
@@ -66,7 +67,9 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     if config.kind == "mlp" and average:
         raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
     if out.exists():
-        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", f"{out}_{found.iteration}")
+        name = out.name.removesuffix(_FILE)
+        free = out.with_name(f"{name}_{found.iteration}{out.name.removeprefix(name)}")
+        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
     verify(found, _KEY)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

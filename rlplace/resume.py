@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
-from rlplace.checkpoints.find import find, verify
+from rlplace.checkpoints.find import AUTO, find, verify
+from rlplace.config.compose import override
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.config.yaml_text import show
@@ -27,18 +28,25 @@ from rlplace.placement.show.text import render_diff
 from rlplace.placement.show.view import PlanView
 from rlplace.prepare import Prepared, prepare
 
-# Patterns of keys, the first list before the second; a key in neither changes the numbers of what follows.
+# Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.
 _SAFE = (
-    *("cluster.*", "checkpoint.*", "memory.*", "faults.*", "resume", "resume_allow", "dry_run"),
+    *("cluster.*", "checkpoint.*", "memory.*", "faults.restarts", "resume", "resume_allow", "dry_run"),
     *("runner.total_iterations", "runner.stop_at_return", "runner.eval_*", "runner.output_dir", "runner.sinks"),
     *("runner.*_s", "*.enable_offload", "*.accelerator_memory", "*.host_memory", "*.workspace_memory"),
     *("*.gpu_memory_utilization", "*.kv_cache_memory", "*.sleep_level", "*.enforce_eager", "env.reward_*"),
     *("*.sync.verify*", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
+    *("reward.*timeout_s", "reward.*retries", "reward.*batch", "reward.*concurrency", "reward.*api_key_env"),
+    *("reward.*on_host", "reward.*sharded"),
+)
+_SHAPES = (  # the saved state has no other shape: not to be allowed either
+    *("actor.model", "actor.model.*", "critic.model", "critic.model.*", "critic.on_actor", "*.optimizer.kind"),
+    *("*.lora_rank", "*.lora_targets", "env.id", "env.total_num_envs", "algorithm.normalize_observations"),
 )
 _EXPERIMENT = (
-    *("env", "env.*", "algorithm.*", "reward", "reward.*", "*.model", "*.model.*", "runner.seed", "critic.on_actor"),
-    *("*.lora_rank", "*.lora_alpha", "*.lora_targets", "*.ema_decay", "*.weights", "*.optimizer.kind"),
+    *("env", "env.*", "algorithm.*", "reward", "reward.*", "*.model", "*.model.*", "runner.seed"),
+    *("*.lora_alpha", "*.ema_decay", "*.weights"),
 )
+_ABSENT = "(none)"  # instead of a value, where one of two configs does not have the key
 Differences = Mapping[str, tuple[object, object]]  # key -> value of then, value of now
 _LONGEST = 40  # characters of a value that is shown
 
@@ -62,7 +70,8 @@ def resumed(job: Prepared) -> Resumed | None:
     checkpoint = find(config.resume, Path(config.runner.output_dir) / job.view.name)
     if checkpoint is None:
         return None
-    verify(checkpoint)
+    if config.resume != AUTO:  # which has compared them
+        verify(checkpoint)
     mapping = yaml.safe_load(checkpoint.text(CONFIG))
     differences = _differences(read_config(mapping), read_config(job.mapping))
     problems = [*_other_experiment(job, differences), *_over(job, checkpoint)]
@@ -73,13 +82,15 @@ def resumed(job: Prepared) -> Resumed | None:
 
 def _differences(before: Config, now: Config) -> Differences:
     old, new = dict(_flat(before)), dict(_flat(now))
-    keys = (key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key))
-    return {key: (old.get(key), new.get(key)) for key in keys}
+    keys = (key for key in dict.fromkeys((*old, *new)) if old.get(key, _ABSENT) != new.get(key, _ABSENT))
+    return {key: (old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys}
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield every key with its value; blocks of the placement language and lists are values."""
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, tuple):
+        value = [dataclasses.asdict(each) if dataclasses.is_dataclass(each) else each for each in value]
+    elif dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping) and key.count(".") < 3:
         for name, each in value.items():
@@ -92,21 +103,40 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
+def _safe(key: str, old: object, new: object) -> bool:
+    """Return whether the numbers stay as they are; an endpoint may move."""
+    moved = _is(key, ("reward.*url",)) and None not in (old, new)
+    return ".kwargs." not in key and (moved or _is(key, _SAFE))
+
+
+def _shapes(key: str, old: object, new: object) -> bool:
+    """Return whether the saved state cannot be loaded; weights of another folder can."""
+    averaged = key.endswith(".ema_decay") and None in (old, new)
+    return averaged or (_is(key, _SHAPES) and not key.endswith(".model.path"))
+
+
 def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Problem]:
     allowed = job.config.resume_allow
-    for key, (old, new) in differences.items():
-        if _is(key, _SAFE) or not _is(key, _EXPERIMENT):
-            continue
-        if not any(key == name or key.startswith(f"{name}.") for name in allowed):
-            yield Problem(
-                code="other-experiment",
-                key=key,
-                what="differs from the run that is to go on",
-                got=_short(new),
-                source=source_of(key, job.sources),
-                why=f"the checkpoint was made with {_short(old)}; with another value it is another experiment",
-                fix=f"{key}={_short(old)}        (or on purpose: resume_allow=[{key}])",
-            )
+    shaping = [key for key, values in differences.items() if _shapes(key, *values)]
+    refused = [
+        key
+        for key, values in differences.items()
+        if key not in shaping and not _safe(key, *values) and _is(key, _EXPERIMENT)
+        if not any(key == name or key.startswith(f"{name}.") for name in allowed)
+    ]
+    on_purpose = f"        (or on purpose: resume_allow=[{','.join((*allowed, *refused))}])"
+    for key in (*shaping, *refused):
+        old, new = differences[key]
+        why = "the saved state has no place for another value" if key in shaping else "another experiment has another"
+        yield Problem(
+            code="other-experiment",
+            key=key,
+            what="differs from the run that is to go on",
+            got=_short(new),
+            source=source_of(key, job.sources),
+            why=f"the checkpoint was made with {_short(old)}; {why}",
+            fix=(f"leave out {key}" if old == _ABSENT else override(key, old)) + on_purpose * (key in refused),
+        )
 
 
 def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:
@@ -129,7 +159,7 @@ def _text(job: Prepared, checkpoint: Checkpoint, differences: Differences, mappi
     lines = [*checkpoint.notes, f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done"]
     for key, (old, new) in differences.items():
         if key not in ("resume", "resume_allow"):
-            note = "" if _is(key, _SAFE) else "        changes the numbers of what follows"
+            note = "" if _safe(key, old, new) else "        changes the numbers of what follows"
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
     if job.config.actor.optimizer.schedule != "constant" and "runner.total_iterations" in differences:
         lines.append("    the learning rate falls over the new number of iterations")

@@ -6,12 +6,13 @@ Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplace.checkpoints.find import AUTO, find
+from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
 from rlplace.placement.show.text import render_text
@@ -55,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
-    resume = next((word.removeprefix("resume=") for word in argv if word.startswith("resume=")), AUTO)
-    if resume == AUTO or compose.CommandLine.of(argv).name is not None:
+    words = [word.removeprefix("resume=") for word in argv if word.startswith("resume=")]
+    resume = words[-1] if words else AUTO  # the last one counts
+    if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
         return []
-    found = find(resume, Path())
+    try:
+        found = find(resume, Path())
+    except ConfigError as error:
+        anew = f"{ANEW} --config-name <name>"
+        raise ConfigError(
+            [dataclasses.replace(p, fix=p.fix and p.fix.replace(ANEW, anew)) for p in error.problems]
+        ) from error
     assert found is not None, "a checkpoint that is named is found, or it is an error"
     return ["--config-dir", str(found.folder), "--config-name", "config"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlplace.checkpoints.checkpoint import CONFIG, DAMAGED, MANIFEST, Checkpoint
 from rlplace.errors import ConfigError, Problem
 
 AUTO = "auto"
+ANEW = "start anew: resume=null"
 FOLDER = "checkpoints"  # of a run
 PART = ".part"  # behind the name of one that is being written or removed
 NAME = re.compile(r"([0-9]{6,})(?:\.([0-9]+))?")  # of a checkpoint: its iteration, and which attempt at it
@@ -22,8 +24,8 @@ _LISTED = 5  # of what is there, in an error
 def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
     """Return the checkpoint that `resume` names: a run's newest, or one by its folder.
 
-    "auto": the newest whole one of all `runs` of a job, with a note on every newer one that is damaged; None where the
-    job has none yet. Raises ConfigError about `key`.
+    "auto": the newest whole one of all `runs` of a job, its files compared already, with a note on every newer one
+    that is damaged or cannot be read; None where the job has none yet. Raises ConfigError about `key`.
     """
     try:
         return _newest(runs, key) if resume == AUTO else _named(Path(resume), runs, key)
@@ -56,28 +58,37 @@ def _order(folder: Path) -> tuple[int, int]:
 
 def _newest(runs: Path, key: str) -> Checkpoint | None:
     passed: list[Problem] = []
-    for folder in _all(runs):
+    for folder in _all(runs, passed, key):
         try:
             found = read(folder, key)
+            changed = changed_files(found, key)
         except ConfigError as error:
             if set(error.codes) != {DAMAGED}:
                 raise
-            passed += error.problems
+            changed = [*error.problems]
+        if changed:
+            passed += changed
             continue
-        notes = tuple(f"passed over: {p.what}: {p.got}: {p.why}" for p in passed)
+        notes = tuple(f"passed over: {p.what}: {p.got}" + (f": {p.why}" if p.why else "") for p in passed)
         return dataclasses.replace(found, notes=notes)
     if passed:
         fix = _without(key) + ", or bring back the files"
-        raise ConfigError([dataclasses.replace(problem, fix=fix) for problem in passed])
+        raise ConfigError([dataclasses.replace(problem, fix=problem.fix or fix) for problem in passed])
     return None
 
 
-def _all(runs: Path) -> Iterable[Path]:
-    """Yield the checkpoints of the run that saved last, newest first, then those of the run before it."""
+def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
+    """Yield the checkpoints of the run that saved last, newest first, then those of the run before it.
+
+    Runs that another user keeps closed are added to `unreadable` instead.
+    """
     saved = {}
     for run in runs.iterdir() if runs.is_dir() else ():
-        if folders := folders_of(run):
-            saved[max(map(_saved_at, folders))] = folders
+        try:
+            if folders := folders_of(run):
+                saved[max(map(_saved_at, folders))] = folders
+        except PermissionError as error:
+            unreadable += _unreadable(error, key).problems
     for _, folders in sorted(saved.items(), reverse=True):
         yield from folders
 
@@ -90,9 +101,7 @@ def _saved_at(folder: Path) -> tuple[int, str]:
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:
     if not path.exists():
         raise _missing(path, runs, key)
-    run = path.parent if path.name == FOLDER else path
-    folders = [path] if _is_one(path) else folders_of(run)
-    if folders:
+    if folders := _folders(path):
         try:
             return read(folders[0].absolute(), key)  # its run is two above, also of a path such as 000012
         except ConfigError as error:
@@ -100,6 +109,11 @@ def _named(path: Path, runs: Path, key: str) -> Checkpoint:
                 raise
             raise _with_fix(error.problems, folders[0].absolute(), key) from error
     raise _none_in(path, runs, key)
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the checkpoints that a path names, the newest first."""
+    return [path] if _is_one(path) else folders_of(path.parent if path.name == FOLDER else path)
 
 
 def _is_one(path: Path) -> bool:
@@ -111,21 +125,31 @@ def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigErr
     fix = _without(key) + ", or bring back the file"
     for folder in folders_of(damaged.parent.parent):
         if folder != damaged and _whole(folder):
-            fix = f"{key}={folder}"
+            fix = _taking(folder, key)
             break
     return ConfigError([dataclasses.replace(problem, fix=fix) for problem in problems])
 
 
 def _without(key: str) -> str:
-    return f"start anew: {key}=null" if key == "resume" else "name another checkpoint"
+    return ANEW if key == "resume" else "name another checkpoint"
+
+
+def _taking(path: Path, key: str) -> str:
+    """Return what to write on the command line: a key of the config, or an argument by its place."""
+    return shlex.quote(f"{key}={path}" if key == "resume" else str(path))
 
 
 def _whole(folder: Path) -> bool:
     try:
         read(folder)
-    except ConfigError:
+    except (ConfigError, OSError):  # what cannot be read is not offered
         return False
     return True
+
+
+def _offered(places: Iterable[Path]) -> Path | None:
+    """Return the newest whole checkpoint of the first folder of runs that has one."""
+    return next((f for place in places for f in _all(place, [], "") if _whole(f)), None)
 
 
 def _missing(path: Path, runs: Path, key: str) -> ConfigError:
@@ -134,13 +158,12 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     above = next(parent for parent in absolute.parents if parent.exists())
     lacking, *rest = absolute.relative_to(above).parts
     names = sorted(f.name for f in above.iterdir() if f.is_dir() and not f.name.endswith(PART))
-    offered = next((f for f in _all(runs) if _whole(f)), None)
-    for near in difflib.get_close_matches(lacking, names, n=1):
-        whole = above.joinpath(near, *rest)
-        offered = whole if whole.exists() else above / near
+    near = (above / name for name in difflib.get_close_matches(lacking, names, n=1))
+    alike = (path for folder in near for path in (folder.joinpath(*rest), folder))
+    offered = next((path for path in alike if any(map(_whole, _folders(path)[:1]))), None) or _offered([runs])
     listed = ", ".join(names[-_LISTED:]) if names else "no folders"
     why = f"there is no {lacking!r} in {above}, but {listed}"
-    fix = _without(key) if offered is None else f"{key}={offered}"
+    fix = _without(key) if offered is None else _taking(offered, key)
     return ConfigError.of("resume-not-found", key, "the path does not exist", str(path), why, fix)
 
 
@@ -156,8 +179,8 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
         code, what, why = "no-checkpoint", "this run has no checkpoint", "it ended before the first one was whole"
     elif path.is_file() or any(path.glob("*.safetensors")):
         why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
-    offered = next((f for f in [*_all(path), *_all(runs)] if _whole(f)), None)
-    fix = _without(key) if offered is None else f"{key}={offered}"
+    offered = _offered([path, runs])
+    fix = _without(key) if offered is None else _taking(offered, key)
     return ConfigError.of(code, key, what, str(path), why, fix)
 
 

@@ -184,7 +184,6 @@ class Saved:
 
     checkpoint: Checkpoint | None
     error: RlplaceError | None
-    seconds: float  # from the start of waiting to the end
 
 
 class Saver:
@@ -222,7 +221,7 @@ class Saver:
             return saved
         self._thread = None  # the disk holds it; what it may still commit is whole
         error = OutputError.about("checkpoint-not-written", "checkpoint", f"not written within {timeout_s:g} s")
-        return Saved(checkpoint=None, error=error, seconds=timeout_s + _GIVE_UP_S)
+        return Saved(checkpoint=None, error=error)
 
     def _take(self, timeout_s: float) -> Saved | None:
         if self._thread is None:
@@ -234,7 +233,7 @@ class Saver:
         return self._saved[0]
 
     def _save(self, part: Path, contents: Contents, cancelled: threading.Event, saved: list[Saved]) -> None:
-        began_s, checkpoint = time.monotonic(), None
+        checkpoint = None
         error: RlplaceError | None = _not_written(part, "a bug, whose traceback is on the console", None)
         try:
             checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=cancelled)
@@ -243,7 +242,7 @@ class Saver:
         except RlplaceError as raised:
             error = raised
         finally:
-            saved.append(Saved(checkpoint=checkpoint, error=error, seconds=time.monotonic() - began_s))
+            saved.append(Saved(checkpoint=checkpoint, error=error))
 
 
 @contextlib.contextmanager

@@ -18,13 +18,13 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rlplace.config.read import value_at
-from rlplace.config.yaml_text import line_sources, not_yaml, repeated_key
+from rlplace.config.yaml_text import line_sources, not_yaml, repeated_key, show
 from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -209,6 +209,24 @@ def _short(file: Path) -> str:
     """Return the path as the user would type it from here."""
     here = Path.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def override(key: str, value: object) -> str:
+    """Write an override as one word of a shell, which gives the key this value."""
+    return shlex.quote(f"{key}={_written(value)}")
+
+
+def _written(value: object) -> str:
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) and isinstance(yaml.safe_load(value), str)
+        return (
+            value if plain and value.lower() not in ("nan", "inf") else QuotedString(value, Quote.double).with_quotes()
+        )
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return show(value)
 
 
 # ── overrides ────────────────────────────────────────────────────────────────────────────────────────────────────────

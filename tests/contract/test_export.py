@@ -152,7 +152,7 @@ def test_what_cannot_be_exported(
     shard = next((run / "checkpoints" / "000003" / "actor").iterdir())
     cases = {
         (str(qwen), str(out)): ("not-a-checkpoint", f"got: {qwen}"),
-        (str(tmp_path / "rum"), str(out)): ("resume-not-found", f"CHECKPOINT={run}"),
+        (str(tmp_path / "rum"), str(out)): ("resume-not-found", f"fix: {run}"),
         (str(run), str(run)): ("bad-option", "an export overwrites nothing"),
         (str(run), str(out), "--component", "critic"): ("bad-option", "it has the weights of actor"),
         (str(run), str(out), "--ema"): ("bad-option", "the run kept none: actor.ema_decay"),

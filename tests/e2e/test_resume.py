@@ -15,6 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
+from rlplace import export
+from rlplace.resume import _safe, _shapes
+from rlplace.train import main
 from tests.e2e.training import INLINE, LIMIT_S, ROOT, SMALL, Finished, finish, placed, read_until, start, train
 
 CONSTANT = ("actor.optimizer.schedule=constant", "env.id=CartPole-v1", "runner.stop_at_return=null")
@@ -41,6 +44,12 @@ def steps_of(run: Finished, tag: str) -> list[int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A run of four iterations that nothing interrupted."""
     return train("hybrid_ppo", tmp_path_factory.mktemp("whole"), *ONE_EACH, "runner.total_iterations=4")
+
+
+def test_an_export_proposes_a_free_name_of_the_same_kind(whole: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    assert whole.folder is not None
+    assert export.main([str(whole.folder), str(whole.folder / "policy.safetensors")]) == 2
+    assert f"fix: {whole.folder / 'policy_4.safetensors'}\n" in capsys.readouterr().err
 
 
 def resume(output: Path, *overrides: str, job: Sequence[str] = ONE_EACH) -> Finished:
@@ -109,13 +118,53 @@ def test_without_a_config_a_run_goes_on_by_its_own(tmp_path: Path) -> None:
 
 def test_another_experiment_is_refused_unless_it_is_named(tmp_path: Path) -> None:
     train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
-    refused = resume(tmp_path, "algorithm.gamma=0.9", "actor.model.hidden=[32]")
+    changed = ("algorithm.gamma=0.9", "runner.seed=7", "+env.kwargs.sutton_barto_reward=true")
+    refused = resume(tmp_path, *changed, "actor.model.hidden=[32]")
     assert refused.code == 2
-    assert refused.err.count("[other-experiment]") == 2
-    assert "algorithm.gamma=0.99        (or on purpose: resume_allow=[algorithm.gamma])" in refused.err
-    allowed = resume(tmp_path, "algorithm.gamma=0.9", "resume_allow=[algorithm.gamma]")
+    assert refused.err.count("[other-experiment]") == 4
+    joint = "resume_allow=[env.kwargs.sutton_barto_reward,algorithm.gamma,runner.seed]"
+    assert f"fix: algorithm.gamma=0.99        (or on purpose: {joint})" in refused.err
+    assert f"fix: leave out env.kwargs.sutton_barto_reward        (or on purpose: {joint})" in refused.err
+    assert "fix: 'actor.model.hidden=[64,64]'\n" in refused.err
+    shaped = resume(tmp_path, *changed, "actor.model.hidden=[32]", "resume_allow=[actor.model]")
+    assert "the saved state has no place for another value" in shaped.err
+    allowed = resume(tmp_path, *changed, joint)
     assert allowed.code == 0, allowed.err
     assert "algorithm.gamma: 0.99 -> 0.9        changes the numbers of what follows" in allowed.out
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "safe", "shapes"),
+    [
+        ("reward.timeout_s", 60.0, 90.0, True, False),
+        ("reward.judge.url", "http://a", "http://b", True, False),
+        ("reward.judge.url", None, "http://b", False, False),
+        ("reward.kwargs.batch", 1, 2, False, False),
+        ("faults.on_poison", "stop", "skip", False, False),
+        ("actor.ema_decay", None, 0.9, False, True),
+        ("actor.ema_decay", 0.8, 0.9, False, False),
+        ("actor.model.path", "a", "b", False, False),
+        ("critic.lora_rank", 8, 16, False, True),
+    ],
+)
+def test_keys_that_change_no_numbers_and_keys_that_shape_the_state(
+    key: str, old: object, new: object, safe: bool, shapes: bool
+) -> None:
+    assert (_safe(key, old, new), _shapes(key, old, new)) == (safe, shapes)
+
+
+@pytest.mark.parametrize("named", [(), ("--config-name", "hybrid_ppo")])
+def test_the_offer_to_start_anew_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: tuple[str, ...]
+) -> None:
+    output = f"runner.output_dir={tmp_path}"
+    assert main([*named, output, f"resume={tmp_path / 'none'}"]) == 2
+    line = capsys.readouterr().err.partition("fix: start anew: ")[2].splitlines()[0]
+    assert line == ("resume=null" if named else "resume=null --config-name <name>")
+    words = line.replace("<name>", "hybrid_ppo").split()
+    assert main([*named, output, f"resume={tmp_path / 'none'}", *words, *ONE_EACH, "dry_run=true"]) == 0
+    assert main([output, "resume=null"]) == 2
+    assert "[no-config]" in capsys.readouterr().err
 
 
 def test_a_job_that_is_done_has_nothing_left(tmp_path: Path) -> None:

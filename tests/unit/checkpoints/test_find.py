@@ -137,15 +137,19 @@ def test_a_file_that_lacks_bytes(runs: Path, damage: object, told: str) -> None:
 
 def test_a_changed_bit_is_found_by_reading_all(runs: Path) -> None:
     found = newest(runs)
+    before = found.folder.with_name("000010")
     for name in ("env/shard_0.bin", "actor/shard_1.bin"):
         changed = bytearray((found.folder / name).read_bytes())
         changed[1234] ^= 1
         (found.folder / name).write_bytes(changed)
-    with pytest.raises(ConfigError) as error:
-        verify(newest(runs))
-    assert error.value.codes == ("checkpoint-damaged",) * 2
-    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "expected SHA-256", "/000010", leaving=runs):
-        verify(newest(runs))
+    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "expected SHA-256", str(before), leaving=runs):
+        verify(found)
+    assert newest(runs).folder == before
+    assert ["expected SHA-256" in note for note in newest(runs).notes] == [True, True]
+    (runs / "2026-11-21_10-00-00" / "checkpoints").rename(runs / "kept")
+    shutil.rmtree(before)
+    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "resume=null", leaving=runs):
+        find("auto", runs)
 
 
 def test_without_a_whole_one_auto_does_not_start_anew(runs: Path) -> None:
@@ -203,6 +207,14 @@ def test_a_checkpoint_of_another_user(runs: Path) -> None:
     with as_nobody(), refused("checkpoint-unreadable", str(shard), "Permission denied", leaving=runs / "none"):
         verify(found)
     folder.chmod(0o700)
+    with as_nobody():
+        other = newest(runs)
+        assert (other.run.name, len(other.notes)) == ("2026-11-21_10-00-00", 1)
+        assert str(folder) in other.notes[0]
+        with refused("resume-not-found", f"fix: resume={other.folder}", leaving=runs / "none"):
+            find(str(runs.parent / "elsewhere"), runs)
+    for run in runs.iterdir():
+        run.chmod(0o700)
     with as_nobody(), refused("checkpoint-unreadable", str(folder), "Permission denied", leaving=runs / "none"):
         find("auto", runs)
 
@@ -218,7 +230,9 @@ def as_nobody() -> Iterator[None]:
 
 def test_a_path_that_does_not_exist_is_answered_with_what_is_there(runs: Path, tmp_path: Path) -> None:
     last = runs / "2026-11-22_10-00-00"
+    (tmp_path / "model").mkdir()
     offers = {
+        tmp_path / "modle": last / "checkpoints" / "000020",  # what is called nearly so has no checkpoint
         runs / "2026-11-22_10-00-01": last,
         last / "checkpoints" / "000030": last / "checkpoints" / "000020",
         runs.parent / "hybrid_pp" / "2026-11-22_10-00-00": last,
@@ -264,7 +278,8 @@ def test_a_part_that_lacks_only_its_name_is_not_taken(runs: Path) -> None:
 
 
 def test_the_key_of_an_error_is_that_of_who_asks(runs: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^CHECKPOINT: the path does not exist"):
+    last = runs / "2026-11-22_10-00-00" / "checkpoints" / "000020"
+    with pytest.raises(ConfigError, match=rf"^CHECKPOINT: the path does not exist[^$]*fix: {re.escape(str(last))}$"):
         find(str(runs / "none"), runs, "CHECKPOINT")
 
 

@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from rlplace.config.compose import CONFIG_DIR, Composed, with_hydra
+from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
 from rlplace.errors import ConfigError, Problem
 
 SHIPPED = (CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
@@ -88,3 +89,15 @@ def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
     problem = refused(tmp_path, "", "", "env.total_num_envs=[1")
     assert (problem.key, problem.what) == ("env.total_num_envs", "cannot read the override")
     assert problem.fix == "quote text with commas, and close brackets and braces"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 0.1, 1e-06, [64, 64], {"a": 1, "b": [{"name": "c, d"}]}),
+        *("runs/a b", "null", "1e3", "off", "", "nan", 'it\'s "(so)", or: \n\\d+ not\\'),
+    ],
+)
+def test_a_written_override_is_one_word_and_has_the_value(value: object) -> None:
+    (word,) = shlex.split(override("some.key", value))
+    assert OverridesParser.create().parse_override(word).value() == value

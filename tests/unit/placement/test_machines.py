@@ -37,6 +37,10 @@ def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
         ("H100-80GB", 79.1),
         ("NVIDIA H100 80GB HBM3", 79.1),
         ("NVIDIA A100-SXM4-40GB", 39.3),
+        ("A100-40G", 39.3),  # as Ray labels it
+        ("A100-80G", 79.1),
+        ("H100-80G", 79.1),
+        ("A10G", 22.0),
         ("H200", 139.7),
         ("RTX4090", 23.5),
         ("A100", 0),  # of two sizes

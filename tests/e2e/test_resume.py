@@ -122,7 +122,7 @@ def test_another_experiment_is_refused_unless_it_is_named(tmp_path: Path) -> Non
     refused = resume(tmp_path, *changed, "actor.model.hidden=[32]")
     assert refused.code == 2
     assert refused.err.count("[other-experiment]") == 4
-    joint = "resume_allow=[env.kwargs.sutton_barto_reward,algorithm.gamma,runner.seed]"
+    joint = "resume_allow=[algorithm.gamma,runner.seed,env.kwargs.sutton_barto_reward]"
     assert f"fix: algorithm.gamma=0.99        (or on purpose: {joint})" in refused.err
     assert f"fix: leave out env.kwargs.sutton_barto_reward        (or on purpose: {joint})" in refused.err
     assert "fix: 'actor.model.hidden=[64,64]'\n" in refused.err

@@ -89,7 +89,7 @@ def _differences(before: Config, now: Config) -> Differences:
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield every key with its value; blocks of the placement language and lists are values."""
     if isinstance(value, tuple):
-        value = [dataclasses.asdict(each) if dataclasses.is_dataclass(each) else each for each in value]
+        value = [dict(_flat(each)) if dataclasses.is_dataclass(each) else each for each in value]
     elif dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping) and key.count(".") < 3:

@@ -93,7 +93,7 @@ def test_a_copy_for_a_checkpoint_is_what_was_predicted(trained: dict[str, object
     copied = sum(own(tensor).nbytes for tensor in actor._state().values())
     actor.close()
     model = read_model(json.loads((qwen / "config.json").read_text()))
-    demand = TrainingDemand(model=model, block=scenario.job.config.actor, sequence_length=8, saved=True)
+    demand = TrainingDemand(model=model, block=scenario.job.config.actor, sequence_length=8, copied=True)
     host = demand.footprint(placed(1)).host
     assert {kept[HostPart.CHECKPOINT] for kept in host.values()} == {3 * (copied - 8)}  # a small state is one file
 

@@ -88,7 +88,6 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tuple[str, ...], tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def test_a_run_goes_on(more: tuple[str, ...], model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_curve_is_the_same_through_all_placements(model: Path, tmp_path: Path) -> None:
     """With factors: hybrid with two actor ranks, collocated with two, disaggregated with one, hybrid again."""
@@ -53,7 +52,6 @@ def test_the_curve_is_the_same_through_all_placements(model: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_simulator_policy_keeps_its_curve_through_world_sizes(tmp_path: Path) -> None:
     """8, 4, 2 and 8 actor ranks."""

@@ -134,16 +134,22 @@ def test_who_may_read_a_run_is_decided_by_the_umask(tmp_path: Path, umask: int, 
 
 @pytest.mark.slow
 def test_ray_that_is_started_for_a_run_is_reached_from_this_machine_only() -> None:
+    def listening_here() -> set[tuple[str, int]]:
+        found = psutil.Process().net_connections("inet")
+        return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+
     session, before = RaySession(RayConfig()), {child.pid for child in psutil.Process().children(recursive=True)}
+    others = listening_here()  # of tests that ran before in this process
     session.start()
     try:
         children = [c for c in psutil.Process().children(recursive=True) if c.pid not in before]
         listening = [
             ipaddress.ip_address(connection.laddr.ip)
-            for process in (psutil.Process(), *children)
+            for process in children
             for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         ]
+        listening += [ipaddress.ip_address(ip) for ip, _ in listening_here() - others]
     finally:
         session.close()
     assert listening, "it serves its workers"

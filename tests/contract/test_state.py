@@ -29,7 +29,10 @@ def new(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "offload"), [(1, False), (3, True), pytest.param(8, True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "offload"),
+    [(1, False), pytest.param(3, True, marks=pytest.mark.slow), pytest.param(8, True, marks=pytest.mark.slow)],
+)
 def test_as_many_ranks_go_on_to_the_bit(ranks: int, offload: bool, tmp_path: Path) -> None:
     folder = new(tmp_path / "actor")
     session = Session(save=folder, save_after=1)
@@ -152,7 +155,10 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(qwen: Path, tmp_path:
     assert 3 * factors <= size < 3 * factors + 20_000
 
 
-@pytest.mark.parametrize("kind", ["factors", "16-bit weights, float32 copies", "critic"])
+@pytest.mark.parametrize(
+    "kind",
+    ["factors", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("16-bit weights, float32 copies", "critic"))],
+)
 def test_ranks_of_a_language_model_go_on_from_those_of_other_numbers(kind: str, llama: Path, tmp_path: Path) -> None:
     scenario, atol = LmScenario(model=llama, iterations=2, **KINDS[kind]), 1e-2 if "16" in kind else 2e-5
     session = Session(save=new(tmp_path / "3"), save_after=1)

@@ -63,6 +63,7 @@ def test_simulators_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     assert "fault in rollout of iteration 0: env rank 0 in run: the worker process died" in run.out
 
 
+@pytest.mark.slow
 def test_a_language_model_learns_from_the_same_answers(models: tuple[str, ...], tmp_path: Path) -> None:
     short = ("runner.total_iterations=3", *models)
     faults = [("rollout", 1, 0, 0.1, "SIGKILL"), ("env", 0, 1, 0.05, "SIGKILL"), ("reward", 0, 1, 0.05, "SIGKILL")]

@@ -192,6 +192,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path: Path
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_another_placement_goes_on_with_the_same_curve(whole: Finished, tmp_path: Path) -> None:
     """Two actor ranks instead of one, two env ranks instead of one."""
     train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=2")
@@ -206,6 +207,7 @@ def test_another_placement_goes_on_with_the_same_curve(whole: Finished, tmp_path
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_policy_of_a_run_whose_worker_dies_is_kept(tmp_path: Path) -> None:
     """The actor is whole when an env worker dies: what it has learned is saved."""
     job = (

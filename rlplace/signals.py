@@ -68,7 +68,8 @@ class Signals:
         if first and self._grace_s:
             # Not print: the signal may have come in the middle of one.
             text = f"\n{signal.Signals(number).name}: ends after this iteration and saves, within {self._grace_s:g} s"
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}; again: ends now\n".encode())
+            text += f"; one that takes longer than {self._grace_s / 2:g} s is dropped; again: ends now\n"
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
             return
         self.at_once = True

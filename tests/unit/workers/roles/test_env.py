@@ -287,3 +287,40 @@ def test_nothing_but_poison_stops_also_where_it_is_skipped() -> None:
     always = OneEnvRank(Layout(), env=env_block("Poisoned-v0", at=1, always=True), on_poison="skip")
     with pytest.raises(SimulatorError, match=r"every step of iteration 3 of .* in row 0 is not finite"):
         always.run(3)
+
+
+def test_an_iteration_that_begins_anew_is_the_same_again() -> None:
+    env = OneEnvRank(Layout(stage_groups=2), steps=3, env=env_block("CartPole-v1"))
+
+    def run(iteration: int) -> Trajectory:
+        for group in range(2):
+            for step in range(3):
+                for first, rows in env.pieces(group):
+                    chunk = ActionChunk(
+                        stage_group=group,
+                        step=step,
+                        first_row=first,
+                        actions=np.arange(first, first + rows) % 2,
+                        logprobs=np.zeros(rows, np.float32),
+                        values=np.zeros(rows, np.float32),
+                        version=0,
+                    )
+                    env.channels[ACTIONS].put_nowait(chunk, key=f"0/{group}")
+        env.worker.run(iteration)
+        env.asked()
+        return env.sent()
+
+    run(0)
+    first = run(1)
+    assert env.worker.begin_again(1)["env/episodes_cut"].value == 0
+    again = run(1)
+    assert np.array_equal(first.observations, again.observations)
+    assert np.array_equal(first.last_observations, again.last_observations)
+
+
+def test_a_new_rank_begins_all_episodes_anew_and_counts_them() -> None:
+    old, new = (OneEnvRank(Layout(), env=env_block("CartPole-v1")) for _ in range(2))
+    at_the_start = new.worker._groups[0].observations.copy()
+    assert np.array_equal(at_the_start, old.worker._groups[0].observations)
+    assert new.worker.begin_again(3)["env/episodes_cut"].value == 12
+    assert not np.array_equal(new.worker._groups[0].observations, at_the_start)  # not those of the run's start again

@@ -164,10 +164,14 @@ class Loop:
 
         self._meanwhile = self._outlasting(save, self.version)
 
-    def load_state(self, folder: Path, components: Iterable[str]) -> dict[str, float]:
-        """Have the workers take what `save_state` saved, before the first iteration. Return their metrics."""
+    def load_state(self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()) -> dict[str, float]:
+        """Have the workers take what `save_state` saved, before the first iteration. Return their metrics.
+
+        `anew`: components of which nothing was saved, with the random numbers of this iteration.
+        """
         with self._in("sync"):
-            loaded = self._wait([self._groups[c].load_state(str(folder / c)) for c in components])
+            taken = [self._groups[c].load_state(str(folder / c)) for c in components]
+            loaded = self._wait([*taken, *(self._groups[c].begin_again(self.version) for c in anew)])
         return reduce_metrics([rank for group in loaded for rank in group])
 
     def can_save(self, components: Iterable[str]) -> bool:

@@ -49,7 +49,7 @@ class Saving:
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
         kept = tuple(c for c in self._ranks if c != "env" or (checkpoint.folder / c).is_dir())
-        numbers = self._loop.load_state(checkpoint.folder, kept)
+        numbers = self._loop.load_state(checkpoint.folder, kept, set(self._ranks) - set(kept))
         self._saved, self.newest = checkpoint.iteration, checkpoint.folder
         if "env" in self._ranks and "env" not in kept:
             return "; all episodes begin anew"

@@ -44,6 +44,7 @@ from rlplace.signals import Signals, Stopped
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup
+from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
 
@@ -164,10 +165,11 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
         print(f"files: {folder}", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
+        heartbeat = heartbeat_of(job, cluster, groups)
         policies: dict[str, Path] = {}
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
-            with watchdog, signals.patient(patience_s):
+            with watchdog, heartbeat, signals.patient(patience_s):
                 try:
                     _train(job, loop, sinks, saving, signals)
                     saving.last(progress)
@@ -184,6 +186,16 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
                 train_s, ready_s = ended["train_s"] - trained_s, time.perf_counter() - ready
                 ended["faults"] = faults_of(loop.recovery.faults, train_s=train_s, ready_s=ready_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
+
+
+def heartbeat_of(
+    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]
+) -> contextlib.AbstractContextManager[object]:
+    """Return what finds workers that do not answer; threads of this process always can."""
+    heartbeat_s = job.config.faults.heartbeat_s
+    if not (heartbeat_s and cluster.restarts_workers):
+        return contextlib.nullcontext()
+    return Heartbeat(tuple(groups.values()), heartbeat_s)
 
 
 def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]) -> Recovery | None:

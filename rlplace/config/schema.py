@@ -444,6 +444,7 @@ class FaultsConfig:
         "stop",
     )
     restarts: int = knob("most replacements of lost env, rollout, reference or reward workers per hour", 6, minimum=0)
+    heartbeat_s: float = knob("replace a worker at work that answers nothing for so long; 0: none", 60.0, minimum=0)
 
 
 EnvConfig = SimulatorEnvConfig | TextEnvConfig

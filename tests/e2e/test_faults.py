@@ -124,6 +124,21 @@ def test_a_worker_that_stands_still_is_replaced_when_it_is_late(component: str, 
 
 
 @pytest.mark.slow
+def test_a_worker_that_answers_nothing_is_replaced_long_before_it_is_late(tmp_path: Path) -> None:
+    """What limits a stage and a channel here is longer than the test may take."""
+    limits = ("faults.heartbeat_s=5", "runner.stage_timeout_s=900", "runner.channel_timeout_s=900")
+    faults = [("env", 0, 1, 0.4, "SIGSTOP"), ("rollout", 1, 2, 0.4, "SIGSTOP")]
+    where = placed("0-1", "0-1", "2-3")
+    run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *where, *limits, "runner.total_iterations=4", faults=faults)
+    assert run.code == 0, run.err
+    assert {line["actor/samples"] for line in run.metrics()} == {4096.0}
+    events = run.summary()["faults"]["events"]
+    assert [event["what"] for event in events] == ["env rank 0 in run", "rollout rank 1 in generate"]
+    assert all(event["why"].startswith("has not answered for 5 s, since") for event in events)
+    assert [event["replaced"] for event in events] == [["env rank 0"], ["rollout rank 1"]]
+
+
+@pytest.mark.slow
 def test_an_error_that_comes_again_ends_the_run(models: tuple[str, ...], tmp_path: Path) -> None:
     asked = ("env.rewards=[{name: tests.odd_rewards:raises}]", "runner.total_iterations=2")
     run = train("rlhf_tiny", tmp_path, *TEXT, *asked, *models)

@@ -226,7 +226,8 @@ def test_the_policy_of_a_run_whose_worker_dies_is_kept(tmp_path: Path) -> None:
     run = finish(process, tmp_path, seen)
     assert run.code == 1
     saved = json.loads((Path(run.summary()["checkpoint"]) / "run.json").read_text())
-    assert (done := saved["progress"]["iterations"]) == run.summary()["iterations"] >= 2
+    done = saved["progress"]["iterations"]
+    assert done == run.summary()["iterations"] >= 2
     again = train("hybrid_ppo", tmp_path, *ONE_EACH, "resume=auto", f"runner.total_iterations={done + 1}")
     assert again.code == 0, again.err
     assert f"goes on after iteration {done}; all episodes begin anew" in again.out

@@ -228,7 +228,7 @@ class WorkerGroup:
         self.late_calls: list[Call] = []  # of ranks that did not give up
         self.handles = tuple(handles)
         self.grace_s = grace_s
-        self._open: set[Call] = set()
+        self._open: dict[Call, None] = {}  # in the order in which they were made
         self._lock = threading.Lock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
@@ -287,7 +287,7 @@ class WorkerGroup:
         """Start a method. The calls of a rank run one after the other in the order given."""
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         with self._lock:
-            self._open.update(calls)
+            self._open.update(dict.fromkeys(calls))
             stopped = self._stopped
         try:
             for rank, call in zip(ranks, calls, strict=True):
@@ -297,7 +297,8 @@ class WorkerGroup:
                     self.handles[rank].send(functools.partial(self._settle, call), method, args, kwargs or {})
         except BaseException:  # an argument that cannot be pickled: no call is there to be waited for
             with self._lock:
-                self._open.difference_update(calls)
+                for call in calls:
+                    self._open.pop(call, None)
             raise
         return calls
 
@@ -306,7 +307,7 @@ class WorkerGroup:
         with self._lock:
             if call not in self._open:
                 return
-            self._open.remove(call)
+            del self._open[call]
             counts = not isinstance(outcome, Done) and outcome is not _STOPPED and not self._closed
             if counts:
                 self.failed_calls.append(call)
@@ -325,6 +326,17 @@ class WorkerGroup:
     @property
     def at_work(self) -> bool:
         return bool(self._open)
+
+    def busy(self) -> dict[int, Call]:
+        """Return the call that runs on each busy rank; none of ranks that are being set up, or of a closed group."""
+        with self._lock:
+            left = [] if self.closed else list(self._open)
+        setting_up = {call.slot.rank for call in left if call.method == "setup"}
+        return {call.slot.rank: call for call in reversed(left) if call.slot.rank not in setting_up}
+
+    def fail(self, call: Call, failure: Failure) -> None:
+        """Take the worker of an open call for lost."""
+        self._settle(call, failure)
 
     def cancel(self, why: str, patience_s: float | None = None) -> None:
         """Start to wind the group down, in a thread of its own. Idempotent. `patience_s`: instead of the group's."""

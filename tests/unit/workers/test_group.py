@@ -13,6 +13,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelBroken, ClusterError, Problem, WorkerError
 from rlplace.workers.launch.group import WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.heartbeat import LOOKS, Heartbeat
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
 from rlplace.workers.worker import Worker
 from tests.open_calls import slot_of
@@ -30,6 +31,8 @@ class Handle(WorkerHandle):
         self.settle: Callable[[Outcome], None] = lambda outcome: None  # the last call
         self.cancelled = threading.Event()
         self.ended = 0  # how often
+        self.asked = 0  # how often where it is
+        self.places: list[str] = []  # its answers; none to later questions
 
     def send(
         self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -37,7 +40,11 @@ class Handle(WorkerHandle):
         self.settle = settle
 
     def where(self) -> Future[str]:
-        return Future()
+        self.asked += 1
+        answer: Future[str] = Future()
+        if self.places:
+            answer.set_result(self.places.pop(0))
+        return answer
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -191,3 +198,36 @@ def test_a_call_that_cannot_be_sent_leaves_nothing_under_way() -> None:
     job.group.close(grace_s=0.0)
     assert not any(handle.cancelled.is_set() for handle in job.handles)
     channel.put("letter", timeout_s=0.0)
+
+
+def test_a_busy_worker_that_answers_nothing_is_taken_for_lost() -> None:
+    job, idle = Job("env"), Job("rollout")
+    job.group.outlast = "give up"
+    heart = Heartbeat([job.group, idle.group], heartbeat_s=60.0)
+    pending = job.group.step()
+    job.handles[1].places = ["step, at env.py:7 in step"]  # to the first question
+    for answering in (job.handles[0], job.handles[2]):
+        answering.places = ["step"] * 2 * LOOKS
+    for _ in range(LOOKS + 1):
+        heart.look()
+    assert not pending.calls[1].done()
+    assert [handle.asked for handle in job.handles] == [LOOKS + 1, 2, LOOKS + 1]
+    assert [handle.asked for handle in idle.handles] == [0, 0, 0]
+    heart.look()
+    for handle in (job.handles[0], job.handles[2]):
+        handle.raises(broken())
+    told = (
+        r"env rank 1 .*: step failed: has not answered for 60 s, since .*; before, it was in step, at env.py:7 in step"
+    )
+    with pytest.raises(WorkerError, match=told):
+        pending.wait(timeout_s=30)
+    assert set(job.group.lost()) == {1}
+
+
+def test_a_worker_that_is_being_set_up_is_not_asked() -> None:
+    job = Job()
+    job.group.setup()
+    heart = Heartbeat([job.group], heartbeat_s=1.0)
+    for _ in range(2 * LOOKS):
+        heart.look()
+    assert [handle.asked for handle in job.handles] == [0, 0, 0]

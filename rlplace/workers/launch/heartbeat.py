@@ -1,0 +1,77 @@
+"""Find workers that no longer answer while a call is open: stopped processes, deadlocks that hold the interpreter.
+
+::
+
+    every heartbeat_s / LOOKS:   busy worker ── where()? ──▶ answered: asked again at the next look
+                                                └ not for LOOKS looks: its call fails, as if its process had died
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rlplace.workers.launch.group import WorkerGroup, WorkerHandle
+from rlplace.workers.launch.host import Failure
+
+LOOKS = 6  # within heartbeat_s
+_END_S = 5.0  # for the thread to end; none of its looks waits
+
+
+class _Question:
+    """One that a worker was asked and has not answered."""
+
+    def __init__(self, answer: Future[str]) -> None:
+        self.answer = answer
+        self.looks = 0  # that found no answer: a driver that stood still itself has not looked
+        self.asked = time.strftime("%H:%M:%S")
+
+
+class Heartbeat:
+    """Ask the busy workers of all groups what they are doing, one question at a time for each, from one thread.
+
+    A worker that is being set up is not asked: imports and engines hold the interpreter for long, and
+    `ray.start_timeout_s` limits them.
+    """
+
+    def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:
+        self._groups, self._heartbeat_s = groups, heartbeat_s
+        self._open: dict[WorkerHandle, _Question] = {}
+        self._places: dict[WorkerHandle, str] = {}  # last answers
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join(_END_S)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._heartbeat_s / LOOKS):
+            self.look()
+
+    def look(self) -> None:
+        """Take answers, fail the calls of workers whose answer is overdue, ask the others that are busy."""
+        busy = {group.handles[rank]: (group, call) for group in self._groups for rank, call in group.busy().items()}
+        # Not asked any more: idle, ended or replaced.
+        self._open = {handle: question for handle, question in self._open.items() if handle in busy}
+        self._places = {handle: place for handle, place in self._places.items() if handle in busy}
+        for handle, (group, call) in busy.items():
+            question = self._open.get(handle)
+            if question is None or question.answer.done():
+                if question is not None and question.answer.exception() is None:
+                    self._places[handle] = question.answer.result()
+                self._open[handle] = _Question(handle.where())
+                continue
+            question.looks += 1
+            if question.looks >= LOOKS:
+                group.fail(call, self._overdue(handle, question))
+
+    def _overdue(self, handle: WorkerHandle, question: _Question) -> Failure:
+        place = f"; before, it was in {self._places[handle]}" if self._places.get(handle) else ""
+        return Failure(what=f"has not answered for {self._heartbeat_s:g} s, since {question.asked}{place}")

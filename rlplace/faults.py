@@ -3,10 +3,10 @@
 ::
 
     a call fails, or is late ──▶ all groups give up ──▶ lost ranks start again on their slots, channels are emptied
-                                                        ──▶ every rank drops what it has of the iteration ──▶ its sync
+        ├─ no state is lost ──▶ every rank drops what it has of the iteration ──▶ its sync
+        └─ a rank that trains was lost, or weights may have changed ──▶ all load the newest checkpoint ──▶ its sync
 
-An iteration is done anew as a whole, up to the moment at which weights may have changed: from there on a failure ends
-the run, as one of a group that trains does at any time.
+Without a checkpoint, all ranks that would load from it start again, and so does the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rlplace.config.schema import FaultsConfig
@@ -48,13 +48,18 @@ class Fault:
     what: str  # the rank and the method, or the method that was late
     why: str
     replaced: tuple[str, ...]  # ranks, by name
-    redone_s: float  # of the iteration so far
+    redone_s: float  # of the iteration so far, and of those since the checkpoint
     recovery_s: float  # until it could begin again
+    went_back: bool = False  # to the newest checkpoint, or to the start
 
     def __str__(self) -> str:
         again = f"restarted {', '.join(self.replaced)}; " if self.replaced else ""
         seconds = f"recovery took {self.recovery_s:.1f} s, {self.redone_s:.1f} s of work are done again"
         return f"fault in {self.stage} of iteration {self.iteration}: {self.what}: {self.why}; {again}{seconds}"
+
+
+class StateLost(Exception):
+    """What trains has lost its state: the run goes on from its newest checkpoint. Lost workers are replaced already."""
 
 
 class Recovery:
@@ -71,15 +76,19 @@ class Recovery:
         *,
         tell: Callable[[str], None],
         patience_s: float,
-        kept: Sequence[str] = (),
+        kept: Collection[str] = (),
+        joined: Collection[str] = (),
+        without_state: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`tell` is given a line for each fault; `patience_s`: for a call of what trains to end.
 
-        `kept`: what cannot be replaced in this job, beside what trains.
+        `kept`: what cannot be replaced without going back, beside what trains. `joined`: of these, what starts again
+        together. `without_state`: returns the components whose state no checkpoint has.
         """
         self.faults: list[Fault] = []
         self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
-        self._replaced = tuple(name for name in groups if role_of(name) in REPLACED and name not in kept)
+        self._replaced = {name for name in groups if role_of(name) in REPLACED and name not in kept}
+        self._joined, self._without_state = set(joined), without_state
         self._recent: deque[float] = deque()  # when, of the last hour
         self._before: tuple[int, str] | None = None  # of the last fault: iteration, error and where; texts may differ
         self._began = time.monotonic()
@@ -92,8 +101,13 @@ class Recovery:
     def _in_vain(self) -> bool:
         return any(group.lost() for name, group in self._groups.items() if name not in self._replaced)
 
-    def recover(self, error: WorkerError | WorkerTimeout, *, iteration: int, stage: str, redone_s: float) -> Fault:
-        """Replace what `error` and the failures behind it have cost. Raises `error` where nothing can be done."""
+    def recover(
+        self, error: WorkerError | WorkerTimeout, *, iteration: int, stage: str, redone_s: float, back: bool = False
+    ) -> Fault:
+        """Replace what `error` and the failures behind it have cost. Raises `error` where nothing can be done.
+
+        `back`: the run has to go back to its newest checkpoint in any case. Where it has, `went_back` is to be called.
+        """
         came = time.monotonic()
         failures = [call.failed_at_s for group in self._groups.values() for call in group.failed_calls]
         began = min([came, *failures])
@@ -101,7 +115,7 @@ class Recovery:
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself
                 group.cancel("a worker is late", patience_s=0.0)
-        lost = self._restart(error, iteration)
+        lost, back = self._restart(error, iteration, back)
         replaced = tuple(owner_of(name, rank) for name, rank in sorted(lost))
         if isinstance(error, WorkerTimeout):
             what, why = error.problem.key, error.problem.what
@@ -118,25 +132,43 @@ class Recovery:
             replaced=replaced,
             redone_s=max(0.0, redone_s - (came - began)),
             recovery_s=time.monotonic() - began,
+            went_back=back,
         )
         self.faults.append(fault)
+        if not back:
+            self._tell(str(fault))
+        return fault
+
+    def went_back(self, redone_s: float) -> Fault:
+        """Complete the last fault, now that all ranks are back; `redone_s`: of iterations since the checkpoint."""
+        fault = self.faults[-1]
+        recovery_s = time.monotonic() - self._began - fault.at_s
+        fault = dataclasses.replace(fault, redone_s=fault.redone_s + redone_s, recovery_s=recovery_s)
+        self.faults[-1] = fault
         self._tell(str(fault))
         return fault
 
-    def _restart(self, error: WorkerError | WorkerTimeout, iteration: int) -> set[tuple[str, int]]:
-        """Restart lost ranks, again those that are lost meanwhile; return all. Raises the last error if it may not."""
+    def _restart(
+        self, error: WorkerError | WorkerTimeout, iteration: int, back: bool
+    ) -> tuple[set[tuple[str, int]], bool]:
+        """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
+
+        Raises the last error if it may not.
+        """
         found = set[tuple[str, int]]()
         while True:
             for group in self._groups.values():
                 group.wait_wound_down()
             self._check(error, iteration, time.monotonic())
             lost = self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
-            if not lost.keys() <= set(self._replaced):
-                raise error
+            if back := back or not lost.keys() <= self._replaced:
+                anew = {*self._without_state(), *(self._joined if self._joined & lost.keys() else ())}
+                whole = {name: range(self._groups[name].world_size) for name in anew}
+                lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
             try:
                 self._cluster.restart(lost)
-                return found
+                return found, back
             except WorkerError as another:
                 error = another
             except (ChannelError, ClusterError, WorkerTimeout) as refusal:

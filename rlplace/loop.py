@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
-from rlplace.faults import Fault, Recovery, fault_metrics
+from rlplace.faults import Fault, Recovery, StateLost, fault_metrics
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.language.spec import role_of
@@ -84,8 +84,8 @@ class Loop:
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
 
-        With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version, and
-        TimeoutError when a stage exceeds its deadline.
+        With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version,
+        WorkerTimeout when a stage exceeds its deadline, and StateLost where `go_back` is due.
         """
         bodies: dict[str, Sequence[str]] = {stage: (stage,) for stage in self._schedule.stages}
         if "reference" in self._schedule.active["sync"]:
@@ -104,21 +104,29 @@ class Loop:
         return self._through_faults({stage: asked.get(stage, ()) for stage in self._schedule.stages}, index)
 
     def save(self, folders: Mapping[str, Path]) -> None:
-        """Write the models of these components to their folders, after the last iteration."""
-        for component, folder in folders.items():
-            held = [s for s in self._schedule.stages if self._schedule.residency[s][component] >= Residency.WEIGHTS]
-            with self._in(held[-1]):
-                if self._at not in held:
-                    self._enter(held[-1])
-                self._wait([self._groups[component].save_model(str(folder))])
+        """Write the models of these components to their folders, after the last iteration. Raises as `iteration`."""
+
+        def save() -> dict[str, float]:
+            for component, folder in folders.items():
+                held = [s for s in self._schedule.stages if self._schedule.residency[s][component] >= Residency.WEIGHTS]
+                with self._in(held[-1]):
+                    if self._at not in held:
+                        self._enter(held[-1])
+                    self._wait([self._groups[component].save_model(str(folder))])
+            return {}
+
+        self._outlasting(save, self.version)
 
     def _through_faults(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
         self._updating = False
         return self._outlasting(lambda: self._through(works, index), index)
 
-    def _outlasting(self, work: Callable[[], dict[str, float]], index: int) -> dict[str, float]:
-        """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start."""
+    def _outlasting(self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False) -> dict[str, float]:
+        """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start.
+
+        Raises StateLost where a failure has changed or cost what the work begins with, or with `back`.
+        """
         faults = list[Fault]()
         lost: dict[str, float] = {}
         while True:
@@ -128,10 +136,14 @@ class Loop:
                     lost = _added(lost, self._begin_again(index))
                 return work() | lost | fault_metrics(faults)
             except (WorkerError, WorkerTimeout) as error:
-                if self.recovery is None or self._updating:
+                if self.recovery is None:
                     raise
                 redone_s, stage = time.perf_counter() - began, self._at or self._schedule.stages[0]
-                faults.append(self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s))
+                back = back or self._updating or self._schedule.needs.ahead > 0  # then some iteration is being learned
+                fault = self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s, back=back)
+                if fault.went_back:
+                    raise StateLost from error
+                faults.append(fault)
 
     def _begin_again(self, index: int) -> dict[str, float]:
         """Take all ranks, new ones too, to the start of the first stage. Return what the iteration has lost."""
@@ -144,6 +156,24 @@ class Loop:
             self._move([move for move in moves if move.after < move.before])
             self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
         return reduce_metrics([rank for group in dropped for rank in group])
+
+    def go_back(self, version: int, load: Callable[[], None]) -> None:
+        """Take all ranks, new ones too, to where they were after iteration `version`, whose state `load` gives them.
+
+        Raises StateLost, to be called again.
+        """
+        self.version, self._updating = version, False
+
+        def back() -> dict[str, float]:
+            self._begin_again(version)
+            load()
+            return {}
+
+        self._outlasting(back, version, back=True)
+
+    def count(self, fault: Fault) -> None:
+        """Let the next iteration's metrics have a fault between iterations."""
+        self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
@@ -323,6 +353,10 @@ class Generation:
         self._pushed = -1  # newest version that the actor has pushed, or is pushing
         self._asked_for = -1  # newest version that the engines were asked to pull
 
+    def anew(self, first: int) -> Generation:
+        """Return one that begins with iteration `first`."""
+        return Generation(self._groups, ahead=self._ahead, iterations=self._iterations, first=first)
+
     @property
     def busy_s(self) -> float:
         """Return the seconds since the start in which env and engines generated."""
@@ -404,6 +438,10 @@ class Overlap(Loop):
     def evaluate(self, index: int) -> dict[str, float]:
         self._generation.admitting = False
         return super().evaluate(index)
+
+    def _begin_again(self, index: int) -> dict[str, float]:
+        self._generation, self._scoring = self._generation.anew(index), []
+        return super()._begin_again(index)
 
     def _sync(self, stage: str, index: int) -> list[Metrics]:
         push = self._groups["actor"].push_weights(self.version)

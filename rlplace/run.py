@@ -21,7 +21,7 @@ from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
 from rlplace.errors import OutputError, RlplaceError
-from rlplace.faults import Recovery, faults_of
+from rlplace.faults import Recovery, StateLost, faults_of
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.placement.channels import participants_of
@@ -149,17 +149,23 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
         progress.resume(before["progress"])
-    trained_s = progress.seconds.get("time/iteration_s", 0.0)
+    trained_s = progress.train_s
     with (
         Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared) as cluster,
-        open_sinks(runner.sinks, folder, console, before.get("files")) as sinks,
+        contextlib.ExitStack() as opened,
     ):
+
+        def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
+            opened.close()
+            return opened.enter_context(open_sinks(runner.sinks, folder, console, sizes))
+
+        curves = sinks(before.get("files"))
         groups = launch(cluster, job)
         loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
-        saving = Saving(job.config, job.plan, loop, folder, texts)
+        saving = Saving(job.config, job.plan, loop, folder, texts, progress)
         if resumed is not None:
             print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
-        loop.recovery = recovery_of(job, cluster, groups)
+        loop.recovery = recovery_of(job, cluster, groups, saving)
         progress.start_s, ready = progress.start_s + time.perf_counter() - began, time.perf_counter()
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
@@ -171,13 +177,17 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
         try:
             with watchdog, heartbeat, signals.patient(patience_s):
                 try:
-                    _train(job, loop, sinks, saving, signals)
-                    saving.last(progress)
-                    loop.save(_policies(job, folder))
-                    policies = _policies(job, folder)
+                    while not policies:
+                        try:
+                            _train(job, loop, curves, saving, signals)
+                            saving.last()
+                            loop.save(_policies(job, folder))
+                            policies = _policies(job, folder)
+                        except StateLost:
+                            curves = sinks(_went_back(loop, saving))
                 except (RlplaceError, Stopped):
                     if not signals.at_once:
-                        saving.rescue(progress)
+                        saving.rescue()
                     raise
             signals.check()
         finally:
@@ -198,24 +208,32 @@ def heartbeat_of(
     return Heartbeat(tuple(groups.values()), heartbeat_s)
 
 
-def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]) -> Recovery | None:
-    """Return what replaces lost workers; None where the first failure ends the run.
+def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
+    """Take the run back to its newest checkpoint. Return the sizes that its metric files had then."""
+    assert loop.recovery is not None, "without it, no state is lost for the run to outlast"
+    while True:
+        with contextlib.suppress(StateLost):
+            return saving.go_back(loop.recovery)
 
-    A rollout that runs ahead has samples of several iterations under way, and the actor is always learning some.
-    """
+
+def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], saving: Saving) -> Recovery | None:
+    """Return what replaces lost workers; None where the first failure ends the run."""
     config, plan = job.config, job.plan
-    if not (config.faults.restarts and cluster.restarts_workers) or plan.schedule.needs.ahead:
+    if not (config.faults.restarts and cluster.restarts_workers):
         return None
-    kept = [c for c in groups if role_of(c) == "reference" and config.reference.refresh_every]  # it has no other copy
+    kept = {c for c in groups if role_of(c) == "reference" and config.reference.refresh_every}  # it has no other copy
+    joined = set[str]()
     if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
-        kept.append("rollout")  # the actor's ranks cannot leave a transfer between devices that lacks a member
+        joined = {"actor", "rollout"}  # no rank can leave a transfer between devices, or join it later
     return Recovery(
         cluster,
         groups,
         config.faults,
         tell=lambda line: print(line, flush=True),
         patience_s=config.runner.stage_timeout_s,
-        kept=kept,
+        kept=kept | joined,
+        joined=joined,
+        without_state=saving.without_state,
     )
 
 
@@ -255,7 +273,7 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
-        saving.after_iteration(progress)
+        saving.after_iteration()
         if signals.asked or progress.reached(runner.stop_at_return):
             break
     if eval_every and not signals.asked:

@@ -20,6 +20,7 @@ from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
 from rlplace.config.schema import Config
 from rlplace.errors import OutputError, RlplaceError
+from rlplace.faults import Recovery
 from rlplace.loop import Loop
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.language.spec import role_of
@@ -32,9 +33,11 @@ _DEAD_S = 5.0  # for a checkpoint of which a rank was replaced: it has written i
 
 
 class Saving:
-    """Saves through the loop's workers. Owns the run's folder of checkpoints."""
+    """Saves through the loop's workers, and has them go back. Owns the run's folder of checkpoints."""
 
-    def __init__(self, config: Config, plan: Plan, loop: Loop, folder: Path, texts: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: Config, plan: Plan, loop: Loop, folder: Path, texts: Mapping[str, str], progress: Progress
+    ) -> None:
         """`texts`: what goes into each checkpoint, by file name."""
         self._config, self._loop, self._folder, self._texts = config.checkpoint, loop, folder, texts
         self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
@@ -42,15 +45,17 @@ class Saving:
         self._longest_s = config.runner.stage_timeout_s  # that files may take
         self._saver = Saver(self._store, timeout_s=self._longest_s)
         self._faults = 0  # that were seen
+        self._progress = progress
+        self._start = self._driver_state()
         self._saved = -1  # the iteration after which the last one was begun
-        self.newest: Path | None = None
-        self.seconds = 0.0  # in which the run stood still for it
+        self._newest: Checkpoint | None = None
+        self._seconds = 0.0  # in which the run stood still for it
 
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
-        kept = tuple(c for c in self._ranks if c != "env" or (checkpoint.folder / c).is_dir())
+        self._saved, self._newest = checkpoint.iteration, checkpoint
+        kept = tuple(c for c in self._ranks if c != "env" or c in checkpoint.ranks)
         numbers = self._loop.load_state(checkpoint.folder, kept, set(self._ranks) - set(kept))
-        self._saved, self.newest = checkpoint.iteration, checkpoint.folder
         if "env" in self._ranks and "env" not in kept:
             return "; all episodes begin anew"
         lost, cut = (int(numbers.get(f"env/{name}", 0)) for name in ("steps_lost", "episodes_cut"))
@@ -58,56 +63,89 @@ class Saving:
 
     def record(self) -> dict[str, Any]:
         """Return what the summary says: where the newest one is, and the seconds that saving took."""
-        return {"checkpoint": None if self.newest is None else str(self.newest), "save_s": self.seconds}
+        newest = None if self._newest is None else str(self._newest.folder)
+        return {"checkpoint": newest, "save_s": self._seconds}
 
-    def after_iteration(self, progress: Progress) -> None:
+    def after_iteration(self) -> None:
         """Save if it is due; say which one has become whole."""
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
-        if self._config.every and progress.iterations % self._config.every == 0:
-            self._begin(progress, tuple(self._ranks))
+        if self._config.every and self._progress.iterations % self._config.every == 0:
+            self._begin(tuple(self._ranks))
 
-    def last(self, progress: Progress) -> None:
+    def last(self) -> None:
         """Save after the last iteration and wait until it is whole."""
-        self._begin(progress, tuple(self._ranks))
+        self._begin(tuple(self._ranks))
         self._said(wait_s=self._longest_s)
 
-    def rescue(self, progress: Progress) -> None:
+    def rescue(self) -> None:
         """Save all but simulators as it was after the last whole iteration, if it can be asked for."""
-        if progress.iterations and self._saved != progress.iterations:
-            self._rescue(progress, tuple(c for c in self._ranks if role_of(c) != "env"))
+        if self._progress.iterations and self._saved != self._progress.iterations:
+            self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
 
-    def _rescue(self, progress: Progress, kept: tuple[str, ...]) -> None:
-        if not self._loop.can_save(kept) or self._loop.version != progress.iterations:
+    def without_state(self) -> set[str]:
+        """Return the components whose state the newest checkpoint does not have; all without one.
+
+        One that is being written is waited for, but not for long: the ranks that write it may be gone.
+        """
+        self._said(wait_s=_DEAD_S)
+        return set(self._ranks) - set(self._newest.ranks if self._newest else ())
+
+    def go_back(self, recovery: Recovery) -> Mapping[str, int]:
+        """Take the run back to its newest checkpoint, or its start. Return the sizes that its metric files had then.
+
+        Raises StateLost, to be called again.
+        """
+        state, saved = self._start, self._newest
+        if saved is not None:
+            state = json.loads(saved.text(RUN))
+        iteration, anew = int(state["progress"]["iterations"]), ""
+
+        def load() -> None:
+            nonlocal anew
+            anew = "" if saved is None else self.load(saved)
+
+        self._loop.go_back(iteration, load)
+        before_s = self._progress.train_s
+        self._progress.go_back(state["progress"])
+        self._loop.count(recovery.went_back(before_s - self._progress.train_s))
+        print(f"goes on after iteration {iteration}{anew}", flush=True)
+        return dict(state["files"])
+
+    def _rescue(self, kept: tuple[str, ...]) -> None:
+        if not self._loop.can_save(kept) or self._loop.version != self._progress.iterations:
             print("no checkpoint of this moment: what learns has begun another update", file=sys.stderr)
             return
         try:
-            self._begin(progress, kept)
+            self._begin(kept)
         except RlplaceError as error:
             print(f"no checkpoint: {error}", file=sys.stderr)
 
-    def _begin(self, progress: Progress, components: tuple[str, ...]) -> None:
-        if self._saved == progress.iterations:
+    def _begin(self, components: tuple[str, ...]) -> None:
+        iterations = self._progress.iterations
+        if self._saved == iterations:
             return
         self._said(wait_s=self._longest_s)  # one at a time
         began = time.perf_counter()
         try:
-            part = self._store.begin(progress.iterations, components)
+            part = self._store.begin(iterations, components)
         except OutputError as error:
-            print(f"no checkpoint after iteration {progress.iterations}: {error}", file=sys.stderr)
+            print(f"no checkpoint after iteration {iterations}: {error}", file=sys.stderr)
             return
         self._loop.save_state(part, components)
-        state = {"progress": progress.state(), "files": metric_files(self._folder)}
         contents = Contents(
             ranks={c: self._ranks[c] for c in components},
-            texts={**self._texts, RUN: json.dumps(state, indent=1)},
+            texts={**self._texts, RUN: json.dumps(self._driver_state(), indent=1)},
             version=self._loop.version,
-            score=progress.score,
+            score=self._progress.score,
             libraries=_versions(),
         )
         self._saver.start(part, contents)
-        self._saved = progress.iterations
-        self.seconds += time.perf_counter() - began
+        self._saved = iterations
+        self._seconds += time.perf_counter() - began
+
+    def _driver_state(self) -> dict[str, Any]:
+        return {"progress": self._progress.state(), "files": metric_files(self._folder)}
 
     def _writer_was_replaced(self) -> bool:
         """Whether a rank was replaced, since this was last asked, that may have been writing."""
@@ -119,7 +157,7 @@ class Saving:
         """Say what became of the one that is being written, after waiting so long for it."""
         saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
         if saved is not None and saved.checkpoint is not None:
-            self.newest = saved.checkpoint.folder
+            self._newest = saved.checkpoint
         if saved is not None and saved.error is not None:
             print(saved.error, file=sys.stderr)
 

@@ -443,7 +443,7 @@ class FaultsConfig:
         "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
         "stop",
     )
-    restarts: int = knob("most replacements of lost env, rollout, reference or reward workers per hour", 6, minimum=0)
+    restarts: int = knob("most recoveries from lost workers per hour; 0: the first failure ends the run", 6, minimum=0)
     heartbeat_s: float = knob("replace a worker at work that answers nothing for so long; 0: none", 60.0, minimum=0)
 
 

@@ -73,6 +73,16 @@ class Progress:
         self.episodes = deque((score, episodes) for score, episodes in state["episodes"])
         self.earlier_s = state["earlier_s"]
 
+    def go_back(self, state: Mapping[str, Any]) -> None:
+        """Return to what `state` returned in this run; its clock goes on."""
+        earlier_s = self.earlier_s
+        self.resume(state)
+        self.earlier_s = earlier_s
+
+    @property
+    def train_s(self) -> float:
+        return self.seconds.get("time/iteration_s", 0.0)
+
     def add(self, numbers: Mapping[str, float], steps: int) -> None:
         """Count one iteration of `steps` env steps or answers."""
         self.steps += steps
@@ -116,7 +126,7 @@ class Progress:
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the run in numbers, as summary.json has them; seconds are summed over iterations."""
     stages, steps = progress.seconds, progress.measures.steps
-    total = stages.get("time/iteration_s", 0.0)
+    total = progress.train_s
     evaluations = {str(version): value for version, value in sorted(progress.evaluations.items())}
     ends: Sequence[float | None] = [*evaluations.values()] or [None]
     held_out = {"eval_first": ends[0], "eval_last": ends[-1], "evaluations": evaluations}

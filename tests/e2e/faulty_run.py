@@ -40,9 +40,10 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         return launched(cluster, job)
 
     def iteration(self: Loop, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        for name, rank, at, after_s, number in faults:
-            if at == index:
-                threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
+        due = [fault for fault in faults if fault[2] == index]
+        for name, rank, at, after_s, number in due:
+            faults.remove([name, rank, at, after_s, number])  # once, should the run come here again
+            threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
         return iterate(self, index, evaluate=evaluate)
 
     clusters: list[Cluster] = []

@@ -32,6 +32,11 @@ TEXT = (
     "cluster.component_placement.reference=2",
     "cluster.component_placement.reward=3",
 )
+APART = (
+    *TEXT[:4],
+    *placed("0", "1", "1"),
+    *(f"cluster.component_placement.{name}" for name in ("critic=2", "reference=2", "reward=3")),
+)
 Hurt = tuple[str, int, int, float, str]  # component, rank, iteration, seconds after it began, signal
 
 
@@ -44,21 +49,27 @@ def hurt(config: str, output: Path, *overrides: str, faults: Sequence[Hurt]) -> 
     return run
 
 
-def test_simulators_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
-    """Not even a number changes: episodes go on from where the iteration began, and the first began them all."""
-    where, short = placed("0", "0", "1"), "runner.total_iterations=3"
-    faults = [("env", 0, 0, 0.4, "SIGKILL"), ("rollout", 0, 2, 0.4, "SIGKILL")]
-    run = hurt("hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, short, faults=faults)
-    whole = train("hybrid_ppo", tmp_path / "whole", *SIMULATED, *where, short, INLINE_LAUNCHER)
+def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
+    """Not even a number changes: episodes go on from where the iteration began, and the first began them all.
+
+    The actor goes back to a checkpoint, and all others with it.
+    """
+    where, short = placed("0", "0", "1"), ("runner.total_iterations=4", "checkpoint.every=1")
+    faults = [("env", 0, 0, 0.4, "SIGKILL"), ("rollout", 0, 2, 0.4, "SIGKILL"), ("actor", 0, 3, 0.1, "SIGKILL")]
+    run = hurt("hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, *short, faults=faults)
+    whole = train("hybrid_ppo", tmp_path / "whole", *SIMULATED, *where, *short, INLINE_LAUNCHER)
     assert run.code == whole.code == 0, run.err + whole.err
     lines = run.metrics()
-    assert [line["env/steps"] for line in lines] == [line["actor/samples"] for line in lines] == [4096.0] * 3
-    assert [line["faults/restarts"] for line in lines if "faults/restarts" in line] == [1.0, 1.0]
+    assert [line["env/steps"] for line in lines] == [line["actor/samples"] for line in lines] == [4096.0] * 4
+    assert [line["faults/restarts"] for line in lines if "faults/restarts" in line] == [1.0, 1.0, 1.0]
     assert not any(line.get("env/episodes_cut") for line in lines)
     for number in ("env/return", "actor/entropy", "actor/grad_norm"):
         assert [line[number] for line in lines] == [line[number] for line in whole.metrics()]
     recorded = run.summary()["faults"]
-    assert [event["replaced"] for event in recorded["events"]] == [["env rank 0"], ["rollout rank 0"]]
+    replaced = [["env rank 0"], ["rollout rank 0"], ["actor rank 0"]]
+    assert [event["replaced"] for event in recorded["events"]] == replaced
+    assert [event["went_back"] for event in recorded["events"]] == [False, False, True]
+    assert "goes on after iteration 3" in run.out
     assert 0 < recorded["effective_share"] < 1
     assert "fault in rollout of iteration 0: env rank 0 in run: the worker process died" in run.out
 
@@ -71,16 +82,50 @@ def test_a_language_model_learns_from_the_same_answers(models: tuple[str, ...], 
     whole = train("rlhf_tiny", tmp_path / "whole", *TEXT, *short, INLINE_LAUNCHER)
     assert run.code == 0, run.err
     assert whole.code == 0, whole.err
+    same_curve(run, whole)
+
+
+def same_curve(run: Finished, whole: Finished) -> None:
     for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):
         assert ours["actor/samples"] == 64.0
         for number in ("actor/reward", "actor/tokens_learned", "actor/grad_norm", "critic/value"):
             assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), number
 
 
+@pytest.mark.slow
+def test_without_a_checkpoint_what_trains_starts_again(models: tuple[str, ...], tmp_path: Path) -> None:
+    short = ("runner.total_iterations=2", "checkpoint.every=0", *models)
+    run = hurt("rlhf_tiny", tmp_path / "hurt", *TEXT, *short, faults=[("critic", 0, 1, 0.1, "SIGKILL")])
+    whole = train("rlhf_tiny", tmp_path / "whole", *TEXT, *short, INLINE_LAUNCHER)
+    assert run.code == whole.code == 0, run.err + whole.err
+    assert "goes on after iteration 0" in run.out
+    (event,) = run.summary()["faults"]["events"]
+    assert set(event["replaced"]) == {"actor rank 0", "critic rank 0"}
+    assert event["redone_s"] > run.metrics()[0]["time/iteration_s"] / 2
+    same_curve(run, whole)
+
+
+@pytest.mark.slow
+def test_what_runs_ahead_goes_back_with_all_others(models: tuple[str, ...], tmp_path: Path) -> None:
+    ahead = ("+algorithm.max_staleness=1", "checkpoint.every=2", "runner.total_iterations=7", *models)
+    faults = [("rollout", 0, 2, 0.1, "SIGKILL"), ("env", 0, 4, 0.1, "SIGKILL"), ("actor", 0, 5, 0.1, "SIGKILL")]
+    run = hurt("rlhf_tiny", tmp_path, *APART, *ahead, faults=faults)
+    assert run.code == 0, run.err
+    lines = run.metrics()
+    assert [line["policy/version"] for line in lines] == list(range(1, 8))
+    assert {line["actor/samples"] for line in lines} == {64.0}
+    assert max(line["actor/age_max"] for line in lines) <= 1
+    events = run.summary()["faults"]["events"]
+    assert [event["went_back"] for event in events] == [True] * 3
+
+
 MOMENTS = 20
 KINDS = {
     "env": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
     "rollout": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
+    "actor": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
+    "text actor": ("rlhf_tiny", TEXT, 1),
+    "critic": ("rlhf_tiny", TEXT, 1),
     "text env": ("rlhf_tiny", TEXT, 1),
     "text rollout": ("rlhf_tiny", TEXT, 2),
     "reference": ("rlhf_tiny", TEXT, 1),
@@ -99,7 +144,7 @@ def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tup
         (component, moments.randrange(ranks), at + 1, round(moments.uniform(0.0, 1.2), 3), "SIGKILL")
         for at in range(MOMENTS)
     ]
-    lasting = (f"runner.total_iterations={MOMENTS + 3}", "faults.restarts=100")
+    lasting = (f"runner.total_iterations={MOMENTS + 3}", "faults.restarts=100", "checkpoint.every=2")
     run = hurt(config, tmp_path, *overrides, *lasting, *(models if config == "rlhf_tiny" else ()), faults=faults)
     assert run.code == 0, run.err
     lines = run.metrics()

@@ -10,7 +10,7 @@ import pytest
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerError
-from rlplace.faults import Fault, Recovery
+from rlplace.faults import Fault, Recovery, StateLost
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
@@ -143,10 +143,10 @@ def test_each_model_is_saved_where_it_is() -> None:
 class Replacing:
     """A Recovery that replaces nothing."""
 
-    def recover(self, error: WorkerError, *, iteration: int, stage: str, redone_s: float) -> Fault:
+    def recover(self, error: WorkerError, *, iteration: int, stage: str, redone_s: float, back: bool) -> Fault:
         what, why = f"{error.component} in {error.method}", error.what
         times = {"at_s": 1.0, "redone_s": redone_s, "recovery_s": 2.0}
-        return Fault(iteration=iteration, stage=stage, what=what, why=why, replaced=(), **times)
+        return Fault(iteration=iteration, stage=stage, what=what, why=why, replaced=(), went_back=back, **times)
 
 
 def test_an_iteration_begins_anew_until_weights_may_have_changed() -> None:
@@ -163,9 +163,28 @@ def test_an_iteration_begins_anew_until_weights_may_have_changed() -> None:
     assert works(log) == [*once, *again, *once, "reward infer", *again, *once, *rest]
     assert (made.version, numbers["faults/restarts"], numbers["faults/recovery_s"]) == (2, 2.0, 4.0)
     assert "faults/restarts" not in made.iteration(2)
-    groups["actor"].fails = ["learn"]
-    with pytest.raises(WorkerError, match=r"actor rank 0 .*learn failed: died"):
+
+
+def test_once_weights_may_have_changed_all_ranks_go_back_to_what_was_saved() -> None:
+    made, log = loop(reward="1")
+    made.recovery = cast(Recovery, Replacing())
+    for index in range(3):
+        made.iteration(index)
+    groups = cast(dict[str, Group], made._groups)
+    groups["actor"].fails, groups["env"].fails = ["learn"], ["begin_again"]
+    with pytest.raises(StateLost):
         made.iteration(3)
+    log.clear()
+    loads: list[str] = []
+    with pytest.raises(StateLost):
+        made.go_back(1, lambda: loads.append("again"))
+    made.go_back(1, lambda: loads.append("loaded"))
+    assert loads == ["loaded"]
+    begun = [f"{name} begin_again" for name in groups]
+    assert works(log) == [*begun[:-1], *begun]  # the first until env fails
+    log.clear()
+    assert made.iteration(1)["policy/version"] == 2
+    assert log[0] == "actor push_weights", "all ranks are where an iteration begins"
 
 
 def test_ranks_of_an_iteration_that_begins_anew_are_taken_from_where_they_are() -> None:

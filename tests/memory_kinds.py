@@ -82,7 +82,8 @@ class FrozenJob:
     component: str = "reference"
     ranks: int = 1
     prompts: int = 4
-    answer: int = ANSWER  # tokens that an engine really answers with
+    longest: int = ANSWER  # tokens that an answer may have
+    answer: int | None = None  # those that an engine really answers with, if fewer
     block: Blocks = dataclasses.field(default_factory=dict)
 
     @property
@@ -114,7 +115,7 @@ class FrozenJob:
                     "prompts": self.prompts,
                     "samples_per_prompt": 4,
                     "max_prompt_length": PROMPT,
-                    "max_new_tokens": ANSWER,
+                    "max_new_tokens": self.longest,
                 },
                 **blocks,
                 "runner": {"seed": 7, "total_iterations": 4},
@@ -213,7 +214,7 @@ def _engine_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
     stages = Stages(worker, footprint)
     rng = np.random.default_rng(0)
 
-    def generate(iteration: int, answer: int = job.answer) -> None:
+    def generate(iteration: int, answer: int = job.answer or job.longest) -> None:
         for group in range(job.prompts):
             tokens = rng.integers(2, VOCABULARY, PROMPT).astype(np.int32)
             sizes = {"samples": 4, "first_sample": 0, "max_new_tokens": answer}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -31,6 +32,9 @@ DISCRETE = Scenario(
 SCENARIOS = {"continuous": CONTINUOUS, "discrete": DISCRETE}
 
 
+EIGHT = pytest.param("continuous", 8, marks=pytest.mark.slow), pytest.param("discrete", 8)
+
+
 @functools.cache
 def outcomes(name: str, world_size: int) -> list[Outcome]:
     return run_ranks(dataclasses.replace(SCENARIOS[name], split=SPLITS[world_size]))
@@ -42,8 +46,7 @@ def numbers(rank: Outcome) -> list[dict[str, float]]:
     return [{k: m.value for k, m in metrics.items() if k not in own} for metrics in rank.metrics]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("world_size", SPLITS)
+@pytest.mark.parametrize(("name", "world_size"), [*itertools.product(SCENARIOS, (1, 2)), *EIGHT])
 def test_ranks_make_the_update_of_plain_ppo(name: str, world_size: int) -> None:
     expected_weights, expected_steps = plain_ppo(SCENARIOS[name])
     ranks = outcomes(name, world_size)
@@ -52,8 +55,7 @@ def test_ranks_make_the_update_of_plain_ppo(name: str, world_size: int) -> None:
         np.testing.assert_allclose(ranks[0].weights[key], expected, rtol=2e-4, atol=2e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in SCENARIOS), *EIGHT])
 def test_all_ranks_agree_to_the_bit(name: str, world_size: int) -> None:
     ranks = outcomes(name, world_size)
     assert len({rank.weights_digest for rank in ranks}) == 1

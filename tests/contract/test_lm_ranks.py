@@ -12,6 +12,7 @@ import pytest
 from tests.lm_ranks import ADAM, LmScenario, Outcome, run_lm_ranks
 
 QUICK = ADAM | {"lr": 1e-2}
+SLOW = {("one step", 4), ("near itself without factors", 4), ("several steps", 2), ("critic with factors", 2)}
 # With fewer samples in a step than ranks; an odd number of ranks, of which only the first has a row of a critic's head.
 SCENARIOS: dict[str, tuple[str, tuple[int, ...], LmScenario]] = {
     "one step": ("qwen", (2, 4), LmScenario(model=Path())),
@@ -64,7 +65,14 @@ def outcomes(folder: Path, name: str, ranks: int) -> list[Outcome]:
     return run_lm_ranks(dataclasses.replace(SCENARIOS[name][2], model=folder, ranks=ranks, iterations=2))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [(name, n) for name, (_, ranks, _) in SCENARIOS.items() for n in ranks])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, n, marks=pytest.mark.slow if (name, n) in SLOW else ())
+        for name, (_, ranks, _) in SCENARIOS.items()
+        for n in ranks
+    ],
+)
 def test_ranks_make_the_update_of_one(request: pytest.FixtureRequest, name: str, ranks: int) -> None:
     folder: Path = request.getfixturevalue(SCENARIOS[name][0])
     (alone,), together = outcomes(folder, name, 1), outcomes(folder, name, ranks)

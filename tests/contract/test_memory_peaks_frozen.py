@@ -75,10 +75,12 @@ def assert_allocated(held: Sequence[Reading], *, packed: int = 0, stays: bool = 
     assert abs(weights.measured - (0 if stays else weights.predicted + packed)) < NEAR
 
 
-@pytest.mark.parametrize("cache", [{"kv_cache_memory": 40_000_000}, {"gpu_memory_utilization": 0.04}])
+@pytest.mark.parametrize(
+    "cache", [pytest.param({"kv_cache_memory": 40_000_000}, marks=pytest.mark.slow), {"gpu_memory_utilization": 0.04}]
+)
 def test_the_transformers_engine_holds_what_the_plan_says(tmp_path: Path, cache: dict[str, object]) -> None:
     model = language_model(tmp_path, tie_word_embeddings="kv_cache_memory" in cache)
-    (readings,) = engine_readings(FrozenJob(model=model, component="rollout", block=cache))
+    (readings,) = engine_readings(FrozenJob(model=model, component="rollout", longest=48, block=cache))
     assert_foreseen([readings[:2]], "sync", "rollout")
     assert_allocated(readings[2:])
 
@@ -100,8 +102,8 @@ def test_the_vllm_engine_holds_what_the_plan_says(model: Path, level: int) -> No
 @pytest.mark.parametrize(
     "job",
     [
-        PolicyJob(),
-        PolicyJob(ranks=2, hidden=(1500, 1400), blocks={"actor": {"compute": "bf16"}}),
+        pytest.param(PolicyJob(), marks=pytest.mark.slow),
+        PolicyJob(ranks=2, hidden=(1000, 900), blocks={"actor": {"compute": "bf16"}}),
         PolicyJob(hidden=(512, 256), blocks={"algorithm": {"normalize_observations": False}}),
     ],
     ids=["one", "two", "as-observed"],

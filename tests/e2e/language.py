@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ PLACEMENTS = {
     "collocated_grpo_llm": ("0-1", "0-1", "0-1"),
     "disaggregated_grpo_llm": ("0", "2", "3"),
 }
-INLINE = ("cluster.launcher=inline", *placed("0", "0", "1"))
+ONE_RANK_EACH = {
+    "hybrid_grpo_llm": ("0", "0", "1"),
+    "collocated_grpo_llm": ("0", "0", "0"),
+    "disaggregated_grpo_llm": ("0", "2", "3"),
+}
+INLINE = ("cluster.launcher=inline", *placed(*ONE_RANK_EACH["hybrid_grpo_llm"]))
 
 
 def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
@@ -34,9 +40,13 @@ def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
     return ("model@actor.model=tiny", f"actor.model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)
 
 
-def in_all_placements(folder: Path, *overrides: str) -> dict[str, Finished]:
-    """The same job, same seeds, by config."""
-    return {c: train(c, folder / c, *overrides, *placed(*where)) for c, where in PLACEMENTS.items()}
+def in_all_placements(
+    folder: Path, *overrides: str, processes: Collection[str] = tuple(PLACEMENTS)
+) -> dict[str, Finished]:
+    """The same job, same seeds, by config; those that are not among `processes` run in threads, with one actor rank."""
+    jobs = {config: (INLINE[0], *placed(*ONE_RANK_EACH[config])) for config in PLACEMENTS}
+    jobs |= {config: placed(*PLACEMENTS[config]) for config in processes}
+    return {config: train(config, folder / config, *overrides, *jobs[config]) for config in PLACEMENTS}
 
 
 def check_alike(runs: dict[str, Finished], *, iterations: int) -> None:

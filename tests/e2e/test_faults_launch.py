@@ -84,7 +84,10 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.slow)],
+)
 def test_a_driver_that_ends_leaves_no_process_and_no_memory(number: signal.Signals) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE

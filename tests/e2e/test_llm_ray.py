@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import check_alike, in_all_placements, tiny
+from tests.e2e.language import PLACEMENTS, check_alike, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
 
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture(scope="module")
-def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+@pytest.fixture(
+    scope="module",
+    params=[("hybrid_grpo_llm",), pytest.param(tuple(PLACEMENTS), marks=pytest.mark.slow)],
+    ids=["one as processes", "all as processes"],
+)
+def runs(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     same = (*tiny(model), "rollout.seed=1", "runner.total_iterations=8")
-    return in_all_placements(tmp_path_factory.mktemp("runs"), *same)
+    return in_all_placements(tmp_path_factory.mktemp("runs"), *same, processes=request.param)
 
 
 def test_every_placement_learns(runs: dict[str, Finished]) -> None:

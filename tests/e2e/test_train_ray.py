@@ -11,18 +11,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.training import PLACEMENTS, SMALL, Finished, finish, placed, read_until, start, train
+from tests.e2e.training import (
+    INLINE,
+    ONE_RANK_EACH,
+    PLACEMENTS,
+    SMALL,
+    Finished,
+    finish,
+    placed,
+    read_until,
+    start,
+    train,
+)
 
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """The same job, same seed, in all three placements."""
-    return {
-        config: train(config, tmp_path_factory.mktemp(config), *SMALL, *placed(*where), "runner.total_iterations=4")
-        for config, where in PLACEMENTS.items()
-    }
+@pytest.fixture(
+    scope="module",
+    params=[("hybrid_ppo",), pytest.param(tuple(PLACEMENTS), marks=pytest.mark.slow)],
+    ids=["one as processes", "all as processes"],
+)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """The same job, same seed, in all three placements; what `params` does not name runs in threads."""
+    jobs = {config: (*INLINE, *placed(*where)) for config, where in ONE_RANK_EACH.items()}
+    jobs |= {config: (*SMALL, *placed(*PLACEMENTS[config])) for config in request.param}
+    return {c: train(c, tmp_path_factory.mktemp(c), *jobs[c], "runner.total_iterations=4") for c in PLACEMENTS}
 
 
 def test_every_placement_trains(runs: dict[str, Finished]) -> None:
@@ -56,7 +70,7 @@ def homes() -> Iterator[tuple[Path, Path]]:
         yield Path(shm), Path(disk)
 
 
-@pytest.mark.parametrize("ending", ["killed worker", "SIGTERM"])
+@pytest.mark.parametrize("ending", [pytest.param("killed worker", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_run_that_ends_early_says_why_and_leaves_nothing(
     ending: str, homes: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -30,6 +30,11 @@ PLACEMENTS = {
     "collocated_ppo": ("0-1", "0-1", "0-1"),
     "disaggregated_ppo": ("0-1", "2", "3"),
 }
+ONE_RANK_EACH = {
+    "hybrid_ppo": ("0", "0", "1"),
+    "collocated_ppo": ("0", "0", "0"),
+    "disaggregated_ppo": ("0", "2", "3"),
+}
 INLINE_LAUNCHER = "cluster.launcher=inline"
 INLINE = (*SMALL, INLINE_LAUNCHER)
 

@@ -38,6 +38,11 @@ def shipped(name: str) -> Mapping[str, Any]:
     return composed.mapping
 
 
+@functools.lru_cache(maxsize=8)
+def lines_of(text: str) -> Mapping[str, Source]:
+    return line_sources(text, "config.yaml")
+
+
 def steps(key: str) -> list[str | int]:
     """Split a key path; the names of components may have dots."""
     above, _, component = key.partition(f"{PLACEMENT}.")
@@ -109,7 +114,7 @@ class Text:
         return OmegaConf.to_container(OmegaConf.create(str(self)), resolve=False)  # type: ignore[return-value]
 
     def where(self) -> Mapping[str, Source]:
-        return line_sources(str(self), "config.yaml")
+        return lines_of(str(self))
 
     def entry(self, key: str) -> tuple[int, int, int] | None:
         """The first and the last line of an entry, and its column; None where there is none."""

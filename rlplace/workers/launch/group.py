@@ -406,9 +406,10 @@ class WorkerGroup:
     def wait_wound_down(self) -> None:
         """Wait until the ranks of a cancelled group are stopped."""
         if self._winding_down is not None:
-            self._winding_down.join(SETTLE_S + (self.patience_s if self.outlast == "end the call" else 0.0))
+            longest_s = SETTLE_S + (self.patience_s if self.outlast == "end the call" else 0.0)
+            self._winding_down.join(longest_s)
             if self._winding_down.is_alive():
-                logging.getLogger("rlplace").warning("%s: its ranks did not stop within %g s", self.name, SETTLE_S)
+                logging.getLogger("rlplace").warning("%s: its ranks did not stop within %g s", self.name, longest_s)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -34,7 +34,7 @@ from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.faults import Fault, Recovery, StateLost, fault_metrics
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.metrics import Metrics, reduce_metrics
+from rlplace.metrics import Metrics, notes_of, reduce_metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.utilisation import Usage
@@ -58,6 +58,7 @@ class Loop:
     ) -> None:
         """`first`: number of the iteration to begin with."""
         self.version = first  # each iteration makes the next
+        self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
         self.memory = memory
         self._held = dict.fromkeys(groups, Residency.OFF)
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
@@ -231,6 +232,7 @@ class Loop:
         numbers["time/iteration_s"] = time.perf_counter() - began
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
         numbers.update(reduce_metrics(reports))
+        self.notes = notes_of(reports)
         numbers["policy/version"] = float(self.version)
         return numbers
 

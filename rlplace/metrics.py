@@ -13,11 +13,15 @@ _REDUCE: Mapping[str, Callable[[list[float]], float]] = {"sum": sum, "max": max,
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
-    """One rank's number. `weight` counts in a mean only (samples, episodes); weight 0 means nothing was seen."""
+    """One rank's number. `weight` counts in a mean only (samples, episodes); weight 0 means nothing was seen.
+
+    `notes`: a line for each thing that it counts, or for the first few; the same on all ranks that count the same.
+    """
 
     value: float
     reduce: Reduction = "mean"
     weight: float = 1.0
+    notes: tuple[str, ...] = ()
 
 
 Metrics = Mapping[str, Metric]  # "component/name" -> number; seconds end in _s, bytes in _bytes
@@ -42,6 +46,16 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
         else:
             reduced[name] = _REDUCE[reductions.pop()]([m.value for m in seen])
     return reduced
+
+
+def notes_of(ranks: Iterable[Metrics]) -> dict[str, list[str]]:
+    """Return the notes of all ranks by metric, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for metrics in ranks:
+        for name, metric in metrics.items():
+            if metric.notes:
+                found.setdefault(name, {}).update(dict.fromkeys(metric.notes))
+    return {name: list(notes) for name, notes in found.items()}
 
 
 class Stopwatch:

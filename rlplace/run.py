@@ -271,6 +271,7 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
             numbers |= {} if progress.mean_return is None else {"env/mean_return": progress.mean_return}
         else:
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
+        progress.add_skipped(numbers, loop.notes, iteration=at)
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
         saving.after_iteration()

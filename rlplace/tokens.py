@@ -67,7 +67,8 @@ class Sample:
     mask: NDArray[np.bool_]  # [L], the loss mask: true at response tokens, which the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
-    reward: float  # of the whole episode, all reward functions weighed; nan: poisoned, it is to be left out
+    # Of the whole episode, all reward functions weighed; nan: poisoned, it is to be left out, for this or its logprobs.
+    reward: float
     rewards: Mapping[str, float]  # each reward function's own
     turns: int
     truncated: bool  # the last answer was cut by a length
@@ -125,14 +126,16 @@ class Episode:
     def finish(self, rewards: Mapping[str, float], weights: Mapping[str, float]) -> Sample:
         """Return the episode as a Sample; `weights` are those of the rewards in their sum."""
         answers = [p for p in self.pieces if isinstance(p, Completion)]
+        logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
+        reward = float(sum(weights[name] * value for name, value in rewards.items()))
         return Sample(
             group=self.group,
             sample=self.sample,
             tokens=self.tokens(),
             mask=self._along(lambda c: np.ones(len(c.tokens), np.bool_), False, np.bool_),
-            logprobs=self._along(lambda c: c.logprobs, 0.0, np.float32),
+            logprobs=logprobs,
             versions=self._along(lambda c: c.versions, -1, np.int32),
-            reward=float(sum(weights[name] * value for name, value in rewards.items())),
+            reward=reward if np.isfinite(logprobs).all() else math.nan,
             rewards=dict(rewards),
             turns=len(answers),
             truncated=bool(answers) and answers[-1].finish == "length",

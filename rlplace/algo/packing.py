@@ -46,17 +46,20 @@ def iteration_generator(seed: int, iteration: int) -> torch.Generator:
     return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
 
 
-def minibatches(rows: Rows, number: int, generator: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+def minibatches(
+    rows: Rows, number: int, generator: torch.Generator, sound: Tensor | None = None
+) -> Iterator[tuple[Tensor, int]]:
     """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
     A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and its samples over all
-    ranks. All ranks draw the same order: membership does not depend on how rows are spread. There must be at least
-    `number` samples.
+    ranks. All ranks draw the same order: membership does not depend on how rows are spread. Of fewer samples than
+    `number`, each is a part. `sound`: [steps * total] bool, the samples that count; None: all do.
     """
     order = torch.randperm(rows.steps * rows.total, generator=generator)
+    order = order if sound is None else order[sound[order]]
     step, row = order // rows.total, order % rows.total - rows.first
     mine = (row >= 0) & (row < rows.count)
-    counts = [len(part) for part in order.tensor_split(number)]
+    counts = [len(part) for part in order.tensor_split(min(number, len(order)))]
     own = [int(part.sum()) for part in mine.split(counts)]
     yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)
 

@@ -17,7 +17,19 @@ from rlplace.report.utilisation import usage_rows
 from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
-_KEPT = ("start_s", "steps", "iterations", "first_return", "counts", "seconds", "evaluations")  # of a Progress
+_KEPT = (
+    "start_s",
+    "steps",
+    "iterations",
+    "first_return",
+    "counts",
+    "seconds",
+    "evaluations",
+    "skipped",
+    "named",
+)  # of a Progress
+_SKIPPED = ("/poisoned", "/skipped_steps")  # ends of metrics that count what faults.on_poison: skip left out
+_NAMED = 100  # things that were skipped and are named, the first of a run
 _LEAST_WAIT_S = 0.05  # less is shown as no time at all
 
 
@@ -54,6 +66,10 @@ class Progress:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     episodes: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)  # (mean return, episodes)
     evaluations: dict[int, float] = dataclasses.field(default_factory=dict)  # policy version -> mean reward
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)  # metric -> things
+    named: list[dict[str, Any]] = dataclasses.field(
+        default_factory=list
+    )  # the first of these, as summary.json has them
     earlier_s: float = 0.0  # wall time of the commands whose checkpoint this one goes on with
 
     @property
@@ -68,7 +84,7 @@ class Progress:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         for name in _KEPT:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
         self.evaluations = {int(version): value for version, value in self.evaluations.items()}
         self.episodes = deque((score, episodes) for score, episodes in state["episodes"])
         self.earlier_s = state["earlier_s"]
@@ -106,6 +122,13 @@ class Progress:
             if name.startswith("time/") and name.endswith("_s"):
                 self.seconds[name] = self.seconds.get(name, 0.0) + value
 
+    def add_skipped(self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]], *, iteration: int) -> None:
+        """Count what an iteration left out because it was not finite; `notes` name it, by metric."""
+        for name in (name for name in numbers if name.endswith(_SKIPPED)):
+            self.skipped[name] = self.skipped.get(name, 0) + int(numbers[name])
+            named = [{"iteration": iteration, "metric": name, "what": note} for note in notes.get(name, ())]
+            self.named += named[: _NAMED - len(self.named)]
+
     @property
     def mean_return(self) -> float | None:
         """Mean over the last finished episodes of the window; None before the first has finished."""
@@ -142,6 +165,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "train_s": total,
         f"{steps}_per_s": progress.steps / total if total else 0.0,
         "seconds": {name.removeprefix("time/").removesuffix("_s"): value for name, value in stages.items()},
+        "skipped": {"counts": progress.skipped, "events": progress.named},
         "overhead_share": stages.get("time/overhead_s", 0.0) / total if total else 0.0,
         "folder": str(folder),
     }
@@ -187,6 +211,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
         ("overhead", f"{report['overhead_share']:.0%} of training was neither simulator, policy nor learning"),
         *usage_rows(report.get("utilisation", {})),
         *_fault_rows(report.get("faults", {})),
+        *_skipped_rows(report.get("skipped", {})),
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
         *_kept_rows(report),
@@ -239,6 +264,12 @@ def _fault_rows(faults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         lost = f"recovery {faults['recovery_s']:.1f} s, done again {faults['redone_s']:.1f} s"
         yield "faults", f"{len(events)}; workers replaced: {replaced}; {lost}"
         yield "", f"{faults['effective_share']:.0%} of the time since all were ready went into work that counted"
+
+
+def _skipped_rows(skipped: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if counts := skipped.get("counts"):
+        each = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+        yield "skipped", f"{each}   (not finite; summary.json names the first {_NAMED})"
 
 
 def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:

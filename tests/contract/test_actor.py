@@ -63,13 +63,19 @@ def test_nothing_is_learned_from_a_poisoned_step(actor_of: MakeActor) -> None:
         assert not good.truncated[step, row], "else there are other final observations"
     ends[0][at - 1 : at + 1, row], ends[2][at, row] = [False, True], np.nan
     poisoned = dataclasses.replace(good, terminated=ends[0], rewards=ends[2])
-    digests = []
+    digests, divisors = [], list[int]()
+
+    def noted(step: Callable[..., object]) -> Callable[..., object]:
+        return lambda mine, count: divisors.append(count) or step(mine, count)
+
     for far in (0.0, 3.0):
         actions, logprobs = good.actions.copy(), good.logprobs.copy()
         actions[at, row], logprobs[at, row] = far, -far
         actor = actor_of(scenario)
+        actor._learner._differentiate = noted(actor._learner._differentiate)
         learn(actor, dataclasses.replace(poisoned, actions=actions, logprobs=logprobs))
         digests.append(actor.digest())
+    assert sum(divisors) == 2 * (good.rewards.size - 1) * actor.config.config.algorithm.epochs
     learn(actor := actor_of(scenario), good)
     assert digests[0] == digests[1] != actor.digest()
     ends[1][at - 1, row] = True

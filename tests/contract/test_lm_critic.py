@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from rlplace.algo.packing import optimizer_steps
+from rlplace.config.schema import FaultsConfig
 from rlplace.errors import ChannelMisuse, ConfigError
 from rlplace.models.causal_lm import first_head
 from rlplace.placement.schedule import Residency
@@ -105,6 +106,25 @@ def test_its_steps_are_of_the_samples_of_the_actors(critic_of: MakeCritic, qwen:
     assert metrics["critic/optimizer_steps"].value == len(steps) == 6
     assert metrics["critic/value_loss"].value == pytest.approx(np.mean(losses), rel=1e-3)
     assert metrics["critic/clip_share"].value > 0.1
+    assert_same(whole_weights(critic), dict(model.named_parameters()))
+
+
+def test_means_are_over_what_is_not_poisoned(critic_of: MakeCritic, qwen: Path) -> None:
+    """The loss, and the update, are those of a critic that has never seen the poisoned samples."""
+    model, optimizer = reference(qwen)
+    poisoned, samples = (1, 4), everything()
+    others = [number for number in range(len(samples)) if number not in poisoned]
+    _, (loss,), (norm,) = plain_iteration(model, optimizer, steps=[others])
+    critic = inferring(critic_of(qwen))
+    for number, sample in enumerate(samples):
+        values = np.full(sample.response_tokens, np.nan, np.float32) if number in poisoned else returns_of(sample)
+        critic.context.channels[RETURNS].put((Scores(group=sample.group, sample=sample.sample, values=values),))
+    critic.config = dataclasses.replace(
+        critic.config, config=dataclasses.replace(critic.config.config, faults=FaultsConfig(on_poison="skip"))
+    )
+    metrics = critic.learn(0, 0)
+    assert metrics["critic/value_loss"].value == pytest.approx(loss, rel=1e-3)
+    assert metrics["critic/grad_norm"].value == pytest.approx(norm, rel=1e-3)
     assert_same(whole_weights(critic), dict(model.named_parameters()))
 
 

@@ -167,7 +167,10 @@ def test_a_few_such_steps_may_be_skipped_and_change_nothing(trained: Make) -> No
     ]
     before = [tensor.clone() for tensor in state]
     metrics = made.diverge()
-    assert metrics[f"{component}/skipped_steps"].value >= 1
+    skipped = metrics[f"{component}/skipped_steps"]
+    assert skipped.value == len(skipped.notes) >= 1
+    assert skipped.notes[0].startswith(f"{component}: optimizer step ")
+    assert skipped.notes[0].endswith("of rank 0")
     assert metrics[f"{component}/optimizer_steps"].value == 0
     with pytest.raises(DivergedError, match="10 times in a row before"):
         [made.diverge() for _ in range(11)]

@@ -27,6 +27,12 @@ def test_a_simulator(tmp_path: Path, what: str) -> None:
     assert run.code == 0, run.err
     first, *others = run.metrics()
     assert first["env/poisoned"] == 16
+    skipped = run.summary()["skipped"]
+    assert skipped["counts"] == {"env/poisoned": 16}
+    assert {(event["iteration"], event["metric"]) for event in skipped["events"]} == {(0, "env/poisoned")}
+    assert len({event["what"] for event in skipped["events"]}) == 16, "each row is named"
+    assert "env rank 0: step 4 of iteration 0 of tests.gyms:Poisoned-v0 in row 3 is" in skipped["events"][3]["what"]
+    assert "skipped    env/poisoned 16" in run.out
     assert not any("env/poisoned" in line for line in others), "only the first episode is"
     for line in run.metrics():
         assert all(math.isfinite(line[name]) for name in WEIGHTS_AND_LOSSES), line
@@ -55,6 +61,12 @@ def test_a_reward_function(model: Path, tmp_path: Path, ahead: int) -> None:
         assert 0 < line["actor/poisoned"] == line["rollout/answers"] - line["actor/samples"]
         assert math.isfinite(line["actor/reward"] + line["actor/grad_norm"] + line["env/reward"])
         assert line["env/episodes"] == line["actor/samples"]
+    skipped = run.summary()["skipped"]
+    assert skipped["counts"] == {"actor/poisoned": sum(line["actor/poisoned"] for line in run.metrics())}
+    assert len(skipped["events"]) == skipped["counts"]["actor/poisoned"]
+    assert all(
+        "actor rank 0: sample " in event["what"] and " of prompt " in event["what"] for event in skipped["events"]
+    )
 
 
 def test_a_component_that_scores_beside_a_critic(models: tuple[str, ...], tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def test_a_reward_that_is_infinite_is_refused_and_one_that_is_nan_is_poison() ->
     with pytest.raises(ValueError, match="sample 5/1: reward is inf"):
         episode.finish({"right": float("inf")}, {"right": 1.0})
     assert [episode.finish({"right": r}, {"right": 1.0}).poisoned for r in (float("nan"), 1.0)] == [True, False]
+    episode.pieces.append(dataclasses.replace(answer(21), logprobs=np.array([-np.inf], np.float32)))
+    assert episode.finish({"right": 1.0}, {"right": 1.0}).poisoned, "by a log-probability"
 
 
 def test_lengths_must_agree() -> None:

@@ -274,13 +274,21 @@ class LmActor(Actor):
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
         self._before = None
-        poisoned = sum(len(experience.poisoned) for experience in taken)
+        poisoned = [note for experience in taken for note in self._named(experience, iteration)]
         return {
             **sample_metrics([group for experience in taken for group in experience.groups], version),
-            **({"actor/poisoned": Metric(poisoned, "sum")} if poisoned else {}),
+            **({"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))} if poisoned else {}),
             **update_metrics("actor", updates, learn_s=watch.seconds["learn"]),
             **watch.metrics("actor"),
         }
+
+    def _named(self, experience: Experience, iteration: int) -> list[str]:
+        """Return a line for each sample that was left out."""
+        first = iteration * self.config.prompts
+        return [
+            f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
+            for sample, why in experience.poisoned
+        ]
 
     def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Experience | None]:
         """Return this rank's samples; on rank 0 also all of them, with the groups without signal."""
@@ -511,8 +519,8 @@ def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float)
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
     """Count optimizer steps that were not finite, in an iteration that has some."""
-    skipped = sum(update.skipped for update in updates)
-    return {f"{component}/skipped_steps": Metric(skipped)} if skipped else {}
+    skipped = tuple(note for update in updates for note in update.skipped)
+    return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)} if skipped else {}
 
 
 def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:

@@ -29,6 +29,8 @@ from rlplace.workers.roles.episodes import Episodes, read
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step
 
+_NOTED = 20  # steps of a rank and iteration that were skipped and are named in the summary
+
 
 class EnvWorker(RoleWorker):
     """Base of env workers. An environment is either on its accelerators or not: WEIGHTS counts as OFF."""
@@ -153,6 +155,7 @@ class VectorEnvWorker(EnvWorker):
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
+        self._poison: list[str] = []  # what was skipped in this iteration, the first of it
         self._rows = config.simulator_env.total_num_envs // context.world_size
         adapter, groups = find_adapter(config.simulator_env.kind), config.torch_rollout.pipeline_stage_num
         rows = self._rows // groups
@@ -174,6 +177,7 @@ class VectorEnvWorker(EnvWorker):
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times and send one trajectory; return when its last piece is put."""
         self._require(Residency.FULL, "run")
+        self._poison = []
         self._new, self._started = False, (iteration, [group.episodes() for group in self._groups])
         steps, watch = self.config.config.algorithm.rollout_steps, Stopwatch("sim", "wait", "put")
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
@@ -208,7 +212,7 @@ class VectorEnvWorker(EnvWorker):
             "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
             "env/episodes": Metric(episodes, "sum"),
             "env/steps": Metric(steps * self._rows, "sum"),
-            **({"env/poisoned": Metric(poisoned, "sum")} if poisoned else {}),
+            **({"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))} if poisoned else {}),
             **watch.metrics("env"),
         }
 
@@ -294,6 +298,8 @@ class VectorEnvWorker(EnvWorker):
             if not self.config.config.skips_poison:
                 raise error
             self.context.log.warning("skipped: %s: %s", error.problem.what, got)
+            if len(self._poison) < _NOTED:
+                self._poison.append(f"{self.context.owner}: {error.problem.what}: {got}")
         going_on = ~(result.terminated | result.truncated) | ~_finite_rows(result.observations)
         again = np.flatnonzero(poisoned & going_on)
         if len(again):

@@ -322,7 +322,10 @@ class TextRolloutWorker(RolloutWorker):
         counts.watch.lap("policy")
         for completion in finished:
             if not np.isfinite(completion.logprobs).all():
-                raise _not_finite(self.context.owner, completion)
+                error = _not_finite(self.context.owner, completion)
+                if not self.config.config.skips_poison:
+                    raise error
+                self.context.log.warning("skipped: %s: %s", error.problem.what, error.problem.got)
             self.context.channels[COMPLETIONS].put(completion, key=str(completion.env_rank))
             counts.tokens += len(completion.tokens)
         counts.answers += len(finished)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.training.samples import BySample, Groups, Target, joined
+from rlplace.workers.training.samples import BySample, Groups, Target, TokenArray, joined
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Experience:
     """An iteration's samples, with all rewards counted, and the targets of their response tokens."""
 
     groups: Groups
-    poisoned: Sequence[Sample] = ()  # left out of the groups
+    poisoned: Sequence[tuple[Sample, str]] = ()  # left out of the groups, and which number is not finite
     targets: Mapping[Target, BySample]
     kl_coef: float
     metrics: Metrics
@@ -52,7 +53,7 @@ class Experience:
         """Return them for the critic, by group; nan of what is poisoned, for which it waits too."""
         samples = [sample for group in self.groups for sample in group]
         found = [*zip(samples, self.targets["returns"], strict=True)]
-        found += [(sample, np.full(sample.response_tokens, np.nan, np.float32)) for sample in self.poisoned]
+        found += [(sample, np.full(sample.response_tokens, np.nan, np.float32)) for sample, _ in self.poisoned]
         by_group: dict[int, list[Scores]] = {}
         for sample, values in found:
             by_group.setdefault(sample.group, []).append(
@@ -77,7 +78,7 @@ class AdvantageEstimator:
 
         Where poison is skipped, samples with numbers that are not finite are left out, as if never drawn.
         """
-        algorithm, numbers, poisoned = self._algorithm, itertools.count(), list[Sample]()
+        algorithm, numbers, poisoned = self._algorithm, itertools.count(), list[tuple[Sample, str]]()
         groups = [[self._rewarded(sample, next(numbers), scores) for sample in group] for group in groups]
         if self._config.skips_poison:
             groups, poisoned, scores, inferred = without_poison(groups, scores, inferred)
@@ -168,17 +169,15 @@ class AdvantageEstimator:
 
 def without_poison(
     groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
-) -> tuple[Groups, list[Sample], Mapping[str, BySample], Mapping[Target, BySample]]:
-    """Return groups of the samples whose numbers are finite, the other samples, and what is known of the former.
+) -> tuple[Groups, list[tuple[Sample, str]], Mapping[str, BySample], Mapping[Target, BySample]]:
+    """Return groups of the samples whose numbers are finite, the others with what is not, what is known of the former.
 
     Raises RewardError where none is left.
     """
     samples = [sample for group in groups for sample in group]
-    known = [*scores.values(), *inferred.values()]
-    sound = [
-        not sample.poisoned and all(np.isfinite(values[number]).all() for values in known)
-        for number, sample in enumerate(samples)
-    ]
+    known = dict[str, BySample]([*scores.items(), *inferred.items()])
+    wrong = [_not_finite(sample, {name: parts[i] for name, parts in known.items()}) for i, sample in enumerate(samples)]
+    sound = [not found for found in wrong]
     if not any(sound):
         raise RewardError.about(
             "all-poisoned",
@@ -196,10 +195,19 @@ def without_poison(
 
     return (
         [group for group in left if group],
-        [sample for sample, fine in zip(samples, sound, strict=True) if not fine],
+        [(sample, found) for sample, found in zip(samples, wrong, strict=True) if found],
         {name: of_kept(parts) for name, parts in scores.items()},
         {name: of_kept(parts) for name, parts in inferred.items()},
     )
+
+
+def _not_finite(sample: Sample, known: Mapping[str, TokenArray]) -> str:
+    """Say which numbers of a sample are not finite, `known` ones by who gave them; nothing where all are."""
+    rewards = [f"{name} {value}" for name, value in sample.rewards.items() if not math.isfinite(value)]
+    engine = [] if np.isfinite(sample.logprobs).all() else ["log-probabilities of the engine"]
+    others = (name for name, values in known.items() if name not in sample.rewards and not np.isfinite(values).all())
+    found = [*(f"reward {one}" for one in rewards), *engine, *others]
+    return ", ".join(found) or ("reward nan" if sample.poisoned else "")
 
 
 def _tensor(parts: BySample) -> Tensor:

@@ -109,13 +109,23 @@ class LmLearner:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _learn(self, lengths: Lengths, plan: Sequence[Packing], iteration: int, differentiate: Differentiate) -> Update:
-        """Make the steps of `plan`. A micro-batch without samples computes too: the other ranks wait for it."""
+    def _learn(
+        self,
+        lengths: Lengths,
+        plan: Sequence[Packing],
+        iteration: int,
+        differentiate: Differentiate,
+        counted: Sequence[int] | None = None,
+    ) -> Update:
+        """Make the steps of `plan`. A micro-batch without samples computes too: the other ranks wait for it.
+
+        `counted`: response tokens of each sample that are learned from; None: all.
+        """
         steps: list[Numbers] = []
         lr = 0.0
         for packing in plan:
             lr, picked = self._trainer.learning_rate(iteration), packing.samples
-            tokens = sum(lengths.responses[i] for i in picked)
+            tokens = sum((counted or lengths.responses)[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
             shares: dict[str, Tensor] = {}
             for picks in packing.ranks[self._ranks.rank]:
@@ -129,7 +139,7 @@ class LmLearner:
         return Update(
             mean=mean_of(steps),
             steps=len(steps),
-            skipped=len(plan) - len(steps),
+            skipped=self._trainer.take_skipped(),
             lr=lr,
             tokens=sum(lengths.tokens) * self._algorithm.epochs if steps else 0,
             imbalance=max((packing.imbalance for packing in plan), default=0.0),
@@ -254,16 +264,19 @@ class CriticLearner(LmLearner):
 
     def learn(self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int) -> Update:
         """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device."""
-        batch, clip = Batch(shard, self._lm.device), self._algorithm.value_clip
+        batch, clip, lengths = Batch(shard, self._lm.device), self._algorithm.value_clip, shard.lengths
+        sound = ~returns.isnan()
+        counted = [int(part.sum()) for part in sound.cpu().split(list(lengths.responses))]
 
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-            values = self._lm.module(batch.packed(picks))
             places, tokens = batch.places(picks), max(1, totals.tokens)
-            old, wanted = old_values[places], returns[places]
-            wanted = torch.where(wanted.isnan(), values.detach(), wanted)  # poisoned: nothing is learned from it
+            counts = sound[places]  # poisoned: nothing is learned from it
+            values, old, wanted = (
+                each[counts] for each in (self._lm.module(batch.packed(picks)), old_values[places], returns[places])
+            )
             loss = value_loss(values, old, wanted, clip).sum() / tokens
             clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
             # clip_share: of tokens, whose value has gone as far as it may
             return loss, {"value_loss": loss.detach().double(), "clip_share": clipped.double()}
 
-        return self._learn(shard.lengths, self.plan(shard.lengths, iteration), iteration, differentiate)
+        return self._learn(lengths, self.plan(lengths, iteration), iteration, differentiate, counted)

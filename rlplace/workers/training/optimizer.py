@@ -135,7 +135,7 @@ class Update:
     steps: int  # optimizer steps made
     lr: float  # of the last step
     tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
-    skipped: int = 0  # further steps, which were not finite
+    skipped: tuple[str, ...] = ()  # further steps, which were not finite, the same on every rank
     imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
     metrics: Metrics = dataclasses.field(default_factory=dict)  # what else is to be reported
 
@@ -163,6 +163,7 @@ class Trainer:
         self._model, self._config, self._ranks = model, config, ranks
         self._iterations, self._component, self.steps_made = iterations, component, 0
         self._may_skip, self._skipped = (_MOST_SKIPPED if on_poison == "skip" else 0), 0  # in a row
+        self._notes: list[str] = []  # of steps that were skipped since `take_skipped`
         self.optimizer = Adam(model.trained_shards(), config)
         self.average = None if ema_decay is None else MovingAverage(model.trained_shards(), ema_decay)
 
@@ -186,14 +187,22 @@ class Trainer:
         if math.isfinite(sum(numbers.values())):
             self._skipped = 0
             return numbers
-        error = self._diverged(numbers, self._ranks_at_fault(own), iteration)
+        where = self._ranks_at_fault(own)
+        error = self._diverged(numbers, where, iteration)
         self._skipped += 1
         if self._skipped > self._may_skip:
             raise error
         if self._ranks.rank == 0:
             _LOG.warning("skipped, %d in a row: %s: %s", self._skipped, error.problem.what, error.problem.got)
+        row = f", {self._skipped} in a row" if self._skipped > 1 else ""
+        self._notes.append(f"{self._component}: optimizer step {self.steps_made} of the run{row}: {where}")
         self._model.drop_gathered()
         return None
+
+    def take_skipped(self) -> tuple[str, ...]:
+        """Return a line for each step that was skipped since the last call."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def _ranks_at_fault(self, own: Tensor) -> str:
         """Name the ranks whose share of the loss is not finite, or of the gradient alone. A collective."""

@@ -46,11 +46,12 @@ class PolicyLearner:
         samples = self._samples(trajectory)
         sound = torch.from_numpy(~np.isnan(trajectory.rewards)).flatten()
         moments, observation_sums = self._statistics(samples, sound)
+        of_all = None if int(moments.count) == self._rows.steps * self._rows.total else self._sound_of_all(sound)
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
             samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
         lr = self._trainer.learning_rate(iteration)
-        steps, stopped, skipped = self._passes(samples, sound, iteration, lr)
+        steps, stopped = self._passes(samples, of_all, iteration, lr)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -58,7 +59,13 @@ class PolicyLearner:
         _, returns, errors = moments.var.tolist()
         if returns > 0.0:  # 1: a perfect critic; 0: one that predicts nothing but the mean
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
-        return Update(mean=mean_of(steps), steps=len(steps) - stopped, skipped=skipped, lr=lr, metrics=metrics)
+        return Update(
+            mean=mean_of(steps),
+            steps=len(steps) - stopped,
+            skipped=self._trainer.take_skipped(),
+            lr=lr,
+            metrics=metrics,
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Return what it carries from one iteration to the next, of all rows, in new tensors. A collective."""
@@ -123,29 +130,33 @@ class PolicyLearner:
         cut = len(parts[0])
         return merge(nothing, sums[:cut]), sums[cut:]
 
-    def _passes(
-        self, samples: StepSamples, sound: Tensor, iteration: int, lr: float
-    ) -> tuple[list[Numbers], bool, int]:
-        """Step on minibatches; return those evaluated, whether the KL of the last was too large to step on it, skips.
+    def _sound_of_all(self, sound: Tensor) -> Tensor:
+        """Return [T * all rows] bool on the host of each rank's `sound`."""
+        rows = self._rows
+        found = torch.zeros(rows.steps, rows.total, device=self._device)
+        found[:, rows.first : rows.first + rows.count] = sound.view(rows.steps, rows.count).to(found)
+        return self._ranks.sum(found.flatten()).cpu().bool()
 
-        A minibatch has the samples that are `sound`, [N] bool on the host, and is divided by all that fell to it.
+    def _passes(
+        self, samples: StepSamples, sound: Tensor | None, iteration: int, lr: float
+    ) -> tuple[list[Numbers], bool]:
+        """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it.
+
+        `sound`: which samples of all ranks count, on the host; None: all do.
         """
         steps: list[Numbers] = []
-        skipped = 0
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
         for _ in range(self._algorithm.epochs):
-            for indices, count in minibatches(self._rows, self._algorithm.num_minibatches, generator):
-                picked = indices[sound[indices]].to(self._device)
-                shares = self._differentiate(samples.pick(picked), count)
+            for indices, count in minibatches(self._rows, self._algorithm.num_minibatches, generator, sound):
+                shares = self._differentiate(samples.pick(indices.to(self._device)), count)
                 numbers = self._trainer.sum_over_ranks(shares, iteration)
                 if numbers is None:
-                    skipped += 1
                     continue
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
-                    return steps, True, skipped
+                    return steps, True
                 self._trainer.step(numbers["grad_norm"], lr)
-        return steps, False, skipped
+        return steps, False
 
     def _differentiate(self, mine: StepSamples, count: int) -> dict[str, Tensor]:
         """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it."""

@@ -128,6 +128,23 @@ def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> No
     assert seen == steps * total
 
 
+@given(bad=st.lists(st.integers(0, 9), max_size=9, unique=True), number=st.integers(1, 4))
+def test_samples_that_do_not_count_are_in_no_part(bad: list[int], number: int) -> None:
+    """Two ranks, with rows 0 and 1 of 2."""
+    sound = torch.ones(10, dtype=torch.bool)
+    sound[bad] = False
+    found, sizes = list[int](), []
+    for first in range(2):
+        rows = Rows(steps=5, total=2, first=first, count=1)
+        parts = list(minibatches(rows, number, iteration_generator(0, 0), sound))
+        found += [2 * int(step) + first for indices, _ in parts for step in indices]
+        sizes.append([count for _, count in parts])
+    assert sorted(found) == sound.nonzero().flatten().tolist()
+    assert sizes[0] == sizes[1]
+    assert sum(sizes[0]) == len(found)
+    assert min(sizes[0]) >= 1
+
+
 def test_sizes_differ_by_at_most_one() -> None:
     rows = Rows(steps=5, total=2, first=0, count=2)
     assert [count for _, count in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]

@@ -47,7 +47,9 @@ def model(folder: Path) -> nn.Module:
     return model
 
 
-def job_of(folder: Path, *, rollout_ranks: int = 1, memory: str = "1GiB", **rollout: Any) -> WorkerArguments:
+def job_of(
+    folder: Path, *, rollout_ranks: int = 1, memory: str = "1GiB", on_poison: str = "stop", **rollout: Any
+) -> WorkerArguments:
     placement = {"actor": "0", "env": "0", "rollout": f"0-{rollout_ranks - 1}"}
     lengths = {"max_prompt_length": 40, "max_new_tokens": 60}
     small = {"engine": "transformers", "dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_sequences": 16, "seed": 1}
@@ -58,6 +60,7 @@ def job_of(folder: Path, *, rollout_ranks: int = 1, memory: str = "1GiB", **roll
             "actor": {"model": {"path": str(folder)}},
             "env": {"task": "arithmetic"},
             "rollout": {**small, **rollout},
+            "faults": {"on_poison": on_poison},
         }
     )
     return WorkerArguments(config=config, ranks={"actor": 1, "env": 2, "rollout": rollout_ranks})
@@ -269,6 +272,17 @@ def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module
     assert caught.value.code == "logprob-not-finite"
     assert "version 4" in str(caught.value)
     assert rank.answers(0) == []
+
+
+def test_where_poison_is_skipped_the_env_gets_it(start: Start, model: nn.Module) -> None:
+    """It waits for every answer; a sample of this one is poisoned: see tests/unit/test_tokens.py."""
+    rank, broken = start(model, on_poison="skip"), copy.deepcopy(model)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(float("nan"))
+    rank.sync(broken, 4)
+    rank.ask(request_of(0))
+    rank.worker.generate(0)
+    assert not any(np.isfinite(answer.logprobs).all() for answer in rank.answers(0))
 
 
 def test_a_pull_loads_and_says_how_much(start: Start, model: nn.Module) -> None:

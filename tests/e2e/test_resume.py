@@ -193,21 +193,6 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path: Path
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_another_placement_goes_on_with_the_same_curve(whole: Finished, tmp_path: Path) -> None:
-    """Two actor ranks instead of one, two env ranks instead of one."""
-    train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=2")
-    job = (*SMALL, *placed("0-1", "0-1", "2-3"), *CONSTANT)
-    run = resume(tmp_path, job=job)
-    assert run.code == 0, run.err
-    assert "actor: its state is sharded over 2 ranks instead of 1" in run.out
-    assert "env: its simulators are dealt to 2 ranks instead of 1" in run.out
-    for line, expected in zip(numbers(run), numbers(whole), strict=True):
-        assert line["env/return"] == pytest.approx(expected["env/return"], rel=1e-3)
-        assert line["actor/policy_loss"] == pytest.approx(expected["actor/policy_loss"], rel=1e-2, abs=1e-4)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
 def test_the_policy_of_a_run_whose_worker_dies_is_kept(tmp_path: Path) -> None:
     """The actor is whole when an env worker dies: what it has learned is saved."""
     job = (

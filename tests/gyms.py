@@ -108,6 +108,19 @@ class Counter(Script):
         self.taken = state["taken"].tolist()
 
 
+class Numbered(Counter):
+    """No two observations of a run are the same: the first three numbers are a step's id. Episodes have 40 steps."""
+
+    def __init__(self) -> None:
+        super().__init__(terminate_at=40)
+        self.observation_space = Box(0, 1 << 24, (4,), np.float64)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        _, info = super().reset(**options)
+        self._luck = int(self.np_random.integers(1 << 24))
+        return self._show(0.0), info
+
+
 class NeedsAbsent(Script):
     """Its library is nowhere."""
 
@@ -128,6 +141,7 @@ for _name, _class in {
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,
     "Counter-v0": Counter,
+    "Numbered-v0": Numbered,
     "NeedsAbsent-v0": NeedsAbsent,
     "Broken-v0": Broken,
 }.items():

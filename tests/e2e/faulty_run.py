@@ -1,11 +1,12 @@
 """A run of which workers are killed or stopped at given moments; its arguments as JSON. For tests of what it outlasts.
 
 `python -m tests.e2e.faulty_run '{"config": ..., "overrides": [...], "faults": [["env", 0, 2, 0.1, "SIGKILL"], ...]}'`:
-rank 0 of env gets SIGKILL 0.1 s after iteration 2 began.
+rank 0 of env gets SIGKILL 0.1 s after iteration 2 began. The actor writes down what it learns: `tests.e2e.recorded`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -17,6 +18,8 @@ import rlplace.run
 from rlplace.loop import Loop
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
+from rlplace.workers.roles.actor import PolicyActor
+from tests.e2e.recorded import RecordedLmActor, RecordedPolicyActor
 
 
 def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) -> None:
@@ -37,7 +40,8 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
-        return launched(cluster, job)
+        recorded = RecordedPolicyActor if job.workers["actor"] is PolicyActor else RecordedLmActor
+        return launched(cluster, dataclasses.replace(job, workers={**job.workers, "actor": recorded}))
 
     def iteration(self: Loop, index: int, *, evaluate: bool = False) -> dict[str, float]:
         due = [fault for fault in faults if fault[2] == index]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
+from rlplace.workers.roles.text_env import Prompts
+from tests.e2e.recorded import of_prompt, read
 from tests.e2e.training import INLINE_LAUNCHER, LIMIT_S, ROOT, Finished, finish, placed, train
 
 pytestmark = pytest.mark.ray
@@ -120,10 +128,11 @@ def test_what_runs_ahead_goes_back_with_all_others(models: tuple[str, ...], tmp_
 
 
 MOMENTS = 20
+NUMBERED = (*SIMULATED, *placed("0-1", "0-1", "2-3"), "env.id=tests.gyms:Numbered-v0")
 KINDS = {
-    "env": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
-    "rollout": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
-    "actor": ("hybrid_ppo", (*SIMULATED, *placed("0-1", "0-1", "2-3")), 2),
+    "env": ("hybrid_ppo", NUMBERED, 2),
+    "rollout": ("hybrid_ppo", NUMBERED, 2),
+    "actor": ("hybrid_ppo", NUMBERED, 2),
     "text actor": ("rlhf_tiny", TEXT, 1),
     "critic": ("rlhf_tiny", TEXT, 1),
     "text env": ("rlhf_tiny", TEXT, 1),
@@ -137,7 +146,7 @@ KINDS = {
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tuple[str, ...], tmp_path: Path) -> None:
-    """Each iteration's numbers of steps and samples are exact, so none is lost and none is counted twice."""
+    """The actor writes down the ids of what it learns: none is missing and none is there twice."""
     config, overrides, ranks = KINDS[kind]
     moments, component = random.Random(kind), kind.rpartition(" ")[2]
     faults = [
@@ -150,9 +159,45 @@ def test_every_kind_of_worker_may_be_killed_at_any_moment(kind: str, models: tup
     lines = run.metrics()
     assert [line["policy/version"] for line in lines] == list(range(1, MOMENTS + 4))
     assert {line["actor/samples"] for line in lines} == {4096.0 if config == "hybrid_ppo" else 64.0}
+    learned = read(tmp_path)
+    if config == "hybrid_ppo":
+        check_steps(learned, cut=sum(line.get("env/episodes_cut", 0) for line in lines))
+    else:
+        assert run.folder is not None
+        check_answers(learned, read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))))
     events = run.summary()["faults"]["events"]
     assert all(event["recovery_s"] < 60 for event in events)
     print(kind, [round(event["recovery_s"], 1) for event in events])
+
+
+def check_steps(learned: list[dict[str, Any]], cut: float) -> None:
+    """Each row has 256 steps of each iteration, each the next of its episode, but where a new worker begins anew."""
+    assert [(line["iteration"], line["rank"]) for line in learned] == [*itertools.product(range(MOMENTS + 3), range(2))]
+    breaks = 0
+    for rank in range(2):
+        parts = [np.array(line["ids"]) for line in learned if line["rank"] == rank]
+        assert {part.shape for part in parts} == {(256, 8, 3)}
+        episode, step, luck = np.concatenate(parts).transpose(2, 1, 0)  # each [row, step of the run]
+        goes_on = (np.diff(step) == 1) & (np.diff(episode) == 0) & (np.diff(luck) == 0)
+        goes_on |= (step[:, 1:] == 0) & (step[:, :-1] == 39) & (np.diff(episode) == 1)
+        rows, places = np.nonzero(~goes_on)
+        assert not ((places + 1) % 256).any(), "within an iteration, nothing is cut"
+        assert not step[rows, places + 1].any()
+        breaks += len(rows)
+        for row in zip(episode, step, luck, strict=True):
+            assert len({*zip(*map(np.ndarray.tolist, row), strict=True)}) == step.shape[1], "no step is learned twice"
+    assert breaks == cut
+
+
+def check_answers(learned: list[dict[str, Any]], config: Config) -> None:
+    """Each iteration has 8 samples of each of its 8 prompts, whose numbers go on from iteration to iteration."""
+    assert [line["iteration"] for line in learned] == [*range(MOMENTS + 3)]
+    assert config.actor.model.path is not None
+    prompts = Prompts(config, Path(config.actor.model.path), "train")
+    for line in learned:
+        asked = [of_prompt(prompts.episodes(8 * line["iteration"] + group, 1)[0]) for group in range(8)]
+        expected = [[group, sample, asked[group]] for group, sample in itertools.product(range(8), range(8))]
+        assert line["ids"] == expected
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections import Counter, deque
@@ -78,13 +79,13 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """Return what a later command needs to go on, as JSON has it."""
-        kept = {name: getattr(self, name) for name in _KEPT}
+        kept = {name: copy.copy(getattr(self, name)) for name in _KEPT}
         return kept | {"episodes": [list(pair) for pair in self.episodes], "earlier_s": self.wall_s}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         for name in _KEPT:
-            setattr(self, name, state.get(name, getattr(self, name)))
+            setattr(self, name, copy.copy(state.get(name, getattr(self, name))))
         self.evaluations = {int(version): value for version, value in self.evaluations.items()}
         self.episodes = deque((score, episodes) for score, episodes in state["episodes"])
         self.earlier_s = state["earlier_s"]

@@ -67,3 +67,18 @@ def test_the_last_iteration_decides_whether_the_goal_is_reached(goal: float | No
     progress.add(iteration(0.9), 64)
     progress.add(iteration(0.4), 64)
     assert progress.reached(goal) == reached
+
+
+def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
+    progress = Progress(measures=TEXT, began=0.0)
+    poisoned, notes = {"actor/poisoned": 2.0}, {"actor/poisoned": ["sample 1 of prompt 3", "sample 2 of prompt 3"]}
+    before = progress.state()
+    for _ in range(3):
+        progress.go_back(before)
+        progress.add(iteration(0.1, **poisoned, **{"eval/reward": 0.05}), 64)
+        progress.add_skipped(poisoned, notes, iteration=0)
+    report = summary(progress, Path("runs/x"))
+    assert (report["iterations"], report["tokens_generated"], report["train_s"]) == (1, 100, 6.0)
+    assert report["skipped"]["counts"] == {"actor/poisoned": 2}
+    assert [event["what"] for event in report["skipped"]["events"]] == notes["actor/poisoned"]
+    assert "skipped    actor/poisoned 2" in summary_text(report)

@@ -192,8 +192,7 @@ def check_steps(learned: list[dict[str, Any]], cut: float) -> None:
 def check_answers(learned: list[dict[str, Any]], config: Config) -> None:
     """Each iteration has 8 samples of each of its 8 prompts, whose numbers go on from iteration to iteration."""
     assert [line["iteration"] for line in learned] == [*range(MOMENTS + 3)]
-    assert config.actor.model.path is not None
-    prompts = Prompts(config, Path(config.actor.model.path), "train")
+    prompts = Prompts(config, Path(config.actor.model["path"]), "train")
     for line in learned:
         asked = [of_prompt(prompts.episodes(8 * line["iteration"] + group, 1)[0]) for group in range(8)]
         expected = [[group, sample, asked[group]] for group, sample in itertools.product(range(8), range(8))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import itertools
 import math
@@ -87,7 +88,9 @@ class Store:
             while (found := written(part / component, ranks)) is None:
                 for each in contents.ranks:
                     if failure := failed(part / each):
-                        raise _not_written(part, f"{each} {failure[0]} could not write its part", failure[1])
+                        full = OutputError.of(part, OSError(errno.ENOSPC, ""))  # it had no room to say why
+                        why = failure[1] or str(full)
+                        raise _not_written(part, f"{each} {failure[0]} could not write its part", why)
                 if time.monotonic() > deadline_s:
                     why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
                     raise _not_written(part, "ranks are late", why)

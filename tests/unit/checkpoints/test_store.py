@@ -82,17 +82,19 @@ def test_a_damaged_checkpoint_counts_as_none_that_is_kept(run: Path) -> None:
     assert kept(run) == ["000001", "000002", "000003", "latest"]
 
 
-def test_a_rank_that_fails_fails_the_checkpoint_at_once_and_not_the_last_one(run: Path) -> None:
+@pytest.mark.parametrize(("report", "why"), [("OSError: no such device", "no such device"), ("", "the disk is full")])
+def test_a_rank_that_fails_fails_the_checkpoint_at_once_and_not_the_last_one(run: Path, report: str, why: str) -> None:
+    """A report that is empty is of a disk that had no room for it."""
     store = Store(run, keep_last=1, keep_best=0)
     save(store, 1)
     part = store.begin(2, RANKS)
     write_ranks(part)
     (part / "actor" / "rank_00001.json").unlink()
-    report_failed(part / "actor", 1, "OSError: no space left on device")
+    report_failed(part / "actor", 1, report)
     with pytest.raises(OutputError, match="actor rank_00001 could not write its part") as error:
         commit(store, part)
     assert error.value.code == "checkpoint-not-written"
-    assert "no space left on device" in str(error.value)
+    assert why in str(error.value)
     assert kept(run) == ["000001", "latest"]
 
 

@@ -47,6 +47,7 @@ class Loop:
     """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
     recovery: Recovery | None = None  # None: the first failure is raised
+    generated: Mapping[int, Mapping[str, float]] = {}  # metrics of iterations that were generated ahead and are saved
 
     def __init__(
         self,
@@ -432,6 +433,7 @@ class Overlap(Loop):
         generated = generation.over.pop(index)
         overlap_s = min(generation.busy_s - max(busy_s, generated.busy_s), numbers["time/iteration_s"])
         numbers["time/rollout_s"] = generated.seconds
+        numbers |= self.generated.get(index, {})  # generated before a resume: only put again in this run
         numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
         works = dict(self._schedule.active)
         lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
@@ -442,8 +444,27 @@ class Overlap(Loop):
         return super().evaluate(index)
 
     def _begin_again(self, index: int) -> dict[str, float]:
-        self._generation, self._scoring = self._generation.anew(index), []
+        self._generation, self._scoring, self.generated = self._generation.anew(index), [], {}
         return super()._begin_again(index)
+
+    def save_state(self, folder: Path, components: Iterable[str]) -> None:
+        """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
+        kept = tuple(components)
+        if "env" in kept:
+            self._outlasting(self._finish_generating, self.version)
+            self.generated = {
+                index: self.generated.get(index)
+                or reduce_metrics(rank for p in over.calls for rank in p.wait()) | {"time/rollout_s": over.seconds}
+                for index, over in self._generation.over.items()
+            }
+        super().save_state(folder, kept)
+
+    def _finish_generating(self) -> dict[str, float]:
+        self._generation.admitting = False
+        with self._in("rollout"):
+            self._wait_until(lambda: not self._generation.under_way, ())
+            self._wait([self._groups["env"].forget(self.version)])  # what is learned
+        return {}
 
     def _sync(self, stage: str, index: int) -> list[Metrics]:
         push = self._groups["actor"].push_weights(self.version)

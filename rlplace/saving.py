@@ -40,6 +40,7 @@ class Saving:
     ) -> None:
         """`texts`: what goes into each checkpoint, by file name."""
         self._config, self._loop, self._folder, self._texts = config.checkpoint, loop, folder, texts
+        self._simulated = config.kind == "mlp"
         self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
         self._store = Store(folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
         self._longest_s = config.runner.stage_timeout_s  # that files may take
@@ -56,10 +57,21 @@ class Saving:
         self._saved, self._newest = checkpoint.iteration, checkpoint
         kept = tuple(c for c in self._ranks if c != "env" or c in checkpoint.ranks)
         numbers = self._loop.load_state(checkpoint.folder, kept, set(self._ranks) - set(kept))
-        if "env" in self._ranks and "env" not in kept:
+        if not self._simulated:
+            return self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
+        if "env" not in kept:
             return "; all episodes begin anew"
         lost, cut = (int(numbers.get(f"env/{name}", 0)) for name in ("steps_lost", "episodes_cut"))
         return f"; {cut} episodes begin anew, {lost} steps of them are lost" if cut else ""
+
+    def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
+        """Tell the loop of `kept` groups that were generated ahead; say what becomes of them."""
+        generated = json.loads(checkpoint.text(RUN)).get("generated", {})
+        if kept:
+            self._loop.generated = {int(index): numbers for index, numbers in generated.items()}
+            return f"; {kept} groups that were generated ahead are learned next"
+        self._loop.generated = {}
+        return "" if generated == {} else "; what was generated ahead is asked again"
 
     def record(self) -> dict[str, Any]:
         """Return what the summary says: where the newest one is, and the seconds that saving took."""
@@ -133,9 +145,10 @@ class Saving:
             print(f"no checkpoint after iteration {iterations}: {error}", file=sys.stderr)
             return
         self._loop.save_state(part, components)
+        generated = self._loop.generated if len(components) == len(self._ranks) else None  # unknown
         contents = Contents(
             ranks={c: self._ranks[c] for c in components},
-            texts={**self._texts, RUN: json.dumps(self._driver_state(), indent=1)},
+            texts={**self._texts, RUN: json.dumps(self._driver_state() | {"generated": generated}, indent=1)},
             version=self._loop.version,
             score=self._progress.score,
             libraries=_versions(),
@@ -165,9 +178,9 @@ class Saving:
 def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
     """Return the components whose state outlasts an iteration."""
     kept = {"actor", "critic"}
-    if config.kind == "mlp":
+    if config.kind == "mlp" or config.algorithm.max_staleness:
         kept.add("env")
-    elif config.reference.refresh_every:
+    if config.kind != "mlp" and config.reference.refresh_every:
         kept.add("reference")
     return tuple(c for c in plan.placement.components if role_of(c) in kept)
 

@@ -28,7 +28,7 @@ class OpenGroup:
     def __init__(
         self, name: str, log: list[str], *, slots: Sequence[Slot] = (), at_once: Collection[str] = ("move",)
     ) -> None:
-        self.name, self._log, self._at_once = name, log, at_once
+        self.name, self._log, self.at_once = name, log, at_once
         self.open: deque[Call] = deque()
         self.slots = slots
         self.channels: dict[str, Channel] = {}
@@ -39,11 +39,14 @@ class OpenGroup:
             self._log.append(" ".join(map(str, (self.name, method, *told))))
             self.open.append(Call(self.slot, method))
             pending = Pending(cast(WorkerGroup, self), [self.open[-1]])
-            if method in self._at_once:
+            if method in self.at_once:
                 self.end(self.open.pop(), moved=method == "move")
             return pending
 
         return call
+
+    def execute_on(self, ranks: Collection[int]) -> OpenGroup:
+        return self
 
     @property
     def slot(self) -> Slot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -82,7 +83,10 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
     assert stage.go_on() == ["env run 1", "rollout generate 1"]
 
 
-EVERYTHING = ("move", "push_weights", "pull_weights", "run", "generate", "evaluate", "learn")
+EVERYTHING = (
+    *("move", "push_weights", "pull_weights", "run", "generate", "evaluate", "learn"),
+    *("forget", "save_state"),
+)
 
 
 def looping(ahead: int, at_once: tuple[str, ...] = EVERYTHING, timeout_s: float = 10.0) -> tuple[Loop, list[str]]:
@@ -142,6 +146,38 @@ def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
     ]
     loop.evaluate(1)
     assert told(log) == ["actor push_weights 1", "rollout pull_weights 1", "env evaluate 1", "rollout generate 1"]
+
+
+def test_a_checkpoint_waits_until_all_that_is_generated_is_whole() -> None:
+    loop, log = looping(1, timeout_s=0.05)
+    loop.iteration(0)
+    rollout = cast(OpenGroup, loop._groups["rollout"])
+    rollout.at_once = set(EVERYTHING) - {"generate"}
+    loop.iteration(1)
+    told(log)
+    with pytest.raises(WorkerTimeout, match="rollout rank 0 in generate"):
+        loop.save_state(Path("part"), ["actor", "env"])
+    assert told(log) == []
+    loop.save_state(Path("part"), ["actor"])  # what can be saved of a run that fails does not wait
+    assert told(log) == ["actor save_state part/actor"]
+    rollout.end_all()
+    loop.save_state(Path("part"), ["actor", "env"])
+    assert told(log) == ["env forget 2", "actor save_state part/actor", "env save_state part/env"]
+    assert {name: loop.generated[2][name] for name in ("env/ended", "rollout/ended")} == {
+        "env/ended": 1.0,
+        "rollout/ended": 2.0,  # of its pull, too
+    }
+    loop.iteration(2)
+    assert told(log) == ["actor push_weights 2", "rollout pull_weights 2", "actor learn 2 2"]
+
+
+def test_an_iteration_that_was_generated_before_a_resume_keeps_its_numbers() -> None:
+    loop, _ = looping(1)
+    loop.generated = {0: {"env/ended": 5.0, "time/rollout_s": 30.0}}
+    numbers = loop.iteration(0)
+    assert (numbers["env/ended"], numbers["time/rollout_s"], numbers["actor/ended"]) == (5.0, 30.0, 2.0)
+    loop.save_state(Path("part"), ["actor", "env"])
+    assert list(loop.generated) == [1]
 
 
 def test_ranks_that_do_not_end_are_named() -> None:

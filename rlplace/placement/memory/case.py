@@ -186,7 +186,14 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
         case SimulatorEnvConfig() as env:
             return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
         case AgentConfig() as simulator:  # a text task as well
-            return SimulatorDemand(accelerator_bytes=simulator.accelerator_memory, host_bytes=simulator.host_memory)
+            ahead, ranks = config.algorithm.max_staleness, plan.placement.world_size(component)
+            kept = 1 + ahead if ahead and role_of(component) == "env" else 0  # iterations
+            groups = kept * -(-(config.algorithm.prompts or 0) // ranks)
+            return SimulatorDemand(
+                accelerator_bytes=simulator.accelerator_memory,
+                host_bytes=simulator.host_memory,
+                samples_bytes=groups * _group_bytes(config.algorithm),
+            )
         case RewardConfig(kind="function" | "url"):
             return SimulatorDemand()
         case TorchRolloutConfig() as rollout:
@@ -400,10 +407,15 @@ def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int) -> di
     items = {
         "requests": 4 * tokens + ITEM_BYTES,
         "completions": 12 * tokens + ITEM_BYTES,
-        "samples": each * (13 * tokens + ITEM_BYTES),
+        "samples": _group_bytes(algorithm),
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
         "weights": bucket if len(plan.deliveries) > 1 else 0,
     }
     items |= {c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items}
     return {**items, "weights.reference": bucket}
+
+
+def _group_bytes(algorithm: AlgorithmConfig) -> int:
+    """Return the most that the samples of a prompt have."""
+    return algorithm.samples_per_prompt * (13 * algorithm.longest + ITEM_BYTES)

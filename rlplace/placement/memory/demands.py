@@ -63,6 +63,7 @@ class HostPart(enum.Enum):
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
+    SAMPLES = "samples that may not be learned yet"
     SHARED = "in shared memory"
 
 
@@ -448,11 +449,14 @@ class SimulatorDemand:
 
     accelerator_bytes: int = 0
     host_bytes: int = 0
+    samples_bytes: int = 0  # of what is generated ahead, kept for checkpoints
 
     def footprint(self, placed: Placed) -> Footprint:
+        host = {HostPart.SIMULATOR: self.host_bytes}
+        host |= {HostPart.SAMPLES: self.samples_bytes} if self.samples_bytes else {}
         return Footprint(
             held={_OFF: {}, _WEIGHTS: {}, _FULL: {Part.SIMULATOR: self.accelerator_bytes}},
-            host={residency: {HostPart.SIMULATOR: self.host_bytes} for residency in Residency},
+            host=dict.fromkeys(Residency, host),
         )
 
 

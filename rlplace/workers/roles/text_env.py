@@ -29,7 +29,9 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
+from rlplace.workers.roles.kept_groups import Kept, read, write
 from rlplace.workers.roles.scorer import reads_text
+from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
@@ -39,7 +41,8 @@ _APART = 1 << 23  # between the numbers of these draws: more than a run asks
 class TextEnvWorker(EnvWorker):
     """Owns its conversations, none of which outlives an iteration, and the processes of its grader.
 
-    Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run.
+    Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run. Where
+    rollout runs ahead of learning, it keeps the groups that may not be learned yet, for checkpoints.
     """
 
     holds: ClassVar[str] = "task"
@@ -61,26 +64,76 @@ class TextEnvWorker(EnvWorker):
             on_poison=config.faults.on_poison,
         )
         self._opened.callback(self.grader.close)
+        self._kept: Kept = {}
+        self._behind = FilesBehind(self.context)
+        self._opened.callback(self._behind.close)
 
     def begin_again(self, iteration: int) -> Metrics:
         self.grader.close()
+        self._kept = {}
         return super().begin_again(iteration)
 
     def run(self, iteration: int) -> Metrics:
-        """Play this rank's groups until the last is put. RewardError: no finite number; ConfigError: a long prompt."""
+        """Put this rank's groups, those that a checkpoint had, then others as they are whole.
+
+        RewardError: no finite number; ConfigError: a long prompt.
+        """
         self._require(Residency.FULL, "run")
-        job, first = self.config, iteration * self.config.prompts
-        groups = {group: first + group for group in job.groups(self.context.rank)}
+        job, algorithm = self.config, self.config.config.algorithm
+        self.forget(iteration - algorithm.max_staleness)  # else it would be too early for this one
+        kept, first = self._kept.pop(iteration, {}), iteration * job.prompts
+        groups = {group: first + group for group in job.groups(self.context.rank) if group not in kept}
         samples: list[Sample] = []
         play = Pass(self, self.prompts["train"], iteration)
-        for group in play.through(groups, job.config.algorithm.samples_per_prompt):
+        for group in itertools.chain(kept.values(), play.through(groups, algorithm.samples_per_prompt)):
             samples += group
+            if algorithm.max_staleness:
+                self._kept.setdefault(iteration, {})[group[0].group] = group
             tokens = sum(sample.weight for sample in group)
             oldest = min((int(s.versions[s.mask].min()) for s in group if s.response_tokens), default=None)
             bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
         return _metrics("env", samples, self.rewards, play.watch)
+
+    def forget(self, before: int) -> Metrics:
+        """Drop the groups of iterations before this one: they are learned."""
+        self._kept = {iteration: groups for iteration, groups in self._kept.items() if iteration >= before}
+        return {}
+
+    def save_state(self, folder: str) -> Metrics:
+        """Have all groups that are kept written into `folder`, behind what follows."""
+        kept = {iteration: list(groups.values()) for iteration, groups in self._kept.items()}
+        groups, text = self.config.groups(self.context.rank), any(self._readers.values())
+        self._behind.start(Path(folder), lambda: write(Path(folder), groups, self._asked(), kept, text=text))
+        return {}
+
+    def load_state(self, folder: str) -> Metrics:
+        """Take the groups that ranks of any number have saved, to put them when their iterations are run.
+
+        None where the config asks something else now. Raises ConfigError for files that cannot be read.
+        """
+        self._kept = read(Path(folder), self.config.groups(self.context.rank), self._asked())
+        for iteration, groups in self._kept.items() if any(self._readers.values()) else ():
+            for number, group in groups.items():
+                groups[number] = self._with_text(iteration * self.config.prompts + number, group)
+        return {"env/groups_kept": Metric(sum(map(len, self._kept.values())), "sum")}
+
+    def _asked(self) -> str:
+        algorithm, env = self.config.config.algorithm, self.config.config.text_env
+        sizes = (algorithm.prompts, algorithm.samples_per_prompt, algorithm.max_staleness)
+        return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
+
+    def _with_text(self, prompt: int, group: tuple[Sample, ...]) -> tuple[Sample, ...]:
+        """Complete saved transcripts by what the task says to the same answers."""
+        _, dialogues = self.prompts["train"].episodes(prompt, len(group))
+        found = []
+        for sample, dialogue in zip(group, dialogues, strict=True):
+            for answer in sample.transcript.answers:
+                dialogue.reply(answer)
+            text = dataclasses.replace(sample.transcript, prompt=dialogue.prompt, facts=dialogue.facts())
+            found.append(dataclasses.replace(sample, transcript=text))
+        return tuple(found)
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer held-out prompts once each, greedily, always the same, beside `generate(iteration)` of rollout."""

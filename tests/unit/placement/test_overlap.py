@@ -10,7 +10,7 @@ import pytest
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.demands import Part
+from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
@@ -46,6 +46,17 @@ def test_the_plan_says_how_far_both_are_apart() -> None:
 def test_the_samples_of_all_iterations_that_are_begun_have_room() -> None:
     rooms = [next(c for c in ahead(APART, n).channels if c.name == "samples") for n in (0, 2)]
     assert [room.capacity_items for room in rooms] == [6, 18]
+
+
+def test_the_hosts_of_env_keep_the_samples_that_may_not_be_learned_yet() -> None:
+    def kept(ranks: str, versions: int) -> int:
+        asked = config({"actor": "0-1", "env": ranks, "rollout": "2-3"}, algorithm={"max_staleness": versions})
+        (host,) = memory_case(layout(asked), asked).ledger().hosts
+        return sum(hold.size_bytes for hold in host.loads[0].holds if hold.part is HostPart.SAMPLES)
+
+    group = 6 * kept("2", 2) // 18
+    assert group > 0
+    assert [kept("2", 0), kept("2", 1), kept("2", 2), kept("2-3", 1)] == [0, 2 * group, 3 * group, 2 * group]
 
 
 def test_memory_is_counted_with_both_at_work() -> None:

@@ -17,7 +17,7 @@ from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, Done
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done
 from rlplace.workers.roles.text_env import check_prompts
 from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
@@ -223,6 +223,78 @@ def test_an_episode_ends_after_two_turns(
         assert sample.mask[-1]
     for request in stage.puppet.asked:
         assert 1 <= request.max_new_tokens == min(20, longest - len(request.tokens))
+
+
+# ── generated ahead ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(stage: TextStage, folder: Path) -> None:
+    """Save as the loop does, and wait for the files."""
+    folder.mkdir()
+    for worker in stage.env:
+        worker.save_state(str(folder))
+        worker._behind.wait()
+
+
+@pytest.mark.parametrize("env_ranks", [1, 3])
+def test_what_was_generated_ahead_is_put_again_and_not_asked_again(
+    folder: Path, tmp_path: Path, env_ranks: int
+) -> None:
+    more = {"env": COUNTING, "prompts": 5, "samples": 2, "algorithm": LONG | {"max_staleness": 2}}
+    with TextStage(folder, says, **more, env_ranks=2) as stage:
+        for iteration in range(4):
+            stage.run(iteration)
+            order = stage.groups()
+            if iteration == 2:
+                expected = order
+        for worker in stage.env:
+            worker.forget(2)
+        written(stage, tmp_path / "env")
+    with TextStage(folder, says, **more, env_ranks=env_ranks) as stage:
+        loaded = [worker.load_state(str(tmp_path / "env")) for worker in stage.env]
+        assert sum(value(metrics, "env/groups_kept") for metrics in loaded) == 2 * 5  # of iterations 2 and 3
+        metrics = stage.run(2)
+        assert stage.puppet.asked == []
+        found = stage.groups()
+        stage.run(3)
+        assert stage.puppet.asked == []
+        stage.groups()
+        stage.run(4)
+        assert len({request.group for request in stage.puppet.asked}) == 5
+    ours, theirs = by_place(found), by_place(expected)
+    assert sorted(ours) == sorted(theirs)
+    assert all(same(ours[place], theirs[place]) for place in theirs)
+    assert sum(value(m, "env/episodes") for m in metrics) == 10
+
+
+def test_groups_that_are_learned_are_let_go_and_without_staleness_none_is_kept(folder: Path) -> None:
+    for ahead, left in ((0, []), (1, [2, 3]), (2, [1, 2, 3])):
+        with TextStage(folder, says, env=COUNTING, algorithm=LONG | {"max_staleness": ahead}) as stage:
+            for iteration in range(4):
+                stage.run(iteration)
+            (worker,) = stage.env
+            assert sorted(worker._kept) == left
+            worker.forget(3)
+            assert sorted(worker._kept) == left[-1:]
+            worker.begin_again(4)
+            assert worker._kept == {}
+
+
+def test_texts_for_scorers_come_back_with_what_the_task_says(folder: Path, tmp_path: Path) -> None:
+    more = {"env": COUNTING, "prompts": 1, "algorithm": LONG | {"max_staleness": 1}}
+    with TextStage(folder, says, **more) as stage:
+        stage.env[0]._readers[SAMPLES] = True
+        stage.run(3)
+        (expected,) = stage.groups()
+        written(stage, tmp_path / "env")
+    with TextStage(folder, says, **more) as stage:
+        stage.env[0]._readers[SAMPLES] = True
+        stage.env[0].load_state(str(tmp_path / "env"))
+        stage.run(3)
+        (found,) = stage.groups()
+    assert [sample.transcript for sample in found] == [sample.transcript for sample in expected]
+    assert found[0].transcript.prompt == "train 3"
+    assert found[0].transcript.facts == {"score": 1.0 * int("".join(found[0].transcript.answers))}
 
 
 # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,97 @@
+"""Groups of samples that were generated ahead of learning, in files: groups of the whole job, whatever rank had them.
+
+::
+
+    groups_00000-00007.npz    tokens, mask, logprobs, versions    of all samples, one after the other
+                              index                               JSON: what was asked, and the rest of each sample
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplace.envs.text import Transcript
+from rlplace.tokens import Sample
+from rlplace.workers.saving import unreadable_state
+
+Group = tuple[Sample, ...]
+Kept = dict[int, dict[int, Group]]  # by iteration and group, in the order in which they were whole
+
+_ARRAYS = ("tokens", "mask", "logprobs", "versions")
+_VALUES = ("group", "sample", "reward", "rewards", "turns", "truncated")
+
+
+def write(folder: Path, groups: range, asked: str, kept: Mapping[int, list[Group]], *, text: bool) -> list[str]:
+    """Write groups by their iterations as a file, on the disk; return its name, none for a rank without groups.
+
+    `asked`: what was asked and how it is rewarded. `text`: with transcripts, but for what follows from the task.
+    """
+    if not groups:
+        return []
+    samples = [(iteration, sample) for iteration, whole in kept.items() for group in whole for sample in group]
+    index = [{"iteration": i, "length": s.weight} | {name: getattr(s, name) for name in _VALUES} for i, s in samples]
+    if text:
+        for entry, (_, sample) in zip(index, samples, strict=True):
+            entry |= {"answers": sample.transcript.answers, "replies": sample.transcript.replies}
+    arrays = {n: np.concatenate([getattr(s, n) for _, s in samples]) if samples else np.empty(0) for n in _ARRAYS}
+    header = json.dumps({"asked": asked, "samples": index}).encode()
+    name = f"groups_{groups.start:05}-{groups.stop - 1:05}.npz"
+    with open(folder / name, "wb") as out:
+        np.savez(out, allow_pickle=False, index=np.frombuffer(header, np.uint8), **arrays)
+        out.flush()
+        os.fsync(out.fileno())
+    return [name]
+
+
+def read(folder: Path, groups: range, asked: str) -> Kept:
+    """Read these groups, whatever files they are in; none where something else was asked. Raises ConfigError.
+
+    A transcript lacks its prompt and its facts.
+    """
+    kept: Kept = {}
+    for file in sorted(folder.glob("groups_*.npz")):
+        first, last = map(int, re.findall("[0-9]+", file.stem))
+        if max(first, groups.start) >= min(last + 1, groups.stop):
+            continue
+        try:
+            samples = _samples(file, asked)
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise unreadable_state("env", file, error) from error
+        for iteration, sample in samples:
+            if sample.group in groups:
+                whole = kept.setdefault(iteration, {})
+                whole[sample.group] = (*whole.get(sample.group, ()), sample)
+    return kept
+
+
+def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
+    with np.load(file, allow_pickle=False) as stored:
+        index = json.loads(stored["index"].tobytes())
+        if index["asked"] != asked:
+            return []
+        arrays = {name: stored[name] for name in _ARRAYS}
+    samples, start = [], 0
+    for entry in index["samples"]:
+        stop = start + entry["length"]
+        values = {name: array[start:stop] for name, array in arrays.items()} | {name: entry[name] for name in _VALUES}
+        samples.append((entry["iteration"], _with_text(Sample(**values), entry)))
+        start = stop
+    return samples
+
+
+def _with_text(sample: Sample, entry: Mapping[str, Any]) -> Sample:
+    if "answers" not in entry:
+        return sample
+    answers, replies = tuple(entry["answers"]), tuple(entry["replies"])
+    facts, tokens, cut = dict[str, Any](), sample.response_tokens, sample.truncated
+    text = Transcript(prompt="", answers=answers, replies=replies, facts=facts, tokens=tokens, truncated=cut)
+    return dataclasses.replace(sample, transcript=text)
